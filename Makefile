@@ -1,24 +1,27 @@
-# The commands of this project. Everything happens in .venv; what is installed is pinned in constraints.txt.
-#   make up           install and run the daemon in the foreground
-#   make test         check, then fast tests, real servers and coding agents, and the official conformance suite
-#   make check        lint, format, types, import layers, and that nothing gained is lost (tools/guard.py)
-#   make conformance  the official MCP conformance suite through the gateway
-#   make bench        what a call costs, side by side
-#   make walk         the way of a call and of a list through the code
-#   make soak         the tests at their full sizes
-#   make clean        remove what the above made here
+# The commands of this project. Everything is installed into .venv, at the versions in constraints.txt.
+#   make up           install Toolcrib and run the daemon in the foreground
+#   make test         check, unit, integration and conformance
+#   make check        lint, format, types, import layers, and limits on size and calls (tools/guard.py)
+#   make unit         the fast tests
+#   make integration  the tests with real servers, databases, sandboxes and coding agents
+#   make conformance  the official MCP conformance suite, through the gateway
+#   make soak         the integration tests at full size
+#   make bench        measure the cost of a call against its alternatives
+#   make walk         print the path of a call and of a listing through the code
+#   make pictures     draw the README's picture again, from a real run
+#   make clean        delete everything that the commands above created here
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt
+INSTALL := $(BIN)/python tools/install.py
 PYTEST := $(BIN)/python -m pytest
-# A little more than a small machine has cores: the tests wait for processes as much as they work.
+# One more than a small machine has cores, because the tests spend much of their time waiting for processes.
 WORKERS ?= 3
 ROOT_TESTS := $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: up test check unit integration conformance bench walk soak clean
+.PHONY: up test check unit integration conformance bench walk pictures soak clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/toolcrib up
@@ -50,6 +53,9 @@ bench: $(VENV)/.installed-dev
 walk: $(VENV)/.installed-dev
 	@$(BIN)/python tools/walk.py
 
+pictures: $(VENV)/.installed
+	$(BIN)/python tools/pictures.py
+
 soak: $(VENV)/.installed-dev
 	TOOLCRIB_TEST_SIZES=full $(MAKE) integration
 
@@ -58,16 +64,14 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
-	@python=$$(tools/python) && echo "Making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+	@python=$$(tools/python) && echo "Creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
 
-# The two stamps know what was installed: with their sources unchanged nothing is installed again.
+# The two stamp files record an installation. While their prerequisites are unchanged, nothing is installed again.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "Installing Toolcrib"
-	@$(PIP) --editable .
+	@$(INSTALL) "Installing Toolcrib (about a minute)" --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed tools/dev_requirements.py
-	@echo "Installing what the tests need"
 	@$(BIN)/python tools/dev_requirements.py > $(VENV)/dev-requirements.txt
-	@$(PIP) --requirement $(VENV)/dev-requirements.txt
+	@$(INSTALL) "Installing the tests' requirements" --requirement $(VENV)/dev-requirements.txt
 	@touch $@

@@ -19,11 +19,11 @@ import hypothesis
 import pytest
 
 from parts import daemon as daemons
-from parts import fleet, leftovers, own
+from parts import fleet, leftovers, server_process
 from parts import postgres as databases
 from parts.daemon import Cli, Home, StartDaemon
-from parts.own import StartServer
 from parts.report import not_run, summarize
+from parts.server_process import StartServer
 from parts.sizes import FULL, left_for_soak
 
 os.environ[leftovers.RUN_NAME] = str(os.getpid())
@@ -89,7 +89,7 @@ def cli(toolcrib_home: Home) -> Cli:
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
     """Starts a server that prints its port: `start_server([*words]).url("http")`."""
-    with own.starting() as start:
+    with server_process.starting() as start:
         yield start
 
 

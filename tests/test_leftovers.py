@@ -14,8 +14,8 @@ import pytest
 
 from parts import fleet, leftovers
 from parts.daemon import Home
-from parts.own import StartServer, stdio_words
 from parts.postgres import Postgres
+from parts.server_process import StartServer, stdio_command
 from parts.waiting import wait_for
 
 SLEEP = "import time; time.sleep(600)"
@@ -108,7 +108,7 @@ def test_the_database_answers(postgres: Postgres) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["http", "sse"])
 def test_our_own_server_says_its_port(transport: str, start_server: StartServer) -> None:
-    server = start_server([*stdio_words("own_v2"), "--transport", transport])
+    server = start_server([*stdio_command("sdk_v2"), "--transport", transport])
     assert server.port > 0
     assert server.process.poll() is None
 
@@ -120,7 +120,7 @@ def test_the_odd_server_answers_in_its_era(era: str) -> None:
     requests.append({"jsonrpc": "2.0", "id": 2, "method": "tools/list"})
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     done = subprocess.run(
-        stdio_words("raw_server", "--era", era, "--tools", "3"),
+        stdio_command("raw_server", "--era", era, "--tools", "3"),
         input=lines,
         capture_output=True,
         text=True,

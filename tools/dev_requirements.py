@@ -1,6 +1,6 @@
 """Prints the `dev` group of pyproject.toml as a requirements file.
 
-pip learnt `--group` only in version 25.1, and a fresh venv of an older Python brings an older pip.
+`pip install --group` needs pip 25.1, and a new venv of an older Python has an older pip.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`docs/errors.md`, made of the table that the gateway answers by.
+"""Generates `docs/errors.md` from the gateway's table of answers.
 
-In: `errors.ANSWERS`. Out: Markdown on stdout: `python tools/error_docs.py > docs/errors.md`. A test holds
-the file against it, and another walks the table against a running daemon.
+In: `errors.ANSWERS`. Out: Markdown on stdout: `python tools/error_docs.py > docs/errors.md`. One test keeps the file up
+to date, another checks each row against a running daemon.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from collections.abc import Iterable
 from toolcrib.errors import ANSWERS, ErrorAnswer, ErrorCase
 
 INTRODUCTION = """\
-# What a client gets when something is wrong
+# Errors
 
-Made from the table in `toolcrib/errors.py` by `python tools/error_docs.py > docs/errors.md`; a test keeps
-it so, and another asks a running daemon for every row.
+This page lists every error that the gateway returns to an MCP client. It is generated from `toolcrib/errors.py` with
+`python tools/error_docs.py > docs/errors.md`; tests keep it up to date and check every row against a running daemon.
 
-Every version of MCP is served at one endpoint. The tables have the HTTP status for clients of version 2026-07-28, and
-for those of 2025-11-25 and earlier. What fails before a call is understood has an HTTP status of its own and a JSON-RPC
-error with the id `null`, or the request's where that could be read. From then on an earlier client gets status 200,
-since it takes any other for a broken connection; a client of 2026-07-28 gets what the specification says. `401` comes
-with `WWW-Authenticate`, `405` with `Allow`.
+One endpoint serves every version of MCP. The tables show the HTTP status for clients of version 2026-07-28 and for
+clients of 2025-11-25 or earlier. An error before the request is parsed has its own HTTP status and a JSON-RPC error
+with the id `null`, or the request's id if it could be read. After that, an earlier client always gets status 200,
+because it treats any other status as a broken connection; a client of 2026-07-28 gets the status in the specification.
+`401` comes with `WWW-Authenticate`, `405` with `Allow`.
 
-Over the bridge (`toolcrib stdio`) there is no status: the same code and text come as a line. A token that is not known
-ends the bridge's connection with that line.
+Over the bridge (`toolcrib stdio`) there is no status: the same code and text arrive as a line. An unknown token ends
+the bridge's connection with that line.
 
-Names in braces are filled in. Codes of Toolcrib's own lie outside -32768 to -32000, which JSON-RPC and MCP keep for
-themselves. An error that a server itself answers a call with is passed on as it is, with status 200; to a client of
-2026-07-28 with the status that the specification gives its code.
+Names in braces are filled in. Toolcrib's own codes are outside -32768 to -32000, the range reserved by JSON-RPC and
+MCP. If a server answers a call with an error, Toolcrib forwards it unchanged with status 200, or, for a client of
+2026-07-28, with the status that the specification assigns to its code.
 """
 
 MODEL = """\
-These are results with `isError: true`, status 200 and no code, so that clients hand the text to the model. A tool that
-is denied comes with the rule that decided. Suggestions, and what is known of a server, name only what the agent may
-use.
+These are results with `isError: true`, status 200 and no code, so that clients pass the text to the model. A denial
+names the rule that decided. Suggestions and server details mention only tools that the agent may use.
 
-A tool may ask for input before it goes on (`input_required`). A client of 2026-07-28 gets the question as the server
-sent it. An earlier client cannot answer it: the call fails with a text that says so. It fails alike in the library and
-on the command line. A tool whose `execution.taskSupport` is `required` is not listed, since tasks are not supported
-yet; `toolcrib servers` names it, and a call is denied with that reason. A result without a `resultType` is complete,
-and a client of 2026-07-28 gets it with that type.
+A tool may ask for input before it continues (`input_required`). A client of 2026-07-28 gets the question as the server
+sent it. An earlier client cannot answer, so the call fails with a message that explains why; the same applies to the
+library and the command line. A tool whose `execution.taskSupport` is `required` is not listed, because tasks are not
+supported yet; `toolcrib servers` shows it, and calls to it are denied with that reason. A result without a `resultType`
+is complete, and a client of 2026-07-28 gets it with that type.
 
-Arguments are checked as JSON Schema says, with one difference: null is also taken where a server allows it in other
-words, by OpenAPI's `nullable: true`, by a default of null, or by null in only one of `type` and `enum`.
+Arguments are validated against the JSON Schema, with one difference: null is also accepted if the server allows it
+outside JSON Schema's rules: with OpenAPI's `nullable: true`, a default of null, or null in only one of `type` and
+`enum`.
 """
 
 
@@ -54,7 +54,7 @@ def errors_page() -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            "## Before a call is understood\n",
+            "## Before the request is parsed\n",
             _table(before),
             "## Within MCP, as an error\n",
             _table(within),

@@ -1,10 +1,10 @@
-"""Fails when something that was gained is lost again: `make check` runs it.
+"""Fails if the code breaks one of its limits; `make check` runs it.
 
 In: the sources under `src/toolcrib`, the figures in `guard.json`, the allowed imports in `late_imports.toml`. Out: a
-line for each loss, and exit code 1. It counts calls (`walk`), not time, so it says the same on a loaded machine.
+line per violation, and exit code 1. It counts calls (`walk`), not time, so the result doesn't depend on the load.
 
     python tools/guard.py             # check
-    python tools/guard.py --record    # check, and write down the calls of now
+    python tools/guard.py --record    # check, and record the current number of calls
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FIGURES = HERE / "guard.json"
 LATE_IMPORTS = HERE / "late_imports.toml"
 
 GROWTH = 1.10
-"""How much the calls of a request may grow over the recorded figure."""
-MOST_LATE_IMPORTS = 19
+"""The accepted growth of a request's calls over the recorded number."""
+MAX_LATE_IMPORTS = 19
 BY_NAME = "import_module"
-MOST_LINES = 500
+MAX_LINES = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     file: str
-    """Within the package."""
+    """The path within the package."""
     lines: int
     tree: ast.Module
 
@@ -55,16 +55,16 @@ def more_calls(recorded: Mapping[str, int], counted: Mapping[str, int]) -> Itera
     for method, calls in counted.items():
         before = recorded.get(method)
         if before is None:
-            yield f"{method}: no figure is recorded. Run `python tools/guard.py --record`."
+            yield f"{method}: no number is recorded. Run `python tools/guard.py --record`."
         elif calls > before * GROWTH:
             yield (
-                f"{method}: {calls} calls, {before} are recorded. `make walk` shows them; if they are worth it, "
+                f"{method}: {calls} calls, but {before} are recorded. `make walk` shows them; if they are justified, "
                 "run `python tools/guard.py --record`."
             )
 
 
 def shared_names(sources: Sequence[Source]) -> Iterator[str]:
-    """Two public classes of one name."""
+    """Public classes that share a name."""
     places: dict[str, list[str]] = defaultdict(list)
     for source in sources:
         for node in ast.walk(source.tree):
@@ -72,18 +72,18 @@ def shared_names(sources: Sequence[Source]) -> Iterator[str]:
                 places[node.name].append(f"{source.file}:{node.lineno}")
     for name, where in sorted(places.items()):
         if len(where) > 1:
-            yield f"class {name}: {', '.join(where)}. Give each a name of its own."
+            yield f"class {name}: {', '.join(where)}. Give each a different name."
 
 
 def late_imports(sources: Sequence[Source]) -> list[tuple[str, str]]:
-    """The imports inside functions: file and module; `BY_NAME` for a module that is imported by its name."""
+    """The file and module of each import inside a function; `BY_NAME` if the module's name is computed."""
     found = {}
     for source in sources:
         for function in ast.walk(source.tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 for node in ast.walk(function):
                     if module := _imported(node):
-                        # A function within a function is walked twice.
+                        # A nested function is walked twice.
                         found[source.file, node.lineno] = module
     return [(file, module) for (file, _), module in found.items()]
 
@@ -100,7 +100,7 @@ def _imported(node: ast.AST) -> str:
 
 
 def stray_imports(found: Sequence[tuple[str, str]], allowed: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Imports inside functions that are not on the list, and lines of the list that are of no use."""
+    """Imports inside functions that are not listed, and entries of the list without such an import."""
     listed = {(entry["file"], entry["module"]) for entry in allowed if entry.get("reason")}
     for file, module in found:
         if (file, module) not in listed:
@@ -109,18 +109,18 @@ def stray_imports(found: Sequence[tuple[str, str]], allowed: Sequence[Mapping[st
     for entry in allowed:
         if (entry["file"], entry["module"]) not in found:
             yield f"late_imports.toml: {entry['file']} has no import of {entry['module']} inside a function."
-    if (statements := sum(module != BY_NAME for _, module in found)) > MOST_LATE_IMPORTS:
-        yield f"{statements} imports are inside functions, at most {MOST_LATE_IMPORTS} may be."
+    if (statements := sum(module != BY_NAME for _, module in found)) > MAX_LATE_IMPORTS:
+        yield f"{statements} imports are inside functions; at most {MAX_LATE_IMPORTS} are allowed."
 
 
 def long_files(sources: Sequence[Source]) -> Iterator[str]:
     for source in sources:
-        if source.lines > MOST_LINES:
-            yield f"{source.file}: {source.lines} lines, at most {MOST_LINES}. Split it where it has two subjects."
+        if source.lines > MAX_LINES:
+            yield f"{source.file}: {source.lines} lines, at most {MAX_LINES} are allowed. Split it by subject."
 
 
-def losses(sources: Sequence[Source], allowed: Sequence[Mapping[str, str]]) -> list[str]:
-    """What can be seen without running anything."""
+def violations(sources: Sequence[Source], allowed: Sequence[Mapping[str, str]]) -> list[str]:
+    """Everything that static analysis finds."""
     return [*shared_names(sources), *stray_imports(late_imports(sources), allowed), *long_files(sources)]
 
 
@@ -129,15 +129,15 @@ def count_calls() -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Fails when something that was gained is lost again.")
-    parser.add_argument("--record", action="store_true", help="write down the calls of now")
+    parser = argparse.ArgumentParser(description="Fail if the code breaks one of its limits.")
+    parser.add_argument("--record", action="store_true", help="record the current number of calls")
     record = parser.parse_args().record
-    found = losses(read_sources(SOURCES), tomllib.loads(LATE_IMPORTS.read_text())["allowed"])
+    found = violations(read_sources(SOURCES), tomllib.loads(LATE_IMPORTS.read_text())["allowed"])
     counted = count_calls()
     if record:
         FIGURES.write_text(json.dumps(counted, indent=2) + "\n")
     found += more_calls(json.loads(FIGURES.read_text()), counted)
-    sys.stdout.writelines(f"{loss}\n" for loss in found)
+    sys.stdout.writelines(f"{violation}\n" for violation in found)
     return 1 if found else 0
 
 

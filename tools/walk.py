@@ -2,11 +2,11 @@
 
 In: nothing. It opens a gateway in this process, with a store, an audit log, an agent with rules, and a real stdio
 server (`bench/echo_stdio.py`), and sends requests to its ASGI app. Out: for each request the files, the calls and the
-changes of package, and the files in order as a Markdown table for ARCHITECTURE.md. `guard` compares the number of calls
-with the recorded one.
+changes of package, and the files in order as a Markdown table. `guard` compares the number of calls with the recorded
+one.
 
     make walk
-    python tools/walk.py --calls    # every call by itself, indented by its depth
+    python tools/walk.py --calls    # every call, indented by its depth
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ PORT = 4321
 VERSION = "2026-07-28"
 CALL, LIST = "tools/call", "tools/list"
 WARM_UP, MEASURED = 20, 9
-"""Requests before the first that is counted, and those that are; the median of these counts, since now and then a
-background task of the gateway runs in between."""
-LIMIT = 60.0
+"""Requests to warm up, and requests to measure. The result is the median, because background tasks of the gateway
+sometimes run in between."""
+READY_TIMEOUT = 60.0
 _NOT_CALLED = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
-"""Frames of their own in some versions of Python only."""
+"""Only some versions of Python have separate frames for these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Called:
-    """A call of a function of ours."""
+    """A call of a Toolcrib function."""
 
     file: str
     function: str
     depth: int
-    """How many frames of ours are below it, in its thread."""
+    """The number of Toolcrib frames below it, in its thread."""
     caller: str | None
-    """The file of the nearest of them."""
+    """The file of the nearest one."""
 
     @property
     def changes_package(self) -> bool:
@@ -70,12 +70,12 @@ class Walk:
 
     @property
     def files(self) -> Counter[str]:
-        """How many calls each file has, in the order in which they are first entered."""
-        return Counter(one.file for one in self.calls)
+        """The number of calls per file, in the order of first entry."""
+        return Counter(call.file for call in self.calls)
 
     @property
     def changes(self) -> int:
-        return sum(one.changes_package for one in self.calls)
+        return sum(call.changes_package for call in self.calls)
 
     def __str__(self) -> str:
         return f"{len(self.files)} files, {len(self.calls)} calls, {self.changes} changes of package"
@@ -87,7 +87,7 @@ def package_of(file: str) -> str:
 
 
 class Recorder:
-    """Notes calls in all threads that are started after `installed`, and in this one, while a request is recorded."""
+    """Records the calls of a request in this thread and in all threads started after `installed`."""
 
     def __init__(self) -> None:
         self._calls: list[Called] | None = None
@@ -129,7 +129,7 @@ class Recorder:
         return files
 
     def _file(self, code: CodeType) -> str | None:
-        """Its path within the package; None for what is not ours."""
+        """The path within the package; None for code of other packages."""
         if code not in self._files:
             path = Path(code.co_filename)
             ours = path.is_relative_to(PACKAGE) and code.co_name not in _NOT_CALLED
@@ -138,13 +138,13 @@ class Recorder:
 
 
 def _begins(frame: FrameType) -> bool:
-    """Not after an `await` or a `yield`: there the argument of RESUME is not 0."""
+    """Whether the call is new. After an `await` or a `yield`, the argument of RESUME is not 0."""
     return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti + 1] & 3 == 0
 
 
 @contextlib.asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Callable[[str], Awaitable[None]]]:
-    """A gateway as a daemon has it; what is given sends it a request of an agent, and checks the answer."""
+    """A gateway as in a daemon. Yields a function that sends it an agent's request and checks the answer."""
     home, data = folder / "home", folder / "t"
     home.mkdir()
     data.mkdir()
@@ -159,8 +159,8 @@ async def opened(folder: Path) -> AsyncIterator[Callable[[str], Awaitable[None]]
     ) as crib:
         token = (await crib.services.agents.add("walker", profile="nothing", rules=rules)).token
         gateway = HttpGateway(crib, token="o" * 43, port=PORT)
-        async with asyncio.timeout(LIMIT):
-            while crib.status()["echo"].state is not ServerState.READY:  # noqa: ASYNC110 - no event holds the state
+        async with asyncio.timeout(READY_TIMEOUT):
+            while crib.status()["echo"].state is not ServerState.READY:  # noqa: ASYNC110 - no event reports the state
                 await asyncio.sleep(0.01)
         try:
             yield lambda method: ask(gateway, token, method)
@@ -193,7 +193,7 @@ async def ask(gateway: HttpGateway, token: str, method: str) -> None:
 
     async def receive() -> dict[str, Any]:
         if not arrived:
-            # The client stays until it has its answer.
+            # The client stays connected until it has its answer.
             await asyncio.get_running_loop().create_future()
         return arrived.pop()
 
@@ -207,7 +207,7 @@ async def ask(gateway: HttpGateway, token: str, method: str) -> None:
 
 
 async def walks() -> dict[str, Walk]:
-    """By method, the walk with the median number of calls."""
+    """The walk with the median number of calls, by method."""
     with tempfile.TemporaryDirectory(prefix="tcw-") as folder, Recorder().installed() as recorder:
         async with opened(Path(folder)) as request:
             return {method: await _median(recorder, request, method) for method in (CALL, LIST)}
@@ -222,21 +222,23 @@ async def _median(recorder: Recorder, request: Callable[[str], Awaitable[None]],
 
 def table(walk: Walk) -> str:
     rows = [f"| {file} | {calls} | {_summary(file)} |" for file, calls in walk.files.items()]
-    return "\n".join(["| file | calls | what it is |", "|---|---|---|", *rows])
+    return "\n".join(["| file | calls | purpose |", "|---|---|---|", *rows])
 
 
 def _summary(file: str) -> str:
-    words = ast.get_docstring(ast.parse((PACKAGE / file).read_text())) or ""
-    return words.partition("\n")[0].replace("|", "\\|")
+    docstring = ast.get_docstring(ast.parse((PACKAGE / file).read_text())) or ""
+    return docstring.partition("\n")[0].replace("|", "\\|")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The way of a warm tools/call and of a warm tools/list.")
-    parser.add_argument("--calls", action="store_true", help="every call by itself")
-    words = parser.parse_args()
+    parser = argparse.ArgumentParser(description="Show the path of a warm tools/call and a warm tools/list.")
+    parser.add_argument("--calls", action="store_true", help="show every call")
+    arguments = parser.parse_args()
     for method, walk in asyncio.run(walks()).items():
         shown = (
-            [f"{'  ' * one.depth}{one.file}: {one.function}" for one in walk.calls] if words.calls else [table(walk)]
+            [f"{'  ' * call.depth}{call.file}: {call.function}" for call in walk.calls]
+            if arguments.calls
+            else [table(walk)]
         )
         sys.stdout.write("\n".join([f"`{method}`: {walk}", "", *shown, "", ""]))
 

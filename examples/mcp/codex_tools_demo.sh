@@ -1,10 +1,10 @@
 #!/bin/sh
-# Codex at work with Toolcrib's tools: it reads, writes, tests, and is refused.
+# Demo: Codex uses Toolcrib's tools to read, write and test, and gets one call denied.
 #
 #   codex_tools_demo.sh              with your own login
 #   codex_tools_demo.sh --scripted   offline, with a scripted model
 #
-# Worth a look: what Codex may do with its own tools is set by its sandbox, which follows the profile of each run: it may
-# write in the second run, and in the other two it may not. The lines `governed` and `not governed` say so.
+# Note: Codex's sandbox limits its built-in tools. It follows the profile of each run: Codex may write in the second run,
+# but not in the other two. See the lines `governed` and `not governed`.
 . "$(dirname "$0")/common.sh"
 demo codex "$@"

@@ -1,11 +1,11 @@
-# What the demos share: read with `.`, then call `demo CLIENT "$@"`.
+# Shared by the demos: source it with `.`, then call `demo CLIENT "$@"`.
 #
-# Everything happens in a temporary folder with a Toolcrib of its own, and is gone at the end, also after Ctrl-C. Only
-# the logs of the runs stay, in $logs. Of yours, the coding agent's login is used; with --scripted not even that.
+# Everything happens in a temporary folder with a separate Toolcrib, and is removed at the end, even after Ctrl-C. Only
+# the logs of the runs stay, in $logs. The coding agent uses your login, except with --scripted.
 # shellcheck shell=sh
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-# offline.sh says where they go, since it makes up a home.
+# offline.sh sets this, because it replaces HOME.
 logs=${TOOLCRIB_DEMO_LOGS:-${XDG_STATE_HOME:-$HOME/.local/state}/toolcrib-demos}
 PATH=$PATH:$(cd "$here/../.." && pwd)/.venv/bin
 command -v toolcrib >/dev/null || {
@@ -15,11 +15,11 @@ command -v toolcrib >/dev/null || {
 
 say() { printf '\n'; printf '%s\n' "$@"; }
 
-# Prints a command of Toolcrib's, and runs it.
+# Prints a toolcrib command and runs it.
 show() {
     printf '\n$ toolcrib'
-    for word do
-        case $word in *[!a-zA-Z0-9_./-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+    for arg do
+        case $arg in *[!a-zA-Z0-9_./-]*) printf " '%s'" "$arg" ;; *) printf ' %s' "$arg" ;; esac
     done
     printf '\n'
     toolcrib "$@" 2>&1
@@ -61,27 +61,27 @@ demo() {
     esac
     enter
 
-    say '1. It reads tetris.py and says what it thinks of it. As read-only it can change nothing.'
-    show run "$client" 'Read tetris.py by the tool read_file of toolcrib. What do you think of it? Be short.' \
+    say '1. It reads tetris.py and comments on it. With the profile read-only it cannot change anything.'
+    show run "$client" 'Read tetris.py with the read_file tool of toolcrib. What do you think of it? Be brief.' \
         --profile read-only
 
-    say '2. The conversation goes on, now as developer: it writes a module and its test, and runs the tests.'
+    say '2. The conversation continues as developer: it writes a module and its test, and runs the tests.'
     show run "$client" 'Write score.py with points(lines, level), and test_score.py; run the tests. Use toolcrib.' \
         --conversation last --profile developer
-    say 'On the disk there is now:' "$(ls -- *.py)"
+    say 'Files now on disk:' "$(ls -- *.py)"
 
-    say '3. A review, under a profile of our own: it reads everything, and writes in reviews/ alone.'
+    say '3. A review with a custom profile: it may read everything, but write only in reviews/.'
     show profile edit reviewer --file "$here/reviewer.yml"
     before=$(cat ./*.py)
-    show run "$client" 'Review score.py in reviews/score.md by write_file of toolcrib, then mend score.py likewise.' \
+    show run "$client" 'Write a review of score.py to reviews/score.md, then fix score.py. Use toolcrib.' \
         --conversation last --profile reviewer
     [ "$before" = "$(cat ./*.py)" ] || {
-        say 'A file was changed that was not to be: this is a fault of Toolcrib.'
+        say 'A file was changed that should not have been: this is a bug in Toolcrib.'
         exit 1
     }
-    say 'What it may do is said for each run, whatever the conversation could do before: score.py is as it was.'
+    say 'Permissions are set per run, whatever the conversation could do before: score.py is unchanged.'
 
-    say 'The audit log has every call, with the decision:'
+    say 'The audit log has every call with its decision:'
     show audit
-    say "The logs of these runs are in $logs/.toolcrib/runs." 'view_last_run_events.sh shows what is in the last.'
+    say "The logs of these runs are in $logs/.toolcrib/runs." 'view_last_run_events.sh shows the last one.'
 }

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Gemini CLI at work with Toolcrib's tools: it reads, writes, tests, and is refused.
+# Demo: Gemini CLI uses Toolcrib's tools to read, write and test, and gets one call denied.
 #
 #   gemini_tools_demo.sh              with your own login
 #   gemini_tools_demo.sh --scripted   offline, with a scripted model
 #
-# Worth a look: Gemini CLI puts every tool before its model in every request, so the line `tool list` is what the tools
-# cost each time. A profile that permits less also makes that list shorter: compare the first run with the second.
+# Note: Gemini CLI sends all tools to its model in every request, so the line `tool list` shows what the tools cost each
+# time. A narrower profile also shortens that list: compare the first run with the second.
 . "$(dirname "$0")/common.sh"
 demo gemini "$@"

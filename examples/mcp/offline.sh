@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs a command with a scripted model in the place of a coding agent's own: offline, without a login.
+# Runs a command with a coding agent and a scripted model: offline, without a login.
 #
-#   offline.sh claude|codex|gemini COMMAND [WORD …]
+#   offline.sh claude|codex|gemini COMMAND [ARG …]
 #
-# The coding agent is the real one. It finds a home that was made for it, with a dummy key and the address of a program
-# on this machine that speaks as its provider's service does, and follows scripted.json. Of your own home, settings and
-# variables nothing is read or changed, and nothing of all this is left at the end.
+# The coding agent is the real one. It gets a temporary home with a dummy key and the address of a local program that
+# implements its provider's API and follows scripted.json. Your home, settings and variables are neither read nor
+# changed, and everything is removed at the end.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
@@ -15,7 +15,7 @@ case $client in
     claude) provider=anthropic ;;
     codex) provider=openai-responses ;;
     gemini) provider=google ;;
-    *) echo "There is no script for $client." >&2; exit 2 ;;
+    *) echo "Unknown coding agent: $client." >&2; exit 2 ;;
 esac
 python=$checkout/.venv/bin/python
 [ -x "$python" ] || { echo "Run 'make up' in the checkout once: the scripted model needs its Python." >&2; exit 4; }
@@ -35,7 +35,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP
 
-# The model ends when its input does, which this script alone holds open: so also when the script is killed.
+# The model exits when its input ends. Only this script holds it open, so the model also exits if the script is killed.
 mkdir -p "$away/home" "$away/tmp"
 mkfifo "$away/in" "$away/out"
 "$python" -m toolcrib.testing "$provider" "$here/scripted.json" <"$away/in" >"$away/out" &

@@ -1,33 +1,33 @@
 """Every error that Toolcrib raises, with its JSON-RPC code, HTTP status and exit code.
 
-Below everybody: this module imports nothing of ours. Only `gateway`, `commands` and `cli` turn an error into bytes, a
-status or an exit code; they read the attributes here.
+This module imports nothing from Toolcrib. Only `gateway`, `commands` and `cli` turn an error into bytes, a status or
+an exit code, using the attributes here.
 
     ToolcribError
     ├── ConfigError            a file, variable or flag that cannot be used
-    ├── UsageError             a command given wrong words
-    ├── NotFound               a name that is not known here
+    ├── UsageError             invalid usage of a command or of the library
+    ├── NotFound               an unknown name
     │   ├── UnknownServer
     │   ├── UnknownTool
     │   └── UnknownCommand
     ├── InvalidArguments       arguments that do not fit the tool's schema
-    ├── Denied                 the policy, or a person who was asked, said no
-    ├── ServerFailure          the far side could not answer
+    ├── Denied                 refused by the policy, or by a person
+    ├── ServerFailure          the server could not answer
     │   ├── ServerUnavailable  not connected now
     │   ├── CallTimeout        no answer in time (it may have run)
-    │   └── ProtocolViolation  it answered with something that is not MCP
-    ├── WorkspaceError         a workspace tool cannot do what was asked
+    │   └── ProtocolViolation  the answer was not valid MCP
+    ├── WorkspaceError         a workspace tool cannot do its task
     ├── AuditUnwritable        a call that may change something cannot be recorded
     ├── ToolError              the server answered a call with a JSON-RPC error
-    ├── TooManySessions        no room for one more conversation
-    ├── FolderGone             the folder that an agent works in is not there
+    ├── TooManySessions        the limit of concurrent conversations is reached
+    ├── FolderGone             an agent's working folder does not exist
     ├── DaemonNotRunning
     ├── AlreadyRunning
     ├── PortTaken
     └── StoreError             the database cannot be read or written
 
-Codes of our own lie outside -32768..-32000, which JSON-RPC and MCP keep for themselves. `ANSWERS` at
-the end has the answer that a client gets in each case.
+Toolcrib's own codes are outside -32768..-32000, the range reserved by JSON-RPC and MCP. `ANSWERS` at the end has the
+answer that a client gets in each case.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REQUEST_CANCELLED = -31499
 
 
 class ToolcribError(Exception):
-    """An error with a text for a person, a remedy, and data for a program."""
+    """An error with a message and a remedy for people, and data for programs."""
 
     code: ClassVar[int] = INTERNAL_ERROR
     http_status: ClassVar[int] = 500
@@ -71,11 +71,11 @@ class ToolcribError(Exception):
         self.data = data or {}
 
     def __str__(self) -> str:
-        # An error that nobody caught shall say what to do, too.
+        # An uncaught error shows the remedy too.
         return self.text()
 
     def text(self) -> str:
-        """The message and, after it, what to do next."""
+        """The message, followed by the remedy."""
         return f"{self.message} {self.remedy}".rstrip()
 
 
@@ -142,10 +142,10 @@ class ProtocolViolation(ServerFailure):
 
 
 class WorkspaceError(ToolcribError):
-    """Told to a model, which shall act on it: what, where, and what would work.
+    """Written for a model, which is expected to act on it: what failed, where, and what would work.
 
-    `data["argument"]` names the argument of a tool that the remedy speaks of: a tool that is offered with other
-    arguments puts its own words there.
+    `data["argument"]` names the tool argument that the remedy mentions. A tool that is offered with other argument
+    names replaces it.
     """
 
     code = INVALID_PARAMS
@@ -193,43 +193,43 @@ class StoreError(ToolcribError):
 
 
 class ErrorCase(enum.StrEnum):
-    """Why a request at the gateway does not get what it asked for."""
+    """Why the gateway refuses a request."""
 
     HOST = "the Host header names another endpoint"
-    ORIGIN = "a web page of another origin asks"
-    PATH = "a path that is not /mcp"
+    ORIGIN = "the request comes from a web page of another origin"
+    PATH = "the path is not /mcp"
     NO_TOKEN = "no token"  # noqa: S105
-    BAD_TOKEN = "a token that is unknown, expired or revoked"  # noqa: S105
+    BAD_TOKEN = "the token is unknown, expired or revoked"  # noqa: S105
     STOPPING = "Toolcrib is stopping"
     LABEL = "X-Toolcrib-Agent contradicts the token"
     CONVERSATION = "X-Toolcrib-Conversation is not printable or too long"
-    HTTP_METHOD = "an HTTP method that is not served"
-    HEADER_TWICE = "a header that must be single is there twice"
-    CONTENT_TYPE = "a body that is not said to be JSON"
-    ACCEPT = "a client that does not accept both kinds of answer"
-    TOO_LARGE = "a body that is too large"
-    INCOMPLETE = "a body that does not arrive whole"
-    MALFORMED = "a body that is not JSON, or ambiguous"
-    ENVELOPE = "JSON that is no single JSON-RPC request or notification"
-    PARAMS = "params that are no object"
+    HTTP_METHOD = "the HTTP method is not supported"
+    HEADER_TWICE = "a single-value header appears twice"
+    CONTENT_TYPE = "the Content-Type is not JSON"
+    ACCEPT = "the client does not accept both kinds of answer"
+    TOO_LARGE = "the body is too large"
+    INCOMPLETE = "the body is incomplete"
+    MALFORMED = "the body is not JSON, or is ambiguous"
+    ENVELOPE = "the JSON is not a single JSON-RPC request or notification"
+    PARAMS = "params is not an object"
     META = "_meta lacks the version or the client's capabilities"
-    MISMATCH = "a header is missing or says something else than the body"
-    VERSION = "a protocol version that is not spoken"
+    MISMATCH = "a header is missing or does not match the body"
+    VERSION = "the protocol version is not supported"
     SESSION_MISSING = "no session id"
-    SESSION_UNKNOWN = "a session id that is unknown, ended or another agent's"
-    TOO_MANY_SESSIONS = "no room for one more conversation"
-    FOLDER_GONE = "the agent's folder is gone"
-    METHOD = "a JSON-RPC method that is not known"
-    ARGUMENT = "a method's params do not fit it"
-    UNKNOWN_TOOL = "a tool that does not exist"
-    DENIED = "a tool that the agent may not use"
-    NOT_APPROVED = "a call that no person approved in time"
-    INVALID_ARGUMENTS = "arguments that do not fit the tool's schema"
+    SESSION_UNKNOWN = "the session id is unknown, ended or another agent's"
+    TOO_MANY_SESSIONS = "too many active sessions"
+    FOLDER_GONE = "the agent's working folder does not exist"
+    METHOD = "the JSON-RPC method is unknown"
+    ARGUMENT = "the params are invalid for the method"
+    UNKNOWN_TOOL = "the tool does not exist"
+    DENIED = "the agent may not use the tool"
+    NOT_APPROVED = "the call was not approved in time"
+    INVALID_ARGUMENTS = "the arguments do not fit the tool's schema"
     SERVER_DOWN = "the tool's server is down"
     TIMED_OUT = "the tool's server does not answer in time"
     AUDIT_UNWRITABLE = "the audit log cannot be written, and the tool may change something"
     CANCELLED = "the client cancelled the request"
-    ENDED = "the session was ended while the request was under way"
+    ENDED = "the session ended during the request"
     FAILED = "Toolcrib itself failed"
 
 
@@ -238,16 +238,16 @@ class ErrorAnswer:
     """The answer that a client gets in one case."""
 
     code: int | None
-    """The JSON-RPC error's; None: not an error but a result with `isError`, which clients hand to the model."""
+    """The JSON-RPC error code. None: a result with `isError`, which clients pass to the model."""
     modern: int | None
-    """The HTTP status; None: the case does not occur with these protocol versions."""
+    """The HTTP status. None: the case does not occur with these protocol versions."""
     legacy: int | None
     text: str
-    """What stands in braces is filled in."""
+    """Names in braces are filled in."""
 
 
 def _before(status: int, text: str, code: int = INVALID_REQUEST) -> ErrorAnswer:
-    """Before a call is understood, so the same for all protocol versions."""
+    """Refused before the request is parsed, so the same for all protocol versions."""
     return ErrorAnswer(code=code, modern=status, legacy=status, text=text)
 
 
@@ -260,7 +260,7 @@ def _legacy(status: int, text: str) -> ErrorAnswer:
 
 
 def _within(code: int, text: str, *, modern: int = 200) -> ErrorAnswer:
-    """An error of JSON-RPC. Legacy clients take any other status for a failure of the connection."""
+    """A JSON-RPC error. Legacy clients read a status other than 200 as a connection failure."""
     return ErrorAnswer(code=code, modern=modern, legacy=200, text=text)
 
 
@@ -271,49 +271,52 @@ def _to_the_model(text: str) -> ErrorAnswer:
 ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
     {
         ErrorCase.HOST: _before(421, "The Host header does not name this endpoint."),
-        ErrorCase.ORIGIN: _before(403, "Requests from this origin are not served.", NOT_PERMITTED),
-        ErrorCase.PATH: _before(404, "There is nothing here; the endpoint is /mcp."),
+        ErrorCase.ORIGIN: _before(403, "Requests from this origin are not allowed.", NOT_PERMITTED),
+        ErrorCase.PATH: _before(404, "Not found. The endpoint is /mcp."),
         ErrorCase.NO_TOKEN: _before(
             401,
-            "A token is needed: Authorization: Bearer <token>. `toolcrib agent add` makes one; the file of the owner's "
-            "own is named by `toolcrib status`.",
+            "A token is required: Authorization: Bearer <token>. `toolcrib agent add` creates one; `toolcrib status` "
+            "shows the file with the owner's token.",
             NOT_AUTHENTICATED,
         ),
         ErrorCase.BAD_TOKEN: _before(
             401,
-            "This token is not known here, or no longer: it was replaced, revoked or has expired. `toolcrib agent "
-            "list` shows the agents, `toolcrib agent rotate` makes a new token.",
+            "This token is unknown, or it was replaced, revoked or has expired. `toolcrib agent list` shows the "
+            "agents, `toolcrib agent rotate` creates a new token.",
             NOT_AUTHENTICATED,
         ),
         ErrorCase.STOPPING: _before(503, "Toolcrib is stopping.", SERVER_UNAVAILABLE),
         ErrorCase.LABEL: _before(
-            403, "The token is {agent}'s, but X-Toolcrib-Agent names another. Leave the header out.", NOT_PERMITTED
+            403,
+            "The token belongs to {agent}, but X-Toolcrib-Agent names another agent. Omit the header.",
+            NOT_PERMITTED,
         ),
         ErrorCase.CONVERSATION: _before(
-            400, "X-Toolcrib-Conversation must be printable and of 128 characters at most."
+            400, "X-Toolcrib-Conversation must be printable and at most 128 characters long."
         ),
         ErrorCase.HTTP_METHOD: _before(405, "Use {verbs}."),
-        ErrorCase.HEADER_TWICE: _before(400, "The header {name} is there twice."),
+        ErrorCase.HEADER_TWICE: _before(400, "The header {name} appears twice."),
         ErrorCase.CONTENT_TYPE: _before(415, "The Content-Type must be application/json."),
         ErrorCase.ACCEPT: _before(406, "Accept must name {kinds}."),
         ErrorCase.TOO_LARGE: _before(413, "The body has more than {most}."),
-        ErrorCase.INCOMPLETE: _before(400, "The request did not arrive whole.", PARSE_ERROR),
+        ErrorCase.INCOMPLETE: _before(400, "The request is incomplete.", PARSE_ERROR),
         ErrorCase.MALFORMED: _before(400, "Parse error: {why}.", PARSE_ERROR),
         ErrorCase.ENVELOPE: _before(400, "{why}."),
         ErrorCase.PARAMS: _before(400, "params: {why}.", INVALID_PARAMS),
-        ErrorCase.META: _modern(400, "params._meta must hold {what}.", INVALID_PARAMS),
+        ErrorCase.META: _modern(400, "params._meta must contain {what}.", INVALID_PARAMS),
         ErrorCase.MISMATCH: _modern(400, "The header {header} does not match {what}.", HEADER_MISMATCH),
         ErrorCase.VERSION: _modern(400, "Unsupported protocol version", UNSUPPORTED_VERSION),
-        ErrorCase.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Begin with initialize."),
-        ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Begin again with initialize."),
+        ErrorCase.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Start with initialize."),
+        ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Start again with initialize."),
         ErrorCase.TOO_MANY_SESSIONS: _before(
             TooManySessions.http_status,
-            "{what} sessions at work. Wait for some to end, or end some: `toolcrib sessions`.",
+            "{what} active sessions. Wait for some to end, or end some: `toolcrib sessions`.",
             TooManySessions.code,
         ),
         ErrorCase.FOLDER_GONE: _before(
             FolderGone.http_status,
-            "The folder {folder}, which {agent} works in, is not there. Make it again, or add the agent anew.",
+            "The working folder of {agent}, {folder}, does not exist. Create it again, or remove the agent and add it "
+            "with another folder.",
             FolderGone.code,
         ),
         ErrorCase.METHOD: _within(METHOD_NOT_FOUND, "Method not found: {method}", modern=404),
@@ -328,18 +331,18 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ),
         ErrorCase.SERVER_DOWN: _to_the_model("Server '{server}' {why}"),
         ErrorCase.TIMED_OUT: _to_the_model(
-            "Server '{server}' gave no answer within {limit} s. The call was cancelled; it may have run. Raise the "
+            "Server '{server}' did not answer within {limit} s. The call was cancelled; it may have run. Raise the "
             "server's call_timeout if it needs longer."
         ),
         ErrorCase.AUDIT_UNWRITABLE: _to_the_model(
             "{tool} did not run: it may change something, and the audit log cannot be written. {why}"
         ),
-        # A modern client cancels by going away.
+        # A modern client cancels by disconnecting.
         ErrorCase.CANCELLED: ErrorAnswer(
-            code=REQUEST_CANCELLED, modern=None, legacy=200, text="The request was cancelled by its caller."
+            code=REQUEST_CANCELLED, modern=None, legacy=200, text="The caller cancelled the request."
         ),
-        ErrorCase.ENDED: _within(NOT_PERMITTED, "The session was ended while the request was under way."),
-        ErrorCase.FAILED: _within(INTERNAL_ERROR, "Toolcrib failed; `toolcrib logs` says why."),
+        ErrorCase.ENDED: _within(NOT_PERMITTED, "The session ended during the request."),
+        ErrorCase.FAILED: _within(INTERNAL_ERROR, "Toolcrib failed. See `toolcrib logs`."),
     }
 )
-"""Every case of the gateway. `docs/errors.md` is made of it, and a test walks it against a running daemon."""
+"""Every case of the gateway. `docs/errors.md` is generated from it, and a test checks each row on a running daemon."""

@@ -1,7 +1,7 @@
-"""What happened, as small frozen classes, and the bus that carries them.
+"""Events as small frozen classes, and the bus that delivers them.
 
-In: facts from every package. Out: the same facts to all subscribers (daemon log, audit log, list_changed).
-A subscriber must be quick and must not raise; one that does is logged and the rest go on.
+In: events from every package. Out: the same events for all subscribers (daemon log, audit log, list_changed).
+A subscriber must be quick and must not raise. If one raises, the error is logged and the others still get the event.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class CallEvent(Event):
     call_id: str
     caller: str
     name: str
-    """As its caller called it."""
+    """The name that the caller used."""
     tool: str
-    """`server:tool`; where no tool has the name, the name."""
+    """`server:tool`, or the name itself if no tool has it."""
     server: str
     decision: str
     rule: str
     arguments: bytes | None = field(repr=False)
     meta: Mapping[str, Any] = field(repr=False)
-    """`_meta`, but for what is about its caller's connection."""
+    """`_meta` without the keys about the caller's connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallIntended(CallEvent):
-    """The call is about to leave for its server."""
+    """The call is about to be sent to its server."""
 
 
 class CallOutcome(enum.StrEnum):
-    """What became of a call, in events and in the audit log. Denied, invalid and unknown ones mostly have no intent."""
+    """How a call ended, in events and in the audit log. Denied, invalid and unknown calls usually have no intent."""
 
     OK = "ok"
     FAILED = "failed"
-    """The tool answered, and says that what it ran failed."""
+    """The tool answered, and reports that the program it ran failed."""
     TOOL_ERROR = "tool_error"
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -82,17 +82,17 @@ class CallFinished(CallEvent):
     duration: float
     result_size: int = 0
     failure: str = ""
-    """What the tool says of what it ran, where that failed."""
+    """The tool's report of a program that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFailed(CallFinished):
-    """A call that did not end well; who listens to these alone is not asked about the many others."""
+    """A call that did not succeed. Separate, so that subscribers to failures don't get every call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigProblem(Event):
-    """Something is wrong in the configuration, as it was just read for a project."""
+    """A problem found while reading a project's configuration."""
 
     problem: str
 
@@ -101,54 +101,52 @@ class ConfigProblem(Event):
 class ToolsListed(Event):
     agent: str
     tools: bytes = field(repr=False)
-    """The JSON array of definitions that it was handed; the same object for as long as nothing changes."""
+    """The JSON array of definitions that it got; the same object until something changes."""
     by_name: Mapping[str, Tool] = field(repr=False)
-    """All tools that there are, by the names that are used there."""
+    """All tools in the catalog, by the names used in the listing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PermissionChanged(Event):
-    """What the agent may use is not what it was."""
-
     agent: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentEnded(Event):
-    """What the agent has open ends: its token no longer works."""
+    """The agent's token no longer works, so its open requests and streams end."""
 
     agent: str
     returns: bool = False
-    """It has a new token: its sessions stay. Otherwise it is gone, and they end with it."""
+    """Whether it has a new token and keeps its sessions. Otherwise they end too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenReplaced(Event):
-    """The agent's new token is in its file: whatever else holds the old one can be made anew."""
+    """The agent's new token is in its file, so anything that holds the old token can be updated."""
 
     agent: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedChange(Event):
-    """The owner changed who may do what: an entry for the audit log."""
+    """The owner changed agents or permissions: an entry for the audit log."""
 
     what: str
-    """In words: "agent added", "rule added", "token rotated" …"""
+    """Such as "agent added", "rule added", "token rotated" …"""
     agent: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Bus:
-    """Hands each event to every subscriber, in the order they came."""
+    """Delivers each event to every subscriber, in the order of subscription."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], list[Callable[[Event], object]]] = {}
         self.heard: frozenset[type[Event]] = frozenset()
-        """The kinds that somebody subscribed to; an event of any other need not even be made."""
+        """The kinds that have subscribers; events of other kinds need not be created."""
 
     def subscribe(self, subscriber: Callable[[Event], object], *kinds: type[Event]) -> Callable[[], None]:
-        """Returns the call that ends the subscription."""
+        """Returns the function that ends the subscription."""
         for kind in kinds:
             self._subscribers.setdefault(kind, []).append(subscriber)
         self.heard |= set(kinds)

@@ -1,9 +1,8 @@
-"""uvicorn's HTTP protocol with a limit on how long a request may take to arrive, and a stop that ends in time.
+"""uvicorn's HTTP protocol with time limits on receiving a request and on shutdown.
 
-In: the ASGI app and listening sockets. Out: a running server. Neither limit is in uvicorn: a half-sent request would
-hold its connection, and the server's end, for as long as its sender likes. Below everybody who serves HTTP: the gateway
-and the workspace. What a request says of itself is theirs to judge; whoever they reject before they know who it is
-cannot keep its connection (`connection: close`).
+In: the ASGI app and listening sockets. Out: a running server. uvicorn has neither limit: a half-sent request would keep
+its connection open, and block shutdown, for as long as the sender likes. The gateway and the workspace server use this
+module. They check the content of requests, and close the connection of an unauthenticated client (`connection: close`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from toolcrib.signals import open_file_limit
 REQUEST_TIMEOUT = 10.0
 KEEP_ALIVE = 120
 LARGEST_HEAD = 64 * 1024
-"""Bytes of a request line and its headers; nobody has shown a token yet while they come in."""
+"""Bytes of a request line and its headers, which arrive before any token is checked."""
 MAX_NEW_CONNECTIONS = 512
-"""Connections that have not sent the head of a request yet; then the oldest of them goes."""
+"""Connections that have not sent a complete request head. Beyond this, the oldest is closed."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
@@ -35,9 +34,9 @@ _SMALL = 64 * 1024
 
 
 class _Corked:
-    """A transport that sends an answer's head together with what follows it in the same turn of the loop.
+    """A transport that sends a response's head and body together if both are written in one loop iteration.
 
-    uvicorn writes them one by one: two system calls and two packets for every answer.
+    uvicorn writes them separately: two system calls and two packets for every response.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -72,13 +71,13 @@ class _Corked:
 
 
 class _ConnectionLimit:
-    """Which connections may stay. They get half of all descriptors, so that servers and the command line have some."""
+    """Closes surplus connections. They may use half of all descriptors; the rest is for servers and the CLI."""
 
     def __init__(self) -> None:
         self.new: dict[_Connection, None] = {}
-        """Those that have not sent the head of a request yet, oldest first."""
+        """Connections without a complete request head, oldest first."""
         self.idle: dict[_Connection, None] = {}
-        """Those whose last request was answered, longest ago first."""
+        """Connections whose last request was answered, longest idle first."""
 
     def enter(self, connection: _Connection) -> None:
         self.new[connection] = None
@@ -101,7 +100,7 @@ class _Connection(HttpToolsProtocol):
     limit: _ConnectionLimit
     _arriving = False
     _head: int | None = None
-    """Bytes of the head that came so far, counted from its second piece on; None between heads."""
+    """Bytes of the current head received so far, without its first chunk; None between heads."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -138,7 +137,7 @@ class _Connection(HttpToolsProtocol):
         self.limit.new.pop(self, None)
         super().on_headers_complete()
         if not self.url.startswith(b"/"):
-            # uvicorn drops the host of `POST http://host/path`: `gateway.auth` would judge a target that nobody sent.
+            # uvicorn drops the host of `POST http://host/path`, but `gateway.auth` must check the target as sent.
             self.scope["raw_path"] = self.url
 
     def on_message_complete(self) -> None:
@@ -164,7 +163,7 @@ class _Connection(HttpToolsProtocol):
 
 
 class _ConnectionKey:
-    """Stands for one connection."""
+    """Identifies one connection."""
 
 
 class AsgiServer:
@@ -191,14 +190,14 @@ class AsgiServer:
         self._servers = [await loop.create_server(self._connection, sock=sock, backlog=2048) for sock in sockets]
 
     def _connection(self) -> _Connection:
-        # What an app keeps per connection it can keep by this mark, which ends with it.
+        # Apps can key per-connection state by this object, which lives as long as the connection.
         state = {"connection": _ConnectionKey()}
         connection = _Connection(config=self._config, server_state=self._state, app_state=state)
         connection.limit = self._limit
         return connection
 
     async def stop(self, limit: float) -> None:
-        """Takes no more requests, lets those under way end, and cuts what is left after `limit` seconds."""
+        """Stops accepting requests, waits up to `limit` seconds for running ones, then aborts the rest."""
         for server in self._servers:
             server.close()
         for connection in list(self._state.connections):
@@ -210,6 +209,6 @@ class AsgiServer:
             task.cancel()
         for connection in list(self._state.connections):
             with contextlib.suppress(AttributeError):
-                # A WebSocket protocol would have no transport yet; ours always does once connected.
+                # uvicorn's types allow a protocol without a transport; ours always has one once connected.
                 connection.transport.abort()
         await asyncio.gather(*left, return_exceptions=True)

@@ -1,8 +1,8 @@
 """The full listing: every tool that a permission shows, with its whole definition.
 
-In: a catalog, a permission, the gateway's name style. Out: the JSON array of definitions as bytes, kept until one of
-them changes. The permission decides, as it does for calls. A program that gives tools names of its own is told where
-each is from; for a model that would be tokens without use.
+In: a catalog, a permission, the gateway's name style. Out: the JSON array of definitions as bytes, cached until one of
+them changes. The permission decides, as it does for calls. A program that renames tools also gets each tool's origin;
+for a model that would waste tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from toolcrib.config.model import NameStyle
 from toolcrib.identity.principal import ReaderKind
 from toolcrib.policy import Permission
 
-_KEPT = 256
-_KEPT_BYTES = 64 * 1024 * 1024
+_MAX_CACHED = 256
+_MAX_CACHED_BYTES = 64 * 1024 * 1024
 _Key = tuple[int, str, ReaderKind]
 
 ORIGIN_KEY = "toolcrib/tool"
@@ -31,16 +31,16 @@ _Fields = dict[str, Raw]
 
 
 class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Where a tool is from: `["files", "read_file"]`, and more only where the configuration changes it."""
+    """A tool's origin: `["files", "read_file"]`, with more fields only if the configuration changes the tool."""
 
     server: str
-    """As it is configured."""
+    """The configured name."""
     tool: str
-    """Its server's own name for it."""
+    """The server's own name for it."""
     shown: str = ""
-    """What the configuration has it called instead."""
+    """The name that the configuration gives it instead."""
     options: Mapping[str, Any] = {}
-    """By provider: what the configuration adds to its definitions."""
+    """The configuration's additions to its definitions, by provider."""
 
 
 class ListingCache:
@@ -56,7 +56,7 @@ class ListingCache:
             self._kept.move_to_end(key)
             return found
         public = catalog.by_public(self.style)
-        # Whether a person will be asked, or the arguments will do, is seen at the call.
+        # Approvals and conditions on arguments are decided at the call.
         shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
         render = _rendered_with_origin if reader is ReaderKind.PROGRAM else Tool.render
         array = b"[" + b",".join(render(tool, name) for name, tool in shown.items()) + b"]"
@@ -66,7 +66,7 @@ class ListingCache:
     def _keep(self, key: _Key, array: bytes) -> None:
         self._kept[key] = array
         self._size += len(array)
-        while len(self._kept) > _KEPT or (self._size > _KEPT_BYTES and len(self._kept) > 1):
+        while len(self._kept) > _MAX_CACHED or (self._size > _MAX_CACHED_BYTES and len(self._kept) > 1):
             _, gone = self._kept.popitem(last=False)
             self._size -= len(gone)
 

@@ -1,6 +1,6 @@
-"""What happens in a run, in one form for all clients.
+"""The events of a run, in one form for all clients.
 
-In: facts from a client's printed lines and from the gateway. Out: `AgentEvent`: the same in the stream, in
+In: facts from a client's printed lines and from the gateway. Out: `AgentEvent`, the same in the stream, in
 `ExecutionResult.raw_events` and in the run's log.
 """
 
@@ -13,39 +13,39 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 FAILURE_KEY = "toolcrib/failure"
-"""The key in a result's `_meta` under which a tool says, in a few words, that what it ran failed: an exit code, failing
-tests. The call itself went well, so for MCP it is no error."""
-_LONGEST_FAILURE = 200
+"""The key in a result's `_meta` for a short failure report from a tool: an exit code, failing tests. The call itself
+succeeded, so MCP doesn't treat it as an error."""
+_MAX_FAILURE_LENGTH = 200
 
 
 def failure_in(meta: Any) -> str:
-    """What stands there in a result's `_meta`, whatever that holds."""
-    said = meta.get(FAILURE_KEY) if isinstance(meta, dict) else None
-    return " ".join(said[:_LONGEST_FAILURE].split()) if isinstance(said, str) else ""
+    """The failure in a result's `_meta`; empty if there is none or it has an unexpected type."""
+    text = meta.get(FAILURE_KEY) if isinstance(meta, dict) else None
+    return " ".join(text[:_MAX_FAILURE_LENGTH].split()) if isinstance(text, str) else ""
 
 
 class AgentEventKind(enum.StrEnum):
     REASONING = "reasoning"
     MESSAGE = "message"
     TOOL = "tool"
-    """A tool call: once when it starts, once when it is over."""
+    """A tool call: one event when it starts, one when it ends."""
     LOG = "log"
-    """What the program or Toolcrib has to say about the run itself."""
+    """A message from the program or Toolcrib about the run itself."""
     RAW = "raw"
-    """A printed line that is none of the above: kept, so that nothing is lost."""
+    """A printed line that is none of the above. It is kept so that nothing is lost."""
 
 
 class ToolStatus(enum.StrEnum):
     STARTED = "started"
     OK = "ok"
     ERROR = "error"
-    """The tool, or its server, says that it failed; or that what it ran did: a command, tests."""
+    """The tool or its server reported a failure, or a command or test that the tool ran failed."""
     DENIED = "denied"
-    """Not permitted: by Toolcrib, which then gives its rule, or by the program itself."""
+    """Refused by Toolcrib (see `rule`) or by the program itself."""
     INVALID = "invalid"
-    """The arguments do not fit."""
+    """The arguments don't match the tool's schema."""
     UNKNOWN = "unknown"
-    """There is no such tool."""
+    """No such tool exists."""
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     UNAVAILABLE = "unavailable"
@@ -54,7 +54,7 @@ class ToolStatus(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentEvent:
-    """Something that happened in an agent's run: a message, a tool's call, a line of its log."""
+    """One event of an agent's run: a message, a tool call, a log line."""
 
     kind: AgentEventKind
     provider: str
@@ -62,23 +62,23 @@ class AgentEvent:
     """assistant, user, system, tool, or toolcrib."""
     text: str = ""
     raw: Any = None
-    """What the program printed, whole: in the first event that a line became."""
+    """The complete printed line, in the first event made from it."""
     time: float = field(default_factory=time.time)
     tool_name: str = ""
-    """As its server calls it."""
+    """The name that the server uses."""
     tool_args: Mapping[str, Any] | None = None
     tool_status: ToolStatus | None = None
     tool_duration_ms: float | None = None
     server: str = ""
-    """Whose tool it is: a server behind Toolcrib, or another that the program has; empty for the program's own."""
+    """The tool's server, behind Toolcrib or configured in the program; empty for the program's built-in tools."""
     decision: str = ""
-    """allow, ask or deny, as Toolcrib decided; empty where it was not asked."""
+    """Toolcrib's decision: allow, ask or deny. Empty if the call didn't pass through Toolcrib."""
     rule: str = ""
     """The rule that decided, in words."""
     call: str = ""
-    """The same for a call's start and its end."""
+    """Identical for a call's start and end."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON, without what is empty."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in given.items() if value is not None and value != ""}
+        """As plain JSON, without empty fields."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value != ""}

@@ -1,11 +1,11 @@
-"""Signals and limits that a process of ours inherits and hands on.
+"""Signal settings and open-file limits that our processes inherit and pass on.
 
-Signals may come ignored or blocked, as from `nohup` or a shell that starts us in the background. In: the words of a
-program, or the signals that end us. Out: words that start it with default signals; the signals to listen for. Used
-wherever a process is started with `subprocess` or asyncio's own loop, and by our own processes.
+A process may inherit ignored or blocked signals, for example from `nohup` or a background job of a shell. In: a
+program's command line, or the signals that stop us. Out: a command line that starts it with default signals; the
+signals to listen for. Used wherever `subprocess` or asyncio's own loop starts a process, and by our own processes.
 
-The daemon has a connection per client and pipes per server, so it raises its limit of open files; what it starts
-gets the inherited one, since some programs walk through all numbers below the limit.
+The daemon needs a connection per client and pipes per server, so it raises its open-file limit. Its children get the
+inherited limit, because some programs loop over every descriptor below it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 _RESTORED = {signal.SIGPIPE, signal.SIGXFSZ}
-"""Ignored by Python itself, and restored by `subprocess`."""
+"""Python ignores these; `subprocess` restores them."""
 _LAUNCHER = """\
 import _signal, os, sys
 for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
@@ -31,57 +31,57 @@ except OSError as error:
 
 
 def reset_signals() -> None:
-    """For a process of ours: an ignored SIGCHLD would lose exit codes, and a blocked SIGTERM could not end us."""
+    """Undoes inherited settings: an ignored SIGCHLD loses exit codes, and a blocked SIGTERM cannot stop us."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def with_default_signals(words: Sequence[str]) -> list[str]:
-    """The words that start this program with no signal ignored or blocked, whatever we inherited.
+def with_default_signals(command: Sequence[str]) -> list[str]:
+    """Returns a command line that starts the program with no signal ignored or blocked.
 
-    What we inherited belongs to the program that uses us, so it stays as it is, and no Python may run between fork and
-    exec beside threads: a launcher comes first, but only where a signal is ignored or blocked. uvloop needs no words of
-    ours, since libuv sets the defaults itself.
+    Our own settings belong to the program that uses us, so they stay as they are. Python code must not run between
+    fork and exec in a process with threads, so a launcher resets the signals, but only if one is ignored or blocked.
+    uvloop doesn't need this: libuv sets the defaults itself.
     """
-    ignored = (one for one in signal.valid_signals() - _RESTORED if signal.getsignal(one) is signal.SIG_IGN)
+    ignored = (number for number in signal.valid_signals() - _RESTORED if signal.getsignal(number) is signal.SIG_IGN)
     if any(ignored) or signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        return [sys.executable, "-I", "-S", "-c", _LAUNCHER, *words]
-    return list(words)
+        return [sys.executable, "-I", "-S", "-c", _LAUNCHER, *command]
+    return list(command)
 
 
 def ending_signals() -> list[signal.Signals]:
-    """The signals that end a process of ours in order.
+    """The signals that stop our process cleanly.
 
-    SIGINT or SIGHUP that we inherited as ignored stays ignored. SIGTERM always ends us.
+    SIGINT and SIGHUP stay ignored if we inherited them ignored. SIGTERM always stops us.
     """
-    chosen = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    chosen = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     return [*chosen, signal.SIGTERM]
 
 
-_ENOUGH = 65_536
+_MAX_OPEN_FILES = 65_536
 _inherited: tuple[int, int] | None = None
 
 
 def open_file_limit() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
+    return _MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_open_file_limit() -> None:
-    """Raises the soft limit as far as the hard one lets it."""
-    global _inherited  # noqa: PLW0603 - the limit is the process's, too
+    """Raises the soft limit as far as the hard limit allows."""
+    global _inherited  # noqa: PLW0603 - the limit is process-wide, too
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if open_file_limit() >= wanted:
         return
-    # macOS has a limit of its own below the hard one.
+    # macOS has another limit below the hard one.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         _inherited = soft, hard
 
 
 def restore_open_file_limit(pid: int = 0) -> None:
-    """For a child: in it between fork and exec, or from here once it runs."""
+    """Call it in a child between fork and exec, or with the pid of a child that runs."""
     if _inherited is None:
         return
     if not pid:

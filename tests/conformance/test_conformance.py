@@ -13,8 +13,8 @@ from conformance.forwarder import Forwarder
 from conformance.suite import HERE, Leg
 from parts.daemon import StartDaemon
 from parts.fleet import NotRun
-from parts.own import StartServer
 from parts.report import not_run
+from parts.server_process import StartServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

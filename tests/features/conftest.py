@@ -1,8 +1,7 @@
-"""What is given in the scenarios; and no green CI without a green scenario of each coding agent.
+"""The `given` steps of the scenarios: the project, the servers, and what the model of an agent will do.
 
-In: what `parts/` offers. Out: the fixture `stage`, and the steps that set it: what there is, and what the model of an
-agent will do. Where `CI=true`, a session that was to run these scenarios fails unless one has passed for each agent: a
-feature file that lost its examples, or a scenario that skips itself, is seen.
+With `CI=true`, a session that runs these scenarios fails unless one has passed for each coding agent, so that a feature
+file without examples, or a skipped scenario, is noticed.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from pytest_bdd import given
 
 from parts import runs
 from parts.daemon import Cli, Home, StartDaemon
-from parts.stage import CHANGED, MODULE, TEST, Stage, note
-from parts.witness import Notes
-from parts.wording import words
+from parts.recording_server import Notes
+from parts.world import CHANGED, MODULE, TEST, World, note, step
 from toolcrib.testing.conversation import ToolOffering
 from toolcrib.testing.script import Call, Say, Together
 
@@ -41,131 +39,120 @@ rules:
 
 
 @pytest.fixture
-def stage(toolcrib_home: Home, daemon: StartDaemon, cli: Cli, parts: Callable[[str], list[str]]) -> Iterator[Stage]:
+def world(toolcrib_home: Home, daemon: StartDaemon, cli: Cli, parts: Callable[[str], list[str]]) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
-        yield Stage(home=toolcrib_home, cli=cli, start_daemon=daemon, parts=parts, open=stack)
+        yield World(home=toolcrib_home, cli=cli, start_daemon=daemon, parts=parts, open=stack)
 
 
 @given("a project with a small program in it")
-def _(stage: Stage) -> None:
-    stage.make_project()
+def _(world: World) -> None:
+    world.make_project()
 
 
-@given("a change in the project that nobody has reviewed")
-def _(stage: Stage) -> None:
-    (stage.project / "doubling.py").write_text(CHANGED)
+@given("an unreviewed change in the project")
+def _(world: World) -> None:
+    (world.project / "doubling.py").write_text(CHANGED)
 
 
 @given("Toolcrib runs")
-def _(stage: Stage) -> None:
-    stage.start({})
+def _(world: World) -> None:
+    world.start({})
 
 
-@given('Toolcrib runs, with a server "ledger" of mine')
-def _(stage: Stage) -> None:
-    stage.start({"servers": {"ledger": Notes(stage.home.path / "ledger.jsonl").server("note")}})
+@given('Toolcrib runs with my server "ledger"')
+def _(world: World) -> None:
+    world.start({"servers": {"ledger": Notes(world.home.path / "ledger.jsonl").server("note")}})
 
 
-@given(words('a profile "{name}" that reads everything and writes below "{folder}"'))
-def _(stage: Stage, name: str, folder: str) -> None:
+@given(step('a profile "{name}" that may read everything and write in "{folder}"'))
+def _(world: World, name: str, folder: str) -> None:
     text = REVIEWER.replace("FOLDER", folder)
-    stage.cli("profile", "edit", name, "--file", "-", stdin=text).ok()
+    world.cli("profile", "edit", name, "--file", "-", stdin=text).ok()
 
 
-# What the model will do.
+@given(step('{agent} will read "{file}" again and say "{text}"'))
+def _(world: World, agent: str, file: str, text: str) -> None:
+    world.plays(agent, Call("workspace_read_file", {"path": file}), Say(text))
 
 
-@given(words('{agent} will read "{file}" and say "{words}"'))
-def _(stage: Stage, agent: str, file: str, words: str) -> None:
-    stage.plays(agent, Call("workspace_read_file", {"path": file}, thinking="I should read it."), Say(words))
-
-
-@given(words('in the second run it will read "{file}" again and say "{words}"'))
-def _(stage: Stage, file: str, words: str) -> None:
-    [first] = stage.models
-    stage.plays(stage.desk.person.agent.name, Call("workspace_read_file", {"path": file}), Say(words))
-    stage.use(first)
-
-
-@given(words('{agent} will write "{file}" and its test, run the tests, and say "{words}"'))
-def _(stage: Stage, agent: str, file: str, words: str) -> None:
-    stage.plays(
+@given(step('{agent} will write "{file}" and its test, run the tests, and say "{text}"'))
+def _(world: World, agent: str, file: str, text: str) -> None:
+    world.plays(
         agent,
         Call("workspace_write_file", {"path": file, "content": MODULE}, says="First the module."),
         Call("workspace_write_file", {"path": f"test_{file}", "content": TEST}),
         Call("workspace_run_tests", {}),
-        Say(words),
+        Say(text),
     )
 
 
-@given(words('{agent} will look at the change, then try to write "{file}" in every way it knows, and say "{words}"'))
-def _(stage: Stage, agent: str, file: str, words: str) -> None:
-    person = runs.ALL[agent]
-    stage.plays(
+@given(step('{agent} will look at the change, then try to write "{file}" with all of its tools, and say "{text}"'))
+def _(world: World, agent: str, file: str, text: str) -> None:
+    setup = runs.ALL[agent]
+    world.plays(
         agent,
         Call("workspace_project_diff", {}),
-        person.write_file({"path": file, "content": "by Toolcrib's hands"}),
-        *person.writes(stage.project / "by-hand").values(),
-        Say(words),
+        setup.write_file({"path": file, "content": "by Toolcrib's tools"}),
+        *setup.writes(world.project / "by-agent").values(),
+        Say(text),
     )
 
 
-@given(words('{agent} will write in every way it knows, and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    person = runs.ALL[agent]
-    (stage.project / "by-hand").mkdir()
-    given = {"path": "by-hand/toolcrib", "content": "by Toolcrib's hands"}
-    stage.plays(
-        agent, Call("workspace_write_file", given), *person.writes(stage.project / "by-hand").values(), Say(words)
+@given(step('{agent} will write with all of its tools, and say "{text}"'))
+def _(world: World, agent: str, text: str) -> None:
+    setup = runs.ALL[agent]
+    (world.project / "by-agent").mkdir()
+    given = {"path": "by-agent/toolcrib", "content": "by Toolcrib's tools"}
+    world.plays(
+        agent, Call("workspace_write_file", given), *setup.writes(world.project / "by-agent").values(), Say(text)
     )
 
 
-@given(words('{agent} will write "{allowed}", then "{refused}", and say "{words}"'))
-def _(stage: Stage, agent: str, allowed: str, refused: str, words: str) -> None:
-    stage.plays(
+@given(step('{agent} will write "{allowed}", then "{refused}", and say "{text}"'))
+def _(world: World, agent: str, allowed: str, refused: str, text: str) -> None:
+    world.plays(
         agent,
         Call("workspace_write_file", {"path": allowed, "content": "It should be a star.\n"}),
         Call("workspace_write_file", {"path": refused, "content": CHANGED}),
-        Say(words),
+        Say(text),
     )
 
 
-@given(words('{agent} will call the ledger, call it again, call it a third time, and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    stage.plays(agent, note("first"), note("second", hold=True), note("third"), Say(words))
+@given(step('{agent} will call the ledger, call it again, call it a third time, and say "{text}"'))
+def _(world: World, agent: str, text: str) -> None:
+    world.plays(agent, note("first"), note("second", hold=True), note("third"), Say(text))
 
 
-@given(words("{agent} will call the ledger, and go on calling it after it was revoked"))
-def _(stage: Stage, agent: str) -> None:
-    stage.plays(agent, note("first"), note("second", first=stage.remove_agent), note("third"))
+@given(step("{agent} will call the ledger, and call it again after it was revoked"))
+def _(world: World, agent: str) -> None:
+    world.plays(agent, note("first"), note("second", first=world.remove_agent), note("third"))
 
 
-@given(words('{agent} will call the ledger, call it again after it was revoked, and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    stage.plays(agent, note("first"), note("second", first=stage.remove_agent), Say(words))
+@given(step('{agent} will call the ledger, call it again after it was revoked, then say "{text}"'))
+def _(world: World, agent: str, text: str) -> None:
+    world.plays(agent, note("first"), note("second", first=world.remove_agent), Say(text))
 
 
-@given(words('{agent} will read "{file}" and then think for a long time'))
-def _(stage: Stage, agent: str, file: str) -> None:
-    stage.plays(agent, Call("workspace_read_file", {"path": file}), Say("Too late.", hold=stage.hold))
+@given(step('{agent} will read "{file}" and then think for a long time'))
+def _(world: World, agent: str, file: str) -> None:
+    world.plays(agent, Call("workspace_read_file", {"path": file}), Say("Too late.", hold=world.hold))
 
 
-@given(words("{agent} will call the ledger and then think for a long time"))
-def _(stage: Stage, agent: str) -> None:
-    stage.plays(agent, note("of the first run"), note("never", hold_answer=stage.hold))
+@given(step("{agent} will call the ledger and then think for a long time"))
+def _(world: World, agent: str) -> None:
+    world.plays(agent, note("of the first run"), note("never", hold_answer=world.hold))
 
 
-@given(words('{agent} will call the ledger and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    stage.plays(agent, note("of the next run"), Say(words))
+@given(step('{agent} will call the ledger and say "{text}"'))
+def _(world: World, agent: str, text: str) -> None:
+    world.plays(agent, note("of the next run"), Say(text))
 
 
-@given(
-    words('{agent}, which offers tools {way}, will read "{file}" and list the folder in one turn, and say "{words}"')
-)
-def _(stage: Stage, agent: str, way: str, file: str, words: str) -> None:
-    both = Together((Call("workspace_read_file", {"path": file}), Call("workspace_list_dir", {"path": "."})))
-    stage.plays(agent, both, Say(words), offering=ToolOffering(way))
+@given(step('{agent}, which offers tools {way}, will read "{file}" and list the folder in one turn, and say "{text}"'))
+def _(world: World, agent: str, way: str, file: str, text: str) -> None:
+    read = Call("workspace_read_file", {"path": file}, thinking="I should read it.")
+    both = Together((read, Call("workspace_list_dir", {"path": "."})))
+    world.plays(agent, both, Say(text), offering=ToolOffering(way))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -174,8 +161,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _missing(config: pytest.Config) -> list[str]:
-    """The agents of which no scenario has passed, where all were asked for."""
-    asked = [Path(word) for word in config.args if "::" not in word]
+    """The agents without a passed scenario, if all scenarios were selected."""
+    asked = [Path(arg) for arg in config.args if "::" not in arg]
     whole = any(HERE.is_relative_to(path.resolve()) for path in asked)
     chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("collectonly")
     if os.environ.get("CI") != "true" or hasattr(config, "workerinput") or not whole or chosen:

@@ -5,19 +5,25 @@ In: what `parts/` offers for one test. Out: the same for a module, with the same
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from parts import daemon as daemons
-from parts import leftovers, own, traps
+from parts import leftovers, program_scene, runs, server_process, traps
 from parts.daemon import Cli, Home, StartDaemon
-from parts.own import StartServer
+from parts.program_scene import CallRecorder
+from parts.runs import ProgramUser
+from parts.server_process import StartServer
 from parts.traps import Ground
+from toolcrib.testing.conversation import ToolOffering
+from toolcrib.testing.script import Step
+from toolcrib.testing.server import ScriptedModel, serving
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def shared_cli(shared_home: Home) -> Cli:
 
 @pytest.fixture(scope="module")
 def start_shared_server() -> Iterator[StartServer]:
-    with own.starting() as start:
+    with server_process.starting() as start:
         yield start
 
 
@@ -72,3 +78,31 @@ def tame(ground: Ground) -> Ground:
     for link in ("slash", "self", "fds"):
         (ground.root / link).unlink()
     return ground
+
+
+@pytest.fixture(scope="module")
+def call_recorder(tmp_path_factory: pytest.TempPathFactory, start_shared_server: StartServer) -> CallRecorder:
+    return program_scene.call_recorder(tmp_path_factory.mktemp("server"), start_shared_server)
+
+
+@pytest.fixture
+def new_user(
+    toolcrib_home: Home, daemon: StartDaemon, bwrap: Path, parts: Callable[[str], list[str]]
+) -> Iterator[Callable[..., tuple[ProgramUser, ScriptedModel]]]:
+    """A user of a coding agent, and a model that follows these steps: `new_user("codex", Say("Done."))`."""
+    for name in runs.ALL:
+        parts(name)
+    # Otherwise each run would start and end a daemon, which takes a second.
+    daemon()
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            client: str, *steps: Step, offering: ToolOffering | None = None, kind: type[ProgramUser] = ProgramUser
+        ) -> tuple[ProgramUser, ScriptedModel]:
+            setup = runs.ALL[client]
+            user = stack.enter_context(runs.program_user(setup, toolcrib_home, toolcrib_home.project, kind))
+            model = stack.enter_context(serving(setup.agent.provider, steps, last_words="Done."))
+            user.use(model.url, offering)
+            return user, model
+
+        yield make

@@ -36,7 +36,7 @@ from toolcrib.run_events import ToolStatus
 from toolcrib.testing import PROVIDERS, Break, Call, Hold, Refuse, Say, ScriptedModel, Step, Together, scripted
 
 KEY = "sk-given-by-hand"
-MEETING = Path(__file__).parent.parent / "servers_own" / "meeting.py"
+MEETING = Path(__file__).parent.parent / "parts" / "servers" / "meeting.py"
 
 each_provider = pytest.mark.parametrize("provider", MODELS)
 

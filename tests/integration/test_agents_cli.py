@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from parts.crowd import ERAS, AgentEndpoint, Member, nonce_of, refusal
-from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli
-from parts.raw_client import Endpoint, own_daemon
+from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, nonce_of, refusal
+from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli, shared_daemon
+from parts.raw_client import Endpoint
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -48,7 +48,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     notes = Notes(tmp_path_factory.mktemp("notes") / "seen")
-    with own_daemon({"servers": {"w": notes.server("note", reads="look")}}, ready=["w"]) as daemon:
+    with shared_daemon({"servers": {"w": notes.server("note", reads="look")}}, ready=["w"]) as daemon:
         yield Stage(daemon=daemon, cli=functools.partial(run_cli, daemon.home), notes=notes)
 
 
@@ -80,7 +80,7 @@ def test_an_agent_made_without_a_daemon_is_let_in_by_the_next_one(
     assert AgentEndpoint(running, told["token"]).modern("tools/list").status == 200
     assert [row["name"] for row in cli("agent", "list", "--json").ok().json["agents"]] == ["reviewer", "scout"]
     removed = cli("agent", "remove", "reviewer").ok()
-    assert removed.out == "Removed reviewer.\nIts children ended with it: scout.\n"
+    assert removed.out == "Removed reviewer.\nAlso removed its children: scout.\n"
     assert AgentEndpoint(running, told["token"]).modern("tools/list").status == 401
     assert not list(file.parent.parent.iterdir())
 
@@ -88,7 +88,7 @@ def test_an_agent_made_without_a_daemon_is_let_in_by_the_next_one(
 def test_a_person_is_told_the_token_once_and_what_to_do_next(stage: Stage) -> None:
     told = stage.cli("agent", "add", "first", "--profile", "read-only", "--expires", "30m").ok()
     token = stage.daemon.home.toolcrib.joinpath("state", "agents", "first", "token").read_text().strip()
-    assert told.out == f"Agent first: profile read-only, for 30m 0s.\nToken, shown this once: {token}\n"
+    assert told.out == f"Agent first: profile read-only, for 30m 0s.\nToken (shown only once): {token}\n"
     assert "toolcrib connect claude --agent first" in told.err
     assert "toolcrib trust --server w" in told.err, "none of its tools counts as one that only reads"
     assert token not in stage.cli("agent", "show", "first").ok().out
@@ -100,8 +100,8 @@ def test_a_person_is_told_the_token_once_and_what_to_do_next(stage: Stage) -> No
 def test_agents_are_listed_with_what_one_wants_to_know(stage: Stage) -> None:
     stage.add("lead", "--workdir", "/")
     token = stage.add("leads-own", "--parent", "lead", "--expires", "2d")
-    with Member(stage.daemon, "leads-own", token, "modern") as member:
-        member.call("w_note", nonce="listed")
+    with AgentClient(stage.daemon, "leads-own", token, "modern") as client:
+        client.call("w_note", nonce="listed")
     lines = {line.split()[0]: line.split() for line in stage.cli("agent", "list").ok().out.splitlines()}
     assert lines["name"] == ["name", "profile", "workdir", "parent", "expires", "last", "used"]
     assert lines["lead"] == ["lead", "developer", "/", "-", "-", "-"]
@@ -184,9 +184,9 @@ def test_the_owner_may_do_it_over_mcp_and_the_audit_log_does_not_hear_the_token(
     answer = Endpoint(stage.daemon).call("crib_agent_add", {"name": "from-afar", "profile": "nothing"})
     token = answer.result["structuredContent"]["token"]
     assert stage.knows(token)
-    with Member(stage.daemon, "from-afar", token, "modern") as member:
-        assert not {name for name in member.tools() if name.startswith(("crib_agent", "crib_approval"))}
-        assert "may not use" in refusal(member.call("crib_agent_list"))
+    with AgentClient(stage.daemon, "from-afar", token, "modern") as client:
+        assert not {name for name in client.tools() if name.startswith(("crib_agent", "crib_approval"))}
+        assert "may not use" in refusal(client.call("crib_agent_list"))
     rows = stage.cli("audit", "--json", "-n", "1000").ok().json["entries"]
     assert any(row["tool"] == "crib:agent_add" for row in rows)
     assert token not in json.dumps(rows)
@@ -199,23 +199,23 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def asked(stage: Stage, request: pytest.FixtureRequest) -> Callable[..., Member]:
+def asked(stage: Stage, request: pytest.FixtureRequest) -> Callable[..., AgentClient]:
     """An agent whose calls of w:note wait for a person."""
 
-    def made(era: str, *when: str) -> Member:
+    def made(era: str, *when: str) -> AgentClient:
         name = f"asked-{next(_numbers)}"
         token = stage.add(name, "--profile", "nothing")
         conditions = [word for condition in when for word in ("--when", condition)]
         stage.cli("allow", name, "w:note", "--ask", *conditions).ok()
-        member = Member(stage.daemon, name, token, era)
-        request.addfinalizer(member.close)
-        return member
+        client = AgentClient(stage.daemon, name, token, era)
+        request.addfinalizer(client.close)
+        return client
 
     return made
 
 
-def question(stage: Stage, member: Member) -> dict[str, Any]:
-    (waiting,) = wait_for(lambda: stage.waiting(member.name), "the call to wait")
+def question(stage: Stage, client: AgentClient) -> dict[str, Any]:
+    (waiting,) = wait_for(lambda: stage.waiting(client.name), "the call to wait")
     found: dict[str, Any] = waiting
     return found
 
@@ -224,88 +224,88 @@ LONG = "x" * 2000 + "; its end"
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., Member], era: str) -> None:
-    member = asked(era)
-    member.send_call("w_note", nonce=f"{member.name} yes", password="ls;key=$(id)\u202e", token=member.token, long=LONG)
-    waiting = question(stage, member)
+def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., AgentClient], era: str) -> None:
+    client = asked(era)
+    client.send_call("w_note", nonce=f"{client.name} yes", password="ls;key=$(id)\u202e", token=client.token, long=LONG)
+    waiting = question(stage, client)
     shown = stage.cli("approvals").ok().out
     (line,) = [line for line in shown.splitlines() if line.startswith(waiting["id"])]
-    assert line.split()[1] == member.name
-    assert " wants w:note; " in line
-    assert f"asked because of agent {member.name}: ask w:note" in shown
-    assert f'nonce = "{member.name} yes"' in shown
+    assert line.split()[1] == client.name
+    assert " wants to call w:note; " in line
+    assert f"asked because of agent {client.name}: ask w:note" in shown
+    assert f'nonce = "{client.name} yes"' in shown
     assert r'password = "ls;key=$(id)\u202e"' in shown
-    assert f'token = "[secret token of agent {member.name}]"' in shown
+    assert f'token = "[secret token of agent {client.name}]"' in shown
     assert LONG not in shown
     whole = stage.cli("approvals", waiting["id"]).ok()
     assert f'long = "{LONG}"' in whole.out
     assert whole.out.startswith(waiting["id"])
-    assert stage.cli("approve", waiting["id"]).ok().out == f"Approved: w:note for {member.name}.\n"
-    assert nonce_of(member.told()) == f"{member.name} yes"
-    member.send_call("w_note", nonce=f"{member.name} no")
-    assert stage.cli("refuse", question(stage, member)["id"]).ok().out == f"Refused: w:note for {member.name}.\n"
-    assert "refused by the owner" in refusal(member.told())
-    assert f"{member.name} no" not in stage.notes.nonces()
+    assert stage.cli("approve", waiting["id"]).ok().out == f"Approved: w:note for {client.name}.\n"
+    assert nonce_of(client.answer()) == f"{client.name} yes"
+    client.send_call("w_note", nonce=f"{client.name} no")
+    assert stage.cli("refuse", question(stage, client)["id"]).ok().out == f"Refused: w:note for {client.name}.\n"
+    assert "refused by the owner" in refusal(client.answer())
+    assert f"{client.name} no" not in stage.notes.nonces()
     late = stage.cli("approve", waiting["id"])
     assert late.exit_code == 4
     assert "None waits" in late.err
 
 
 def test_what_is_approved_for_always_is_asked_no_more_and_gives_no_more(
-    stage: Stage, asked: Callable[..., Member]
+    stage: Stage, asked: Callable[..., AgentClient]
 ) -> None:
-    member = asked("modern", "nonce one_of a, b")
-    member.send_call("w_note", nonce="a")
-    told = stage.cli("approve", question(stage, member)["id"], "--always").ok()
+    client = asked("modern", "nonce one_of a, b")
+    client.send_call("w_note", nonce="a")
+    told = stage.cli("approve", question(stage, client)["id"], "--always").ok()
     assert told.out.endswith("From now on: allow w:note when nonce one_of a, b.\n")
-    assert nonce_of(member.told()) == "a"
-    assert nonce_of(member.call("w_note", nonce="b")) == "b"
-    assert "no rule allows it" in refusal(member.call("w_note", nonce="c"))
-    assert "(you approved it for always)" in stage.cli("agent", "show", member.name).ok().out
-    stage.cli("allow", member.name, "w:note", "--when", "nonce one_of a, b", "--remove").ok()
-    member.send_call("w_note", nonce="a")
-    stage.cli("refuse", question(stage, member)["id"]).ok()
-    assert "refused by the owner" in refusal(member.told())
+    assert nonce_of(client.answer()) == "a"
+    assert nonce_of(client.call("w_note", nonce="b")) == "b"
+    assert "no rule allows it" in refusal(client.call("w_note", nonce="c"))
+    assert "(from an approval with --always)" in stage.cli("agent", "show", client.name).ok().out
+    stage.cli("allow", client.name, "w:note", "--when", "nonce one_of a, b", "--remove").ok()
+    client.send_call("w_note", nonce="a")
+    stage.cli("refuse", question(stage, client)["id"]).ok()
+    assert "refused by the owner" in refusal(client.answer())
 
 
-def test_what_is_refused_for_always_is_denied_from_then_on(stage: Stage, asked: Callable[..., Member]) -> None:
-    member = asked("legacy")
-    member.send_call("w_note", nonce=f"{member.name} 1")
-    told = stage.cli("refuse", question(stage, member)["id"], "--always").ok()
+def test_what_is_refused_for_always_is_denied_from_then_on(stage: Stage, asked: Callable[..., AgentClient]) -> None:
+    client = asked("legacy")
+    client.send_call("w_note", nonce=f"{client.name} 1")
+    told = stage.cli("refuse", question(stage, client)["id"], "--always").ok()
     assert told.out.endswith("From now on: deny w:note.\n")
-    assert refusal(member.told())
-    assert "deny w:note" in refusal(member.call("w_note", nonce=f"{member.name} 2"))
-    assert not stage.waiting(member.name)
-    assert not [nonce for nonce in stage.notes.nonces() if nonce.startswith(member.name)]
+    assert refusal(client.answer())
+    assert "deny w:note" in refusal(client.call("w_note", nonce=f"{client.name} 2"))
+    assert not stage.waiting(client.name)
+    assert not [nonce for nonce in stage.notes.nonces() if nonce.startswith(client.name)]
 
 
-def test_what_a_parent_asks_for_cannot_be_settled_at_its_child(stage: Stage, asked: Callable[..., Member]) -> None:
+def test_what_a_parent_asks_for_cannot_be_settled_at_its_child(stage: Stage, asked: Callable[..., AgentClient]) -> None:
     parent = asked("modern")
     token = stage.add(f"{parent.name}-own", "--parent", parent.name)
-    with Member(stage.daemon, f"{parent.name}-own", token, "modern") as member:
-        member.send_call("w_note", nonce=member.name)
-        waiting = question(stage, member)
+    with AgentClient(stage.daemon, f"{parent.name}-own", token, "modern") as client:
+        client.send_call("w_note", nonce=client.name)
+        waiting = question(stage, client)
         refused = stage.cli("approve", waiting["id"], "--always")
         assert refused.exit_code == 2
         assert f"its parent {parent.name}" in refused.err
         stage.cli("approve", waiting["id"]).ok()
-        assert nonce_of(member.told()) == member.name
+        assert nonce_of(client.answer()) == client.name
 
 
-def test_one_may_wait_for_the_next_question(stage: Stage, asked: Callable[..., Member]) -> None:
-    member = asked("modern")
+def test_one_may_wait_for_the_next_question(stage: Stage, asked: Callable[..., AgentClient]) -> None:
+    client = asked("modern")
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(stage.cli, "approvals", "--wait", "--json")
-        member.send_call("w_note", nonce=member.name)
+        client.send_call("w_note", nonce=client.name)
         rows = watching.result(timeout=30).ok().json["approvals"]
-    (row,) = [row for row in rows if row["agent"] == member.name]
-    assert (row["agent"], row["tool"], row["arguments"]) == (member.name, "w:note", {"nonce": member.name})
+    (row,) = [row for row in rows if row["agent"] == client.name]
+    assert (row["agent"], row["tool"], row["arguments"]) == (client.name, "w:note", {"nonce": client.name})
     assert 0 < row["left"] <= 45
     stage.cli("refuse", row["id"]).ok()
-    member.told()
+    client.answer()
 
 
 def test_without_a_daemon_nothing_can_wait(cli: Cli) -> None:
     for words in (["approvals"], ["approvals", "--wait"], ["approve", "a1"], ["refuse", "a1"]):
         told = cli(*words)
-        assert (told.exit_code, "No daemon runs, so no call can wait" in told.err) == (7, True)
+        assert (told.exit_code, "No daemon is running, so no calls are waiting" in told.err) == (7, True)

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from error_docs import errors_page
-from parts.crowd import ERAS, AgentEndpoint, Owner
-from parts.daemon import Daemon
-from parts.house import Exchange, House, legacy_body, modern_body, modern_headers, opened
+from parts.agent_clients import ERAS, AgentEndpoint, Owner
+from parts.daemon import Daemon, nothing_left_behind, shared_daemon
+from parts.gateway_harness import Exchange, GatewayHarness, legacy_body, modern_body, modern_headers, opened
 from parts.raw_client import (
     CAPABILITIES_KEY,
     INITIALIZE,
@@ -31,16 +31,14 @@ from parts.raw_client import (
     MODERN,
     VERSION_KEY,
     Header,
-    HttpAnswer,
-    Pipe,
+    RawAnswer,
+    SocketClient,
     legacy_request,
-    nothing_left_behind,
     notice,
-    own_daemon,
     request,
 )
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 from toolcrib.errors import ANSWERS, ErrorAnswer, ErrorCase
 from toolcrib.gateway.messages import MAX_BODY
 from toolcrib.identity import sessions
@@ -98,7 +96,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "gone": {"command": "/nowhere/at/all"},
         "off": {"command": "/nowhere/at/all", "enabled": False},
     }
-    with own_daemon({"servers": servers}, ready=["w", "late"]) as daemon:
+    with shared_daemon({"servers": servers}, ready=["w", "late"]) as daemon:
         owner = Owner(daemon)
         token = owner.add("a", "w:plain", "late:never", "gone:*")
         owner.allow("a", "w:asked", ask=True)
@@ -141,7 +139,7 @@ def knock(
     return told(world.door.ask(http_headers(world, era, sent, **changed), sent, verb=verb, target=target))
 
 
-def told(answer: HttpAnswer) -> Outcome:
+def told(answer: RawAnswer) -> Outcome:
     return outcome_of(json.loads(answer.message), answer.status, answer.headers)
 
 
@@ -163,7 +161,7 @@ class HttpWay:
         pass
 
 
-class AgentPipe(Pipe):
+class AgentPipe(SocketClient):
     """A bridge's connection that says what a test wants it to say first."""
 
     def __init__(self, daemon: Daemon, **hello: Any) -> None:
@@ -187,7 +185,7 @@ class BridgeWay:
     def say(self, line: bytes) -> Outcome:
         self._pipe.send(line)
         while True:
-            message = self._pipe.told()
+            message = self._pipe.message()
             if "method" not in message:
                 return outcome_of(message)
 
@@ -275,7 +273,7 @@ def expired(world: World, era: str) -> Outcome:
         answer = knock(world, era, Authorization=f"Bearer {token}")
         return answer if answer.status != 200 else None
 
-    def over() -> HttpAnswer | None:
+    def over() -> RawAnswer | None:
         answer = door.modern("tools/list")
         return answer if answer.status != 200 else None
 
@@ -399,47 +397,47 @@ OVER_HTTP: dict[ErrorCase, tuple[Callable[[World, str], Outcome], ...]] = {
 # -- the cases that need a hand inside -----------------------------------------------------------------------------
 
 
-async def list_within(house: House, era: str, token: str = "") -> Exchange:
+async def list_within(harness: GatewayHarness, era: str, token: str = "") -> Exchange:
     more = [token] if token else []
     if era == "modern":
-        return await house.ask(modern_body("tools/list"), *more, headers=modern_headers("tools/list"))
-    session = await house.initialize(*more) if more else await house.initialize(house.owners_token)
-    return await house.ask(legacy_body("tools/list"), *more, headers={"mcp-session-id": session})
+        return await harness.ask(modern_body("tools/list"), *more, headers=modern_headers("tools/list"))
+    session = await harness.initialize(*more) if more else await harness.initialize(harness.owners_token)
+    return await harness.ask(legacy_body("tools/list"), *more, headers={"mcp-session-id": session})
 
 
-async def stopping(house: House, era: str, _: pytest.MonkeyPatch) -> Exchange:
-    house.gateway.close()
+async def stopping(harness: GatewayHarness, era: str, _: pytest.MonkeyPatch) -> Exchange:
+    harness.gateway.close()
     if era == "modern":
-        return await house.ask(modern_body("tools/list"), headers=modern_headers("tools/list"))
-    return await house.ask(legacy_body("tools/list"), headers={"mcp-session-id": "x"})
+        return await harness.ask(modern_body("tools/list"), headers=modern_headers("tools/list"))
+    return await harness.ask(legacy_body("tools/list"), headers={"mcp-session-id": "x"})
 
 
-async def half(house: House, era: str, _: pytest.MonkeyPatch) -> Exchange:
+async def half(harness: GatewayHarness, era: str, _: pytest.MonkeyPatch) -> Exchange:
     headers = modern_headers("tools/list") if era == "modern" else {"mcp-session-id": "x"}
-    exchange, task = house.begin(None, headers=headers, late=True)
+    exchange, task = harness.begin(None, headers=headers, late=True)
     exchange.break_off()
     await task
     return exchange
 
 
-async def too_many(house: House, era: str, monkeypatch: pytest.MonkeyPatch) -> Exchange:
+async def too_many(harness: GatewayHarness, era: str, monkeypatch: pytest.MonkeyPatch) -> Exchange:
     monkeypatch.setattr(sessions, "MOST_OF_AN_AGENT", 1)
-    busy = await house.crib.services.sessions.begin("owner", "busy")
+    busy = await harness.crib.services.sessions.begin("owner", "busy")
     busy.begin(lambda: None)
     if era == "modern":
-        return await house.ask(modern_body("tools/list"), headers=modern_headers("tools/list"))
-    return await house.ask(legacy_body("initialize", protocolVersion=LEGACY))
+        return await harness.ask(modern_body("tools/list"), headers=modern_headers("tools/list"))
+    return await harness.ask(legacy_body("initialize", protocolVersion=LEGACY))
 
 
-async def failed(house: House, era: str, monkeypatch: pytest.MonkeyPatch) -> Exchange:
+async def failed(harness: GatewayHarness, era: str, monkeypatch: pytest.MonkeyPatch) -> Exchange:
     async def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(house.gateway._dispatcher, "_result", fail)
-    return await list_within(house, era)
+    monkeypatch.setattr(harness.gateway._dispatcher, "_result", fail)
+    return await list_within(harness, era)
 
 
-WITHIN_US: dict[ErrorCase, Callable[[House, str, pytest.MonkeyPatch], Any]] = {
+WITHIN_US: dict[ErrorCase, Callable[[GatewayHarness, str, pytest.MonkeyPatch], Any]] = {
     ErrorCase.STOPPING: stopping,
     ErrorCase.INCOMPLETE: half,
     ErrorCase.TOO_MANY_SESSIONS: too_many,
@@ -515,7 +513,7 @@ def test_a_bridge_that_may_not_come_in_is_told_why_and_hung_up_on(
     world: World, case: ErrorCase, hello: dict[str, str]
 ) -> None:
     with AgentPipe(world.daemon, **{"token": world.token, **hello}) as pipe:
-        message = pipe.told()
+        message = pipe.message()
         assert message["id"] is None
         assert (message["error"]["code"], message["error"]["message"]) == (ANSWERS[case].code, ANSWERS[case].text)
         with pytest.raises(ConnectionError):
@@ -528,7 +526,7 @@ def test_a_bridge_of_an_agent_whose_folder_is_gone_is_told_so(world: World) -> N
     token = world.owner.add("homeless-bridge", profile="developer", workdir=str(folder))
     shutil.rmtree(folder)
     with AgentPipe(world.daemon, token=token) as pipe:
-        error = pipe.told()["error"]
+        error = pipe.message()["error"]
     assert error["code"] == ANSWERS[ErrorCase.FOLDER_GONE].code
     assert fits(ANSWERS[ErrorCase.FOLDER_GONE].text, error["message"])
 
@@ -540,7 +538,7 @@ def test_a_bridge_whose_agent_ends_is_told_so_last(world: World) -> None:
         wait_for(lambda: "passing" in world.notes.nonces(), "the witness to see the call")
         world.owner.remove("passing")
         assert outcome_of(pipe.answer_to(5)).text.startswith("passing may not use w:plain")
-        assert pipe.told()["error"]["message"] == ANSWERS[ErrorCase.BAD_TOKEN].text
+        assert pipe.message()["error"]["message"] == ANSWERS[ErrorCase.BAD_TOKEN].text
         with pytest.raises(ConnectionError):
             pipe.line()
 
@@ -568,8 +566,8 @@ def test_a_line_that_is_no_request_is_told_so_over_the_bridge(world: World, case
 async def test_what_only_happens_inside_is_told_as_the_table_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: ErrorCase, era: str
 ) -> None:
-    async with opened(tmp_path) as house:
-        exchange = await WITHIN_US[case](house, era, monkeypatch)
+    async with opened(tmp_path) as harness:
+        exchange = await WITHIN_US[case](harness, era, monkeypatch)
         check(outcome_of(exchange.json, exchange.status), case, era)
 
 
@@ -608,7 +606,7 @@ def test_of_servers_that_an_agent_may_not_use_it_hears_nothing(world: World) -> 
         way = HttpWay(world, era, token)
         for tool in ("late_anything", "gone_anything", "gone:anything", "off:anything", "nothing:anything"):
             outcome = call(way, tool)
-            assert fits('There is no tool "{name}". List the tools to see which there are.', outcome.text), outcome
+            assert fits('There is no tool "{name}". List the tools to see their names.', outcome.text), outcome
         assert fits(ANSWERS[ErrorCase.SERVER_DOWN].text, call(way, "gone_status").text)
         assert "switched off" in call(HttpWay(world, era, world.daemon.token), "off:anything").text
 

@@ -495,7 +495,7 @@ def test_the_bridge_imports_nothing_heavy(home: Home) -> None:
 
 # -- the real daemon -------------------------------------------------------------------------------------------------
 
-OWN_SERVER = Path(__file__).parents[1] / "parts" / "servers" / "own_v2.py"
+OWN_SERVER = Path(__file__).parents[1] / "parts" / "servers" / "sdk_v2.py"
 MODERN_META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},

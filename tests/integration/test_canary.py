@@ -20,13 +20,13 @@ from urllib.parse import quote
 
 import pytest
 
+from parts.agent_clients import AgentClient, AgentEndpoint, Owner, nonce_of, refusal
 from parts.canary import Trail, Watch, WebWitness
-from parts.crowd import AgentEndpoint, Member, Owner, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Finished, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
-from parts.raw_client import HttpAnswer, legacy_request, notice
+from parts.raw_client import RawAnswer, legacy_request, notice
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 
 pytestmark = pytest.mark.req("KSI-8", "KSI-2")
 
@@ -74,7 +74,7 @@ class Scene:
         self.trail.plant(label, token, "mint out")
         return token
 
-    def answered(self, what: str, answer: HttpAnswer, *own: str) -> HttpAnswer:
+    def answered(self, what: str, answer: RawAnswer, *own: str) -> RawAnswer:
         """The answer is kept. `own` names what it may hold: the asker's own words, and what was said to it alone."""
         self.trail.lawful += [(name, f"answer: {what}") for name in own]
         self.trail.keep(f"answer: {what}", answer.body + repr(dict(answer.headers)).encode())
@@ -159,20 +159,20 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
     }
     said, failed = {"say": plant("result")}, {"fail": plant("tool error")}
     for era in ("modern", "legacy"):
-        with Member(daemon, "worker", tokens["worker"], era, conversation=f"work-{era}") as worker:
+        with AgentClient(daemon, "worker", tokens["worker"], era, conversation=f"work-{era}") as worker:
             for server in ("leaky", "other", "web"):
                 answer = worker.call(f"{server}_note", nonce=f"{server}-{era}", **given, **said)
                 assert not refusal(scene.answered("ok", answer, "result"))
             answer = worker.call("leaky_note", **given, **failed)
             assert refusal(scene.answered("tool error", answer, "tool error"))
-            assert "no answer within" in refusal(
+            assert "did not answer within" in refusal(
                 scene.answered("slow", worker.call("slow_note", **given, nonce="slow", hold=True))
             )
             for tool in ("gone_note", "broken_note", tokens["worker"], f"leaky_{tokens['worker']}"):
                 scene.answered("no tool", worker.call(tool, **given), "worker token")
             answer = worker.call("leaky_note", nonce={"is": trail.secrets["argument text"]})
             assert "must be of type string" in refusal(scene.answered("invalid", answer, "argument text"))
-        with Member(daemon, "weak", tokens["weak"], era) as weak:
+        with AgentClient(daemon, "weak", tokens["weak"], era) as weak:
             assert "may not use" in refusal(scene.answered("denied", weak.call("leaky_note", **given)))
     # The far sides did get what was sent to them: they are in nobody's log, not in nobody's hands.
     seen = [call["arguments"] for call in scene.notes["leaky"].calls()]
@@ -215,14 +215,14 @@ def _ask_a_person(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
     # Whoever decides sees all that is no secret of Toolcrib's own.
     trail.lawful += [(f"argument {name}", "cli out: approvals") for name in ("api_key", "bearer")]
     for word in ("approve", "refuse"):
-        with Member(daemon, "asked", tokens["asked"], "modern") as asked:
+        with AgentClient(daemon, "asked", tokens["asked"], "modern") as asked:
             asked.send_call("leaky_note", nonce=f"asked {word}", **told)
             (waiting,) = wait_for(lambda: owner.say("approval:list")["approvals"], "the question")
             scene.run("approvals").ok()
             shown = scene.run("approvals", "--json").ok().json
             assert "asked " + word in json.dumps(shown)
             scene.run(word, waiting["id"]).ok()
-            answer = scene.answered(f"asked {word}", asked.told())
+            answer = scene.answered(f"asked {word}", asked.answer())
             assert (nonce_of(answer) == f"asked {word}") == (word == "approve")
 
 
@@ -357,7 +357,7 @@ def test_values_that_are_kept_in_the_audit_log_are_kept_without_secrets(
         "url": f"https://me:{quote(trail.plant('url password'), safe='')}@example.org/?q={quote(known, safe='')}",
     }
     trail.plant("owner token", started.token)
-    with Member(started, "worker", token, "modern") as worker:
+    with AgentClient(started, "worker", token, "modern") as worker:
         assert nonce_of(worker.call("w_note", **told)) == told["nonce"]
     assert notes.calls()[-1]["arguments"] == told
     rows = [row for row in Owner(started).audit() if row["tool"] == "w:note"]

@@ -16,7 +16,7 @@ import pytest
 
 from parts.client import at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
-from parts.own import StartServer, stdio_words
+from parts.server_process import StartServer, stdio_command
 from parts.waiting import wait_for
 from toolcrib.servers.model import MODERN_VERSION
 
@@ -31,8 +31,8 @@ def seen(shared_home: Home) -> Path:
 @pytest.fixture(scope="module")
 def running(shared_home: Home, start_shared_daemon: StartDaemon, seen: Path) -> Daemon:
     """`own` offers one of each kind; `raw` and `twin` offer the same tools as each other."""
-    own = stdio_words("own_v2", "--seen", str(seen))
-    raw = stdio_words("raw_server")
+    own = stdio_command("sdk_v2", "--seen", str(seen))
+    raw = stdio_command("raw_server")
     servers = {
         "own": {"command": own[0], "args": own[1:]},
         "raw": {"command": raw[0], "args": raw[1:]},
@@ -95,7 +95,7 @@ def test_servers_shows_state_protocol_transport_tools_pid_and_uptime(run: Cli) -
     assert servers["own"]["tools"] == 10
     again = {row["name"]: row for row in run("servers", "--json").ok().json["servers"]}
     assert 0 < servers["own"]["uptime"] < again["own"]["uptime"], "it counts up from the start"
-    assert b"own_v2.py" in Path(f"/proc/{servers['own']['pid']}/cmdline").read_bytes()
+    assert b"sdk_v2.py" in Path(f"/proc/{servers['own']['pid']}/cmdline").read_bytes()
     heading, *rows = run("servers").ok().out.splitlines()
     assert " ".join(heading.split()) == "name state protocol transport tools trusted pid uptime last error"
     assert [row.split()[0] for row in rows] == ["own", "raw", "twin"]
@@ -183,12 +183,12 @@ def test_an_added_server_answers_and_a_removed_one_takes_its_tools_along(
     run: Cli, running: Daemon, start_server: StartServer, parts: Callable[[str], list[str]], kind: str
 ) -> None:
     if kind == "command":
-        where = ["--env", "GREETING=hi", "--", *stdio_words("own_v2")]
+        where = ["--env", "GREETING=hi", "--", *stdio_command("sdk_v2")]
     elif kind == "url":
-        where = ["--url", start_server(stdio_words("own_v2", "--transport", "http")).url("http")]
+        where = ["--url", start_server(stdio_command("sdk_v2", "--transport", "http")).url("http")]
     else:
         parts("mcp-v1")
-        where = ["--url", start_server(stdio_words("own_v1", "--transport", "ws")).url("ws")]
+        where = ["--url", start_server(stdio_command("sdk_v1", "--transport", "ws")).url("ws")]
     name = f"new{kind}"
     added = run("add", "--json", name, *where).ok().json
     assert (added["state"], added["tools"]) == ("ready", 10)
@@ -261,7 +261,7 @@ def test_trust_is_given_and_taken_back_once(run: Cli, running: Daemon) -> None:
 def test_a_broken_entry_is_told_wherever_servers_are_shown(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
     started = daemon({"servers": {"typo": {"comand": "cat"}}})
     shown = cli("servers").ok()
-    assert "No server is in use" in shown.out
+    assert "No servers are in use" in shown.out
     assert "comand" in shown.err
     assert "comand" in cli("status").ok().err
     assert "comand" in started.output.read_text(), "`up` itself warned"
@@ -329,7 +329,7 @@ def test_logs_follows_what_comes(run: Cli, following: list[str]) -> None:
 def test_a_servers_address_given_with_the_call_needs_a_database_beside_the_daemons(
     run: Cli, running: Daemon, start_server: StartServer, tmp_path: Path
 ) -> None:
-    url = start_server(stdio_words("own_v2", "--transport", "http")).url("http")
+    url = start_server(stdio_command("sdk_v2", "--transport", "http")).url("http")
     words = ("call", "flag:add", "--args", '{"a": 40, "b": 2}', "--mcp-server", f"flag={url}")
     refused = run(*words)
     assert refused.exit_code == 8
@@ -345,7 +345,7 @@ def test_a_servers_address_given_with_the_call_needs_a_database_beside_the_daemo
 @pytest.mark.req("KSI-6")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_the_daemons_commands_are_tools_too(era: str, running: Daemon) -> None:
-    words = stdio_words("raw_server", "--plain", "--tools", "1")
+    words = stdio_command("raw_server", "--plain", "--tools", "1")
     async with at_endpoint(running, era) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert names >= {"crib_system_health", "crib_system_stats", "crib_server_list", "crib_server_add"}

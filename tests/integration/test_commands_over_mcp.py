@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from parts.crowd import Member, Owner
+from parts.agent_clients import AgentClient, Owner
 from parts.daemon import Cli, Daemon, StartDaemon
 from parts.waiting import wait_for
 
@@ -26,10 +26,10 @@ def test_each_profile_is_shown_the_commands_that_it_may_use(running: Daemon, era
     owner = Owner(running)
     shown: dict[str, set[str]] = {}
     for profile in ("trusted", "developer", "read-only", "nothing"):
-        with Member(running, profile, owner.add(f"a-{profile}", profile=profile), era) as member:
-            shown[profile] = {name for name in member.tools() if name.startswith("crib_")}
-    with Member(running, "owner", running.token, era) as member:
-        assert member.tools() >= FOR_ALL | SOME_OF_THE_OWNERS | {"crib_raw_command"}
+        with AgentClient(running, profile, owner.add(f"a-{profile}", profile=profile), era) as client:
+            shown[profile] = {name for name in client.tools() if name.startswith("crib_")}
+    with AgentClient(running, "owner", running.token, era) as client:
+        assert client.tools() >= FOR_ALL | SOME_OF_THE_OWNERS | {"crib_raw_command"}
     assert shown == {
         "trusted": FOR_ALL | {"crib_raw_command"},
         "developer": FOR_ALL,
@@ -41,10 +41,10 @@ def test_each_profile_is_shown_the_commands_that_it_may_use(running: Daemon, era
 def test_no_rule_gives_an_agent_what_is_the_owners(running: Daemon) -> None:
     owner = Owner(running)
     token = owner.add("greedy", "*:*", "crib:*", "crib:agent_add")
-    with Member(running, "greedy", token, "modern") as member:
-        assert not member.tools() & SOME_OF_THE_OWNERS
+    with AgentClient(running, "greedy", token, "modern") as client:
+        assert not client.tools() & SOME_OF_THE_OWNERS
         for tool in sorted(SOME_OF_THE_OWNERS):
-            told = member.call(tool, name="evil").result
+            told = client.call(tool, name="evil").result
             assert told["isError"] is True
             assert "for the owner alone" in told["content"][0]["text"]
     assert [agent["name"] for agent in owner.say("agent:list")["agents"]] == ["greedy"]
@@ -53,9 +53,9 @@ def test_no_rule_gives_an_agent_what_is_the_owners(running: Daemon) -> None:
 @pytest.mark.req("KSI-8")
 def test_what_a_raw_command_reaches_is_judged_and_written_down_for_what_it_is(running: Daemon) -> None:
     owner = Owner(running)
-    with Member(running, "t", owner.add("t", profile="trusted"), "modern") as member:
-        fine = member.call("crib_raw_command", command="system:health").result
-        refused = member.call("crib_raw_command", command="agent:add", parameters={"name": "evil"}).result
+    with AgentClient(running, "t", owner.add("t", profile="trusted"), "modern") as client:
+        fine = client.call("crib_raw_command", command="system:health").result
+        refused = client.call("crib_raw_command", command="agent:add", parameters={"name": "evil"}).result
     assert fine["structuredContent"]["healthy"] is True
     assert refused["isError"] is True
     assert "crib:agent_add" in refused["content"][0]["text"]
@@ -69,11 +69,11 @@ def test_a_stop_tells_a_call_that_waits_for_a_person(running: Daemon, cli: Cli) 
     owner = Owner(running)
     token = owner.add("asker", profile="nothing")
     owner.say("permission:allow", agent="asker", tools="crib:system_health", ask=True)
-    with Member(running, "asker", token, "modern") as member:
-        member.send_call("crib_system_health")
+    with AgentClient(running, "asker", token, "modern") as client:
+        client.send_call("crib_system_health")
         wait_for(lambda: owner.say("approval:list")["approvals"], "the question")
         cli("down").ok()
-        told = member.told().result
+        told = client.answer().result
     assert told["isError"] is True
     assert "Toolcrib is stopping" in told["content"][0]["text"]
 
@@ -88,7 +88,7 @@ def test_an_agent_hears_only_of_servers_that_it_can_use_and_nothing_that_they_wr
     running = daemon({"servers": {"broken": broken}})
     owner = Owner(running)
     wait_for(lambda: "SAID-BY-OTHERS" in str(owner.say("server:list")), "the owner to see its words")
-    with Member(running, "dev", owner.add("dev", profile="developer"), "modern") as member:
-        told = str(member.call(tool).result)
+    with AgentClient(running, "dev", owner.add("dev", profile="developer"), "modern") as client:
+        told = str(client.call(tool).result)
     assert "SAID-BY-OTHERS" not in told
     assert "broken" not in told

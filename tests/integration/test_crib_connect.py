@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from parts.crowd import Member, Owner
+from parts.agent_clients import AgentClient, Owner
 from parts.daemon import Daemon, Home, StartDaemon
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 from toolcrib import AgentOptions, Crib, run_agent, server_config
 from toolcrib.core.connection import Connection
 from toolcrib.core.results import TextBlock
@@ -135,7 +135,7 @@ async def test_the_definition_is_the_servers_own(running, shared_home):
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 def test_where_a_tool_is_from_and_what_went_wrong_is_told_to_programs_alone(running, era):
     def told(*labels: tuple[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        with Member(running, "owner", running.token, era) as client:
+        with AgentClient(running, "owner", running.token, era) as client:
             client.door.labels = labels
             listed = client.ask("tools/list").result["tools"]
             return listed, json.loads(client.call("w_note", nonce=7).message)

@@ -19,7 +19,7 @@ import pytest
 
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.own import stdio_words
+from parts.server_process import stdio_command
 from parts.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ PLAIN = ["--plain", "--tools", "1"]
 
 
 def entry(*flags: str) -> dict[str, Any]:
-    words = stdio_words("raw_server", *flags)
+    words = stdio_command("raw_server", *flags)
     return {"command": words[0], "args": words[1:]}
 
 
@@ -132,7 +132,7 @@ def test_in_the_background_the_daemon_begins_with_default_signals(cli: Cli) -> N
 def test_a_process_that_left_its_session_and_cleared_its_environment_ends_with_its_server(
     daemon: StartDaemon, cli: Cli, tmp_path: Path, how: str
 ) -> None:
-    words = stdio_words("raw_server", *PLAIN)
+    words = stdio_command("raw_server", *PLAIN)
     # Twice away from its parent: the second shell's parent ends at once.
     hidden = f"echo \\$\\$ >{tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 600"
     away = f"env -i setsid sh -c 'sh -c \"{hidden}\" &'"
@@ -213,7 +213,7 @@ async def test_a_client_at_the_bridge_goes_on_after_the_daemon_was_killed(
     ("name", "words"), [("one:tool_00000", ["--args", '{"path": "README"}']), ("tool_00000", ["path=README"])]
 )
 def test_a_call_works_without_a_daemon_and_without_a_file(cli: Cli, name: str, words: list[str]) -> None:
-    server = f"one={shlex.join(stdio_words('raw_server', *PLAIN))}"
+    server = f"one={shlex.join(stdio_command('raw_server', *PLAIN))}"
     done = cli("call", name, *words, "--mcp-server", server, "--json")
     assert done.ok().json["structuredContent"] == {"ok": True, "arguments": {"path": "README"}}
     assert cli("status").exit_code == 7
@@ -222,7 +222,7 @@ def test_a_call_works_without_a_daemon_and_without_a_file(cli: Cli, name: str, w
 @pytest.mark.req("BNS-1", "BNS-3")
 def test_one_shot_commands_see_the_flags_servers_beside_the_files(toolcrib_home: Home, cli: Cli) -> None:
     toolcrib_home.write_config({"servers": {"one": entry(*PLAIN)}})
-    two = f"two={shlex.join(stdio_words('raw_server', *PLAIN))}"
+    two = f"two={shlex.join(stdio_command('raw_server', *PLAIN))}"
     listed = cli("tools", "--mcp-server", two, "--json").ok().json["tools"]
     assert {"one:tool_00000", "two:tool_00000"} <= {tool["display"] for tool in listed}
     rows = cli("servers", "--mcp-server", two, "--json").ok().json["servers"]
@@ -274,7 +274,7 @@ async def test_bad_entries_hide_no_good_ones(toolcrib_home: Home, daemon: StartD
 
 def once(home: Home) -> dict[str, Any]:
     """A server that starts once and never again, until `again` is called."""
-    words = stdio_words("raw_server", *PLAIN)
+    words = stdio_command("raw_server", *PLAIN)
     script = 'if [ -e "$0" ]; then echo "not a second time" >&2; exit 3; fi; touch "$0"; exec "$@"'
     args = ["-c", script, str(home.path / "started"), *words]
     return {"command": "/bin/sh", "args": args, "retry": {"backoffMs": 100}}
@@ -338,7 +338,7 @@ async def test_servers_connect_side_by_side_and_a_deaf_one_holds_up_nobody(
     started.mkdir()
     # None answers before all have started: one after the other, none would ever be ready.
     wait = f'touch "$0"; until [ "$(ls {started} | wc -l)" = {len(names)} ]; do sleep 0.05; done; exec "$@"'
-    words = stdio_words("raw_server", *PLAIN)
+    words = stdio_command("raw_server", *PLAIN)
     servers = {name: {"command": "/bin/sh", "args": ["-c", wait, str(started / name), *words]} for name in names}
     running = daemon({"servers": {**servers, "deaf": entry("--deaf")}})
     running.wait_until_ready(*names)
@@ -351,7 +351,7 @@ async def test_servers_connect_side_by_side_and_a_deaf_one_holds_up_nobody(
 
 @pytest.mark.req("BNS-3")
 def test_flags_of_up_add_servers_and_win_over_the_files(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
-    words = shlex.join(stdio_words("raw_server", "--plain", "--tools", "2"))
+    words = shlex.join(stdio_command("raw_server", "--plain", "--tools", "2"))
     running = daemon(
         {"servers": {"one": entry(*PLAIN)}}, "--mcp-server", f"one={words}", "--mcp-server", f"two={words}"
     )

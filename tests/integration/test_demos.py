@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from parts import leftovers, runs
 from parts.daemon import Home
-from parts.runs import Desk, Log
+from parts.runs import Log, ProgramUser
 from parts.sizes import some
 from parts.waiting import wait_for
 from toolcrib.testing.__main__ import step_from
@@ -39,7 +39,7 @@ DEMOS = ROOT / "examples" / "mcp"
 LIMIT = 240.0
 SCRIPT: dict[str, Any] = json.loads((DEMOS / "scripted.json").read_text())
 
-AtDesk = Callable[[str], Desk]
+NewUser = Callable[[str], ProgramUser]
 """Gives a person who uses this program."""
 
 MASKS = (
@@ -59,45 +59,45 @@ MASKS = (
 )
 
 
-def masked(text: str, desk: Desk) -> str:
+def masked(text: str, user: ProgramUser) -> str:
     """Without what differs from run to run and from machine to machine."""
-    text = text.replace(str(DEMOS), "<examples>").replace(str(desk.folder), "<home>")
+    text = text.replace(str(DEMOS), "<examples>").replace(str(user.folder), "<home>")
     for pattern, mask in MASKS:
         text = re.sub(pattern, mask, text, flags=re.MULTILINE)
     return text
 
 
-def check(name: str, printed: str, desk: Desk) -> None:
+def check(name: str, printed: str, user: ProgramUser) -> None:
     file = DEMOS / "expected" / f"{name}.txt"
-    said = masked(printed, desk)
+    output = masked(printed, user)
     if os.environ.get("TOOLCRIB_WRITE_EXPECTED"):
-        file.write_text(said)
+        file.write_text(output)
     # Columns are as wide as what was masked in them.
-    assert re.sub(" {2,}", "  ", said) == re.sub(" {2,}", "  ", file.read_text())
+    assert re.sub(" {2,}", "  ", output) == re.sub(" {2,}", "  ", file.read_text())
 
 
 @pytest.fixture
-def at_desk(toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]) -> Iterator[AtDesk]:
+def new_user(toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]) -> Iterator[NewUser]:
     with contextlib.ExitStack() as stack:
 
-        def sit(client: str) -> Desk:
+        def sit(client: str) -> ProgramUser:
             for name in runs.ALL:
                 parts(name)
-            return stack.enter_context(runs.desk(runs.ALL[client], toolcrib_home, toolcrib_home.project))
+            return stack.enter_context(runs.program_user(runs.ALL[client], toolcrib_home, toolcrib_home.project))
 
         yield sit
 
 
-def environ(desk: Desk) -> dict[str, str]:
+def environ(user: ProgramUser) -> dict[str, str]:
     """Of a person who has Toolcrib in the checkout, and nothing of it at home."""
-    return {name: value for name, value in desk.environ.items() if name != "TOOLCRIB_HOME"}
+    return {name: value for name, value in user.environ.items() if name != "TOOLCRIB_HOME"}
 
 
-def start(desk: Desk, *words: str | Path) -> subprocess.Popen[str]:
+def start(user: ProgramUser, *words: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(word) for word in words],
-        env=environ(desk),
-        cwd=desk.project,
+        env=environ(user),
+        cwd=user.project,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -106,8 +106,8 @@ def start(desk: Desk, *words: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def run(desk: Desk, *words: str | Path) -> str:
-    process = start(desk, *words)
+def run(user: ProgramUser, *words: str | Path) -> str:
+    process = start(user, *words)
     try:
         out, _ = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -117,20 +117,20 @@ def run(desk: Desk, *words: str | Path) -> str:
     return out
 
 
-def processes(desk: Desk) -> list[str]:
+def processes(user: ProgramUser) -> list[str]:
     """All that work for the demo, whichever home it made up for them."""
-    return [process.words for process in leftovers.living() if process.names(desk.home.path)]
+    return [process.words for process in leftovers.living() if process.names(user.home.path)]
 
 
-def nothing_left(desk: Desk) -> None:
-    wait_for(lambda: not processes(desk), "every process to end")
-    assert list(Path(desk.environ["TMPDIR"]).iterdir()) == []
-    assert list(desk.project.iterdir()) == []
-    assert not (desk.home.toolcrib / "state").exists()
+def nothing_left(user: ProgramUser) -> None:
+    wait_for(lambda: not processes(user), "every process to end")
+    assert list(Path(user.environ["TMPDIR"]).iterdir()) == []
+    assert list(user.project.iterdir()) == []
+    assert not (user.home.toolcrib / "state").exists()
 
 
-def logs(desk: Desk) -> list[Log]:
-    folder = desk.folder / ".local" / "state" / "toolcrib-demos" / ".toolcrib" / "runs"
+def logs(user: ProgramUser) -> list[Log]:
+    folder = user.folder / ".local" / "state" / "toolcrib-demos" / ".toolcrib" / "runs"
     return [Log.read(file) for file in sorted(folder.glob("*"))]
 
 
@@ -149,42 +149,42 @@ CALLS = [
 
 @pytest.mark.parametrize("client", sorted(runs.ALL))
 @pytest.mark.usual(client="codex")
-def test_a_scripted_demo_prints_what_is_expected_and_leaves_only_its_logs(at_desk: AtDesk, client: str) -> None:
-    desk = at_desk(client)
-    check(f"{client}_tools_demo", run(desk, DEMOS / f"{client}_tools_demo.sh", "--scripted"), desk)
-    nothing_left(desk)
-    kept = logs(desk)
+def test_a_scripted_demo_prints_what_is_expected_and_leaves_only_its_logs(new_user: NewUser, client: str) -> None:
+    user = new_user(client)
+    check(f"{client}_tools_demo", run(user, DEMOS / f"{client}_tools_demo.sh", "--scripted"), user)
+    nothing_left(user)
+    kept = logs(user)
     assert [calls(log) for log in kept] == CALLS
     assert {log.metadata["conversation"] for log in kept} == {kept[0].metadata["conversation"]}
-    assert [path.name for path in desk.folder.iterdir()] == [".local"], "nothing of the person's own is touched"
+    assert [path.name for path in user.folder.iterdir()] == [".local"], "nothing of the person's own is touched"
     if client == "codex":
-        check("view_last_run_events", run(desk, DEMOS / "view_last_run_events.sh"), desk)
+        check("view_last_run_events", run(user, DEMOS / "view_last_run_events.sh"), user)
 
 
 @pytest.mark.parametrize("client", some(["codex"], ["claude", "gemini"]))
-def test_a_demo_uses_the_persons_own_login_and_the_model_gets_what_the_page_says(at_desk: AtDesk, client: str) -> None:
-    desk = at_desk(client)
+def test_a_demo_uses_the_users_login_and_the_model_gets_what_the_page_says(new_user: NewUser, client: str) -> None:
+    user = new_user(client)
     steps = [step_from(step) for step in SCRIPT["steps"]]
-    with serving(desk.person.agent.provider, steps) as model:
-        desk.use(model.url)
-        before = desk.settings()
-        run(desk, DEMOS / f"{client}_tools_demo.sh")
+    with serving(user.setup.agent.provider, steps) as model:
+        user.use(model.url)
+        before = user.settings()
+        run(user, DEMOS / f"{client}_tools_demo.sh")
     # Gemini CLI tells its model twice what happened before it went on in a session.
     read, first, second, tests, again, review, refused = dict.fromkeys(model.results)
     assert "class Game" in read
-    assert all("written" in told for told in (first, second, review))
+    assert all("written" in reported for reported in (first, second, review))
     assert re.search(r"2 passed|\"passed\": ?2", tests)
     assert "_POINTS[lines]" in again, "what was written is on the disk"
     assert "may not use workspace:write_file" in refused
-    assert [calls(log) for log in logs(desk)] == CALLS
-    assert desk.settings() == before
-    wait_for(lambda: not processes(desk), "every process to end")
-    assert list(desk.project.iterdir()) == []
+    assert [calls(log) for log in logs(user)] == CALLS
+    assert user.settings() == before
+    wait_for(lambda: not processes(user), "every process to end")
+    assert list(user.project.iterdir()) == []
 
 
-def without_pytest(desk: Desk) -> Path:
+def without_pytest(user: ProgramUser) -> Path:
     """The `bin` of an environment with Toolcrib and all that it needs, and without pytest."""
-    folder = desk.home.path / "plain"
+    folder = user.home.path / "plain"
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
     for path in Path(sysconfig.get_path("purelib")).iterdir():
@@ -196,32 +196,33 @@ def without_pytest(desk: Desk) -> Path:
     return program.parent
 
 
-def test_a_demo_without_pytest_shows_that_the_tests_did_not_run(at_desk: AtDesk) -> None:
-    desk = at_desk("codex")
-    path = f"PATH={without_pytest(desk)}{os.pathsep}{desk.environ['PATH']}"
-    printed = run(desk, "env", path, DEMOS / "codex_tools_demo.sh", "--scripted")
-    [told] = [line for line in printed.splitlines() if " workspace:run_tests  " in line and line[0] in "✓✗"]
-    assert told.startswith("✗")
-    assert "pytest" in told
+@pytest.mark.soak
+def test_a_demo_without_pytest_shows_that_the_tests_did_not_run(new_user: NewUser) -> None:
+    user = new_user("codex")
+    path = f"PATH={without_pytest(user)}{os.pathsep}{user.environ['PATH']}"
+    printed = run(user, "env", path, DEMOS / "codex_tools_demo.sh", "--scripted")
+    [reported] = [line for line in printed.splitlines() if " workspace:run_tests  " in line and line[0] in "✓✗"]
+    assert reported.startswith("✗")
+    assert "pytest" in reported
     assert not re.search(r"\bpass(ed)?\b", printed.replace("The result of run_tests says whether the tests pass.", ""))
-    _, second, _ = [calls(log) for log in logs(desk)]
+    _, second, _ = [calls(log) for log in logs(user)]
     assert second[-1] == ("run_tests", "allow", "error")
 
 
-def test_the_demo_in_python_prints_what_is_expected_and_leaves_nothing(at_desk: AtDesk) -> None:
-    desk = at_desk("claude")
-    check("tools_demo", run(desk, sys.executable, DEMOS / "tools_demo.py", "--scripted"), desk)
-    nothing_left(desk)
+def test_the_demo_in_python_prints_what_is_expected_and_leaves_nothing(new_user: NewUser) -> None:
+    user = new_user("claude")
+    check("tools_demo", run(user, sys.executable, DEMOS / "tools_demo.py", "--scripted"), user)
+    nothing_left(user)
 
 
 @pytest.mark.parametrize("words", [("codex_tools_demo.sh", "--scripted"), ("tools_demo.py", "codex", "--scripted")])
-def test_a_demo_that_is_interrupted_leaves_nothing(at_desk: AtDesk, words: tuple[str, ...]) -> None:
-    desk = at_desk("codex")
+def test_a_demo_that_is_interrupted_leaves_nothing(new_user: NewUser, words: tuple[str, ...]) -> None:
+    user = new_user("codex")
     python = (sys.executable,) if words[0].endswith(".py") else ()
-    process = start(desk, *python, DEMOS / words[0], *words[1:])
+    process = start(user, *python, DEMOS / words[0], *words[1:])
 
     def at_work() -> bool:
-        return any("codex exec" in words for words in processes(desk))
+        return any("codex exec" in words for words in processes(user))
 
     try:
         wait_for(at_work, "the program to run")
@@ -232,7 +233,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing(at_desk: AtDesk, words: tuple
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode in (130, -signal.SIGINT), out
-    nothing_left(desk)
+    nothing_left(user)
 
 
 def tetris() -> ModuleType:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
-from parts.own import stdio_words
-from parts.raw_client import INITIALIZE, Connection, Endpoint, Pipe, legacy_request, request
+from parts.raw_client import INITIALIZE, Endpoint, RawConnection, SocketClient, legacy_request, request
+from parts.server_process import stdio_command
 from parts.sizes import FULL
 from parts.waiting import wait_for
 
@@ -25,7 +25,7 @@ LIMIT = 30.0
 
 
 def stdio(name: str, *flags: str) -> dict[str, Any]:
-    words = stdio_words(name, *flags)
+    words = stdio_command(name, *flags)
     return {"command": words[0], "args": words[1:]}
 
 
@@ -66,7 +66,7 @@ def children_of(daemon: Daemon) -> set[int]:
 
 
 @contextlib.contextmanager
-def legacy_stream(daemon: Daemon) -> Iterator[Connection]:
+def legacy_stream(daemon: Daemon) -> Iterator[RawConnection]:
     door = Endpoint(daemon)
     headers = [door.host, door.auth, ("Accept", "text/event-stream"), ("Mcp-Session-Id", door.begin())]
     with door.connect() as connection:
@@ -76,7 +76,7 @@ def legacy_stream(daemon: Daemon) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def listening(daemon: Daemon) -> Iterator[Connection]:
+def listening(daemon: Daemon) -> Iterator[RawConnection]:
     door = Endpoint(daemon)
     with door.connect() as connection:
         connection.send(door.modern_bytes("subscriptions/listen", {"notifications": {"toolsListChanged": True}}))
@@ -86,7 +86,7 @@ def listening(daemon: Daemon) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def half_a_body(daemon: Daemon) -> Iterator[Connection]:
+def half_a_body(daemon: Daemon) -> Iterator[RawConnection]:
     door = Endpoint(daemon)
     with door.connect() as connection:
         connection.send(door.modern_bytes("tools/list")[:-10])
@@ -95,7 +95,7 @@ def half_a_body(daemon: Daemon) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def idle(daemon: Daemon) -> Iterator[Connection]:
+def idle(daemon: Daemon) -> Iterator[RawConnection]:
     door = Endpoint(daemon)
     with door.connect() as connection:
         connection.send(door.modern_bytes("tools/list"))
@@ -104,7 +104,7 @@ def idle(daemon: Daemon) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def call_in_flight(daemon: Daemon) -> Iterator[Connection]:
+def call_in_flight(daemon: Daemon) -> Iterator[RawConnection]:
     door = Endpoint(daemon)
     with door.connect() as connection:
         connection.send(door.modern_bytes("tools/call", {"name": "raw_never", "arguments": {}}))
@@ -113,7 +113,7 @@ def call_in_flight(daemon: Daemon) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def huge_answer_unread(daemon: Daemon) -> Iterator[Connection]:
+def huge_answer_unread(daemon: Daemon) -> Iterator[RawConnection]:
     door = Endpoint(daemon)
     with door.connect() as connection:
         connection.send(door.modern_bytes("tools/call", {"name": "raw_huge", "arguments": {"bytes": 50_000_000}}))
@@ -122,15 +122,15 @@ def huge_answer_unread(daemon: Daemon) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def bridge(daemon: Daemon) -> Iterator[Pipe]:
-    with Pipe(daemon) as pipe:
+def bridge(daemon: Daemon) -> Iterator[SocketClient]:
+    with SocketClient(daemon) as pipe:
         pipe.ask(INITIALIZE)
         yield pipe
 
 
 @contextlib.contextmanager
-def bridge_with_a_call(daemon: Daemon) -> Iterator[Pipe]:
-    with Pipe(daemon) as pipe:
+def bridge_with_a_call(daemon: Daemon) -> Iterator[SocketClient]:
+    with SocketClient(daemon) as pipe:
         pipe.ask(INITIALIZE)
         pipe.send(legacy_request("tools/call", {"name": "raw_never", "arguments": {}}, id=9))
         _wait_for_flight(Endpoint(daemon))
@@ -138,8 +138,8 @@ def bridge_with_a_call(daemon: Daemon) -> Iterator[Pipe]:
 
 
 @contextlib.contextmanager
-def bridge_that_does_not_read(daemon: Daemon) -> Iterator[Pipe]:
-    with Pipe(daemon) as pipe:
+def bridge_that_does_not_read(daemon: Daemon) -> Iterator[SocketClient]:
+    with SocketClient(daemon) as pipe:
         pipe.ask(request("tools/list", id=1))
         pipe.send(request("tools/call", {"name": "raw_huge", "arguments": {"bytes": 20_000_000}}, id=9))
         assert pipe._file.peek(1)
@@ -147,10 +147,10 @@ def bridge_that_does_not_read(daemon: Daemon) -> Iterator[Pipe]:
 
 
 @contextlib.contextmanager
-def followed_log(daemon: Daemon) -> Iterator[Pipe]:
-    with Pipe(daemon, bridge=False) as pipe:
+def followed_log(daemon: Daemon) -> Iterator[SocketClient]:
+    with SocketClient(daemon, bridge=False) as pipe:
         pipe.send(b'{"jsonrpc":"2.0","id":1,"method":"log:tail","params":{"follow":true}}')
-        pipe.told()
+        pipe.message()
         yield pipe
 
 

@@ -24,7 +24,7 @@ from mcp.shared.exceptions import MCPError
 from integration.kept import kept_open
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Daemon, Home, StartDaemon
-from parts.own import StartServer, stdio_words
+from parts.server_process import StartServer, stdio_command
 from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -32,12 +32,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 LIMIT = 60.0
 
 UPSTREAMS = {
-    "stdio_modern": ("own_v2", "--modern-only"),
-    "stdio_legacy": ("own_v1",),
-    "http_modern": ("own_v2", "--modern-only"),
-    "http_legacy": ("own_v1",),
-    "sse_legacy": ("own_v1",),
-    "ws_legacy": ("own_v1",),
+    "stdio_modern": ("sdk_v2", "--modern-only"),
+    "stdio_legacy": ("sdk_v1",),
+    "http_modern": ("sdk_v2", "--modern-only"),
+    "http_legacy": ("sdk_v1",),
+    "sse_legacy": ("sdk_v1",),
+    "ws_legacy": ("sdk_v1",),
 }
 WAYS = {"endpoint": at_endpoint, "bridge": through_bridge}
 CLIENTS = list(itertools.product(("modern", "legacy"), WAYS))
@@ -91,7 +91,7 @@ def fleet(
     seen_files = {name: shared_home.path / f"{name}.seen" for name in UPSTREAMS}
     for name, (program, *flags) in UPSTREAMS.items():
         transport = name.partition("_")[0]
-        words = stdio_words(program, *flags, "--seen", str(seen_files[name]))
+        words = stdio_command(program, *flags, "--seen", str(seen_files[name]))
         if transport == "stdio":
             servers[name] = {"command": words[0], "args": words[1:]}
         else:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from parts.daemon import Daemon, Home, StartDaemon
-from parts.own import stdio_words
-from parts.raw_client import META, Connection, Endpoint, legacy_request, notice, request
+from parts.raw_client import META, Endpoint, RawConnection, legacy_request, notice, request
+from parts.server_process import stdio_command
 from parts.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-SERVERS = {"modern": ("own_v2", "--modern-only"), "legacy": ("own_v1",)}
+SERVERS = {"modern": ("sdk_v2", "--modern-only"), "legacy": ("sdk_v1",)}
 _numbers = itertools.count(1)
 
 every_server = pytest.mark.parametrize("server", SERVERS)
@@ -37,7 +37,7 @@ def running(
     shared_home: Home, start_shared_daemon: StartDaemon, seen: Path, parts: Callable[[str], list[str]]
 ) -> Daemon:
     parts("mcp-v1")
-    words = {name: stdio_words(*flags, "--seen", str(seen)) for name, flags in SERVERS.items()}
+    words = {name: stdio_command(*flags, "--seen", str(seen)) for name, flags in SERVERS.items()}
     daemon = start_shared_daemon(
         {"servers": {name: {"command": given[0], "args": given[1:]} for name, given in words.items()}}
     )
@@ -79,7 +79,7 @@ class Caller:
     def call(self, tool: str, arguments: dict[str, Any] | None = None, **more: Any) -> tuple[dict[str, str], list[Any]]:
         return self.ask("tools/call", {"name": tool, "arguments": arguments or {}}, **more)
 
-    def changes(self, connection: Connection) -> None:
+    def changes(self, connection: RawConnection) -> None:
         """Begins to listen for changes of the list, and returns when the daemon listens too."""
         if self.session is None:
             connection.send(

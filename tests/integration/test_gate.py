@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import Cli, Daemon, StartDaemon
-from parts.own import stdio_words
+from parts.daemon import Cli, Daemon, StartDaemon, nothing_left_behind, shared_daemon
 from parts.raw_client import (
     CAPABILITIES_KEY,
     INITIALIZE,
@@ -25,11 +24,10 @@ from parts.raw_client import (
     Endpoint,
     Header,
     legacy_request,
-    nothing_left_behind,
     notice,
-    own_daemon,
     request,
 )
+from parts.server_process import stdio_command
 from parts.waiting import wait_for
 from toolcrib import http_server
 from toolcrib.gateway.messages import MAX_BODY
@@ -38,14 +36,14 @@ __all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("KSI-1", "BNS-10")
 
-RAW = stdio_words("raw_server")
+RAW = stdio_command("raw_server")
 LIST = request("tools/list")
 LIST_HEADERS = [("MCP-Protocol-Version", MODERN), ("Mcp-Method", "tools/list")]
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    with own_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
+    with shared_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
         yield daemon
 
 

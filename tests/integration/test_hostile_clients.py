@@ -11,32 +11,21 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import Daemon
-from parts.own import stdio_words
-from parts.raw_client import (
-    INITIALIZE,
-    META,
-    Connection,
-    Endpoint,
-    Pipe,
-    legacy_request,
-    nothing_left_behind,
-    notice,
-    own_daemon,
-    request,
-)
+from parts.daemon import Daemon, nothing_left_behind, shared_daemon
+from parts.raw_client import INITIALIZE, META, Endpoint, RawConnection, SocketClient, legacy_request, notice, request
+from parts.server_process import stdio_command
 
 __all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("KSI-1", "BNS-10")
 
-RAW = stdio_words("raw_server")
+RAW = stdio_command("raw_server")
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    with own_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
+    with shared_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
         yield daemon
 
 
@@ -82,17 +71,17 @@ HOSTILE = {
     "very deep lists": (b"[" * 1_000_000, PARSE_ERROR, "deeper"),
     "very deep and closed": (b"[" * 500_000 + b"]" * 500_000, PARSE_ERROR, "deeper"),
     "a key twice in the envelope": (b'{"method":"a","method":"tools/list","id":1}', PARSE_ERROR, "twice"),
-    "a key twice in the params": (call("{}", more=',"name":"raw_die"'), PARSE_ERROR, "'name' stands twice"),
+    "a key twice in the params": (call("{}", more=',"name":"raw_die"'), PARSE_ERROR, "'name' appears twice"),
     "arguments twice, once in capitals": (
         call('{"path":"a"}', more=',"Arguments":{"path":"/etc/passwd"}'),
         INVALID_PARAMS,
-        "small letters",
+        "lower case",
     ),
-    "a name twice, once in capitals": (call("{}", more=',"NAME":"raw_die"'), INVALID_PARAMS, "small letters"),
-    "meta twice, once in capitals": (call("{}", more=',"_META":{}'), INVALID_PARAMS, "small letters"),
-    "a key twice in the arguments": (call('{"path":"a","path":"b"}'), PARSE_ERROR, "'path' stands twice"),
-    "a key twice, once escaped": (call(r'{"path":"a","p\u0061th":"b"}'), PARSE_ERROR, "'path' stands twice"),
-    "a key twice, far down": (call('{"path":[{"x":[{"k":1,"k":1}]}]}'), PARSE_ERROR, "'k' stands twice"),
+    "a name twice, once in capitals": (call("{}", more=',"NAME":"raw_die"'), INVALID_PARAMS, "lower case"),
+    "meta twice, once in capitals": (call("{}", more=',"_META":{}'), INVALID_PARAMS, "lower case"),
+    "a key twice in the arguments": (call('{"path":"a","path":"b"}'), PARSE_ERROR, "'path' appears twice"),
+    "a key twice, once escaped": (call(r'{"path":"a","p\u0061th":"b"}'), PARSE_ERROR, "'path' appears twice"),
+    "a key twice, far down": (call('{"path":[{"x":[{"k":1,"k":1}]}]}'), PARSE_ERROR, "'k' appears twice"),
     "a batch": (b"[" + request("tools/list") + b"]", INVALID_REQUEST, "single"),
     "an empty batch": (b"[]", INVALID_REQUEST, "single"),
     "a string": (b'"tools/list"', INVALID_REQUEST, "single"),
@@ -134,7 +123,7 @@ ODD_ARGUMENTS = {
 }
 
 
-def still_fine(door: Endpoint, connection: Connection) -> None:
+def still_fine(door: Endpoint, connection: RawConnection) -> None:
     """A normal call works on the same connection, and on a new one."""
     connection.send(door.modern_bytes("tools/call", {"name": "raw_ok", "arguments": {"path": "x"}}))
     assert connection.answer().result["structuredContent"] == {"ok": True, "arguments": {"path": "x"}}
@@ -158,10 +147,10 @@ def test_a_hostile_body_is_told_why_and_the_connection_goes_on(door: Endpoint, n
 )
 def test_a_hostile_line_is_told_why_and_the_bridge_goes_on(shared: Daemon, name: str) -> None:
     body, code, says = HOSTILE[name]
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         assert "result" in pipe.ask(request("tools/list", id="before"))
         pipe.send(body)
-        error = pipe.told()["error"]
+        error = pipe.message()["error"]
         assert error["code"] == code
         assert says in error["message"]
         assert "result" in pipe.ask(request("tools/call", {"name": "raw_ok", "arguments": {}}, id="after"))
@@ -176,7 +165,7 @@ def test_a_call_of_nothing_is_refused(door: Endpoint, shared: Daemon, name: str)
         assert answer.status == 400
         assert answer.error["code"] in (INVALID_PARAMS, -32020)
         still_fine(door, connection)
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         error = pipe.ask(body)["error"]
         assert error["code"] == INVALID_PARAMS
         assert says in error["message"]
@@ -203,7 +192,7 @@ def test_any_lawful_id_comes_back_byte_for_byte(door: Endpoint, shared: Daemon, 
     answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_ok")), body)
     assert answer.status == 200
     assert answer.body.startswith(b'{"jsonrpc":"2.0","id":' + id.encode() + b",")
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         pipe.send(body)
         assert pipe.line().startswith(b'{"jsonrpc":"2.0","id":' + id.encode() + b",")
 
@@ -229,33 +218,33 @@ def test_a_notification_never_harms(door: Endpoint, shared: Daemon, params: Any,
         assert connection.answer().status == 202
         connection.send(door.legacy_bytes(session, legacy_request("ping")))
         assert connection.answer().result == {}
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         pipe.ask(INITIALIZE)
         pipe.send(notice(method, params))
         assert pipe.ask(legacy_request("ping"))["result"] == {}
 
 
 def test_a_cancellation_beyond_all_numbers_never_harms(shared: Daemon) -> None:
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         pipe.ask(INITIALIZE)
         pipe.send(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1e999}}')
         assert pipe.ask(legacy_request("ping"))["result"] == {}
 
 
 def test_ten_thousand_lines_of_garbage_are_each_answered(shared: Daemon, door: Endpoint) -> None:
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         pipe.ask(INITIALIZE)
         block = b"\n".join([b"garbage", b"{}", b"[1,2", b"\xff\xfe", b'{"id":1}'] * 100)
         for _ in range(20):
             pipe.send(block)
             for _ in range(500):
-                assert pipe.told()["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
+                assert pipe.message()["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
         assert pipe.ask(legacy_request("ping"))["result"] == {}
     assert door.call("raw_ok").status == 200
 
 
 def test_a_line_beyond_all_size_is_told_so(shared: Daemon, door: Endpoint) -> None:
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         pipe.ask(INITIALIZE)
         block = b"x" * 1_000_000
         try:
@@ -263,13 +252,13 @@ def test_a_line_beyond_all_size_is_told_so(shared: Daemon, door: Endpoint) -> No
                 pipe._socket.sendall(block)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        error = pipe.told()["error"]
+        error = pipe.message()["error"]
         assert (error["code"], "too large" in error["message"]) == (PARSE_ERROR, True)
     assert door.call("raw_ok").status == 200
 
 
 def test_a_client_that_sends_and_never_reads_harms_nobody_else(shared: Daemon, door: Endpoint) -> None:
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         pipe.send(INITIALIZE)
         pipe._socket.settimeout(0.5)
         big = legacy_request("tools/call", {"name": "raw_huge", "arguments": {"bytes": 2_000_000}})
@@ -284,7 +273,7 @@ def test_a_client_that_sends_and_never_reads_harms_nobody_else(shared: Daemon, d
 
 
 def test_a_client_that_goes_away_in_the_middle_of_a_line_harms_nobody(shared: Daemon, door: Endpoint) -> None:
-    pipe = Pipe(shared)
+    pipe = SocketClient(shared)
     pipe.ask(INITIALIZE)
     pipe._socket.sendall(b'{"jsonrpc":"2.0","id":5,"meth')
     pipe.close()
@@ -317,21 +306,21 @@ COMMANDS: dict[str, tuple[bytes, str]] = {
 @pytest.mark.req("KSI-6")
 def test_a_bad_command_is_told_why_and_the_next_one_is_answered(shared: Daemon, name: str) -> None:
     line, says = COMMANDS[name]
-    with Pipe(shared, bridge=False) as pipe:
+    with SocketClient(shared, bridge=False) as pipe:
         pipe.send(line)
-        error = pipe.told()["error"]
+        error = pipe.message()["error"]
         assert says in error["message"]
         pipe.send(b'{"jsonrpc":"2.0","id":2,"method":"system:health","params":{}}')
-        assert pipe.told()["result"]["healthy"] is True
+        assert pipe.message()["result"]["healthy"] is True
 
 
 @pytest.mark.parametrize("root", ["relative", "/nowhere/at/all", "/dev/null", "\0", "x" * 5000, 5, None, []])
 def test_a_bridge_from_an_odd_place_is_answered_or_told_why(shared: Daemon, root: Any) -> None:
-    with Pipe(shared, bridge=False) as pipe:
+    with SocketClient(shared, bridge=False) as pipe:
         pipe.send(notice("toolcrib/bridge", {"root": root}) + b"\n" + legacy_request("ping"))
-        told = pipe.told()
+        told = pipe.message()
         while "method" in told:
-            told = pipe.told()
+            told = pipe.message()
         assert "result" in told or told["error"]["message"]
 
 
@@ -342,10 +331,10 @@ def test_megabytes_of_brackets_are_refused_and_nobody_else_waits(door: Endpoint,
     answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_nothing")), body)
     assert (answer.status, answer.error["code"]) == (413, INVALID_REQUEST)
     assert "131072 values" in answer.error["message"]
-    with Pipe(shared) as pipe, Pipe(shared, bridge=False) as socket:
+    with SocketClient(shared) as pipe, SocketClient(shared, bridge=False) as socket:
         for line in (pipe, socket):
             line.send(body)
-            assert "131072 values" in line.told()["error"]["message"]
+            assert "131072 values" in line.message()["error"]["message"]
     assert door.call("raw_ok").status == 200
 
 
@@ -367,7 +356,7 @@ def test_whoever_is_rejected_cannot_keep_the_connection(door: Endpoint, wrong: s
         "another path": rejected(door).replace(b"/mcp", b"/other"),
         "a wrong token": rejected(door).replace(b"Content", b"Authorization: Bearer wrong\r\nContent"),
     }[wrong]
-    with Connection(door.port) as connection:
+    with RawConnection(door.port) as connection:
         connection.send(asked)
         answer = connection.answer()
         assert answer.status in {401, 404, 421}
@@ -378,12 +367,12 @@ def test_whoever_is_rejected_cannot_keep_the_connection(door: Endpoint, wrong: s
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the daemon's limit is lowered from outside")
 @pytest.mark.parametrize("who", ["nobody", "half a request", "rejected", "an agent"])
 def test_no_number_of_connections_locks_others_out(who: str) -> None:
-    with own_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
+    with shared_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
         door = Endpoint(daemon)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (200, 200))
         with contextlib.ExitStack() as held:
             for _ in range(400):
-                connection = held.enter_context(Connection(door.port))
+                connection = held.enter_context(RawConnection(door.port))
                 # One that was ended already does not take what is sent.
                 with contextlib.suppress(ConnectionError):
                     if who == "half a request":

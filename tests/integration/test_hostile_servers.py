@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import Daemon, StartDaemon
-from parts.own import stdio_words
-from parts.raw_client import Endpoint, HttpAnswer, Pipe, legacy_request, nothing_left_behind, own_daemon, request
+from parts.daemon import Daemon, StartDaemon, nothing_left_behind, shared_daemon
+from parts.raw_client import Endpoint, RawAnswer, SocketClient, legacy_request, request
+from parts.server_process import stdio_command
 from parts.waiting import wait_for
 
 __all__ = ["nothing_left_behind"]
@@ -26,7 +26,7 @@ LEGAL = re.compile(r"[a-zA-Z0-9_-]{1,48}")
 
 
 def stdio(name: str, *flags: str, **more: Any) -> dict[str, Any]:
-    words = stdio_words(name, *flags)
+    words = stdio_command(name, *flags)
     return {"command": words[0], "args": words[1:], **more}
 
 
@@ -35,7 +35,7 @@ def shared() -> Iterator[Daemon]:
     servers = {era: stdio("raw_server", "--era", era, call_timeout=30) for era in ERAS}
     servers |= {f"say-{era}": stdio("scripted_server", "--era", era) for era in ERAS}
     servers["healthy"] = stdio("raw_server", "--plain", "--tools", "3", "--task")
-    with own_daemon({"servers": servers}, ready=list(servers)) as daemon:
+    with shared_daemon({"servers": servers}, ready=list(servers)) as daemon:
         yield daemon
 
 
@@ -56,7 +56,7 @@ def healthy(door: Endpoint) -> bool:
     return bool(door.call("healthy_tool_00000").result["structuredContent"]["ok"])
 
 
-def say(door: Endpoint, era: str, *lines: bytes) -> HttpAnswer:
+def say(door: Endpoint, era: str, *lines: bytes) -> RawAnswer:
     """Has the server say these lines, `@ID@` being the id of the request."""
     return door.call(f"say-{era}_say", {"lines": [base64.b64encode(line).decode() for line in lines]})
 
@@ -162,7 +162,7 @@ def test_the_first_of_two_answers_counts(door: Endpoint, era: str) -> None:
 def test_an_answer_that_is_not_mcp_is_told_to_the_model(door: Endpoint, era: str, line: bytes) -> None:
     told = say(door, era, line).result
     assert told["isError"] is True
-    assert "not MCP" in told["content"][0]["text"]
+    assert "invalid MCP" in told["content"][0]["text"]
     assert f"say-{era}" in told["content"][0]["text"]
 
 
@@ -262,7 +262,7 @@ def test_fifty_megabytes_arrive_at_the_endpoint_in_both_eras(door: Endpoint, ser
 def test_fifty_megabytes_arrive_over_the_bridge(shared: Daemon, era: str) -> None:
     size = 50_000_000
     params = {"name": "modern_huge", "arguments": {"bytes": size}}
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         if era == "legacy":
             pipe.ask(legacy_request("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}}, id=0))
             pipe.send(legacy_request("tools/call", params, id=5))
@@ -358,9 +358,9 @@ def test_listings_of_every_wrong_shape_hide_nothing_but_themselves(daemon: Start
 
     crib = sum(name.startswith("crib_") for name in [t["name"] for t in door.modern("tools/list").result["tools"]])
     tools_now = wait_for(listed, "all tools to be listed")
-    with Pipe(started, bridge=False) as pipe:
+    with SocketClient(started, bridge=False) as pipe:
         pipe.send(b'{"jsonrpc":"2.0","id":1,"method":"tool:list","params":{}}')
-        shown = {tool["display"] for tool in pipe.told()["result"]["tools"] if tool["server"] != "crib"}
+        shown = {tool["display"] for tool in pipe.message()["result"]["tools"] if tool["server"] != "crib"}
     assert shown == {*wanted, *(f"odd:{tool['name']}" for tool in tools)}
     assert all(LEGAL.fullmatch(name) for name in tools_now)
     assert len(tools_now) == len(shown) + crib

@@ -15,21 +15,11 @@ from typing import Any
 
 import pytest
 
-from parts.crowd import ERAS, AgentEndpoint, Member, Owner, all_at_once, changes, heard, nonce_of, refusal
-from parts.daemon import Daemon
-from parts.raw_client import (
-    INITIALIZE,
-    LEGACY,
-    Endpoint,
-    Header,
-    HttpAnswer,
-    legacy_request,
-    nothing_left_behind,
-    notice,
-    own_daemon,
-)
+from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, Owner, all_at_once, changes, heard, nonce_of, refusal
+from parts.daemon import Daemon, nothing_left_behind, shared_daemon
+from parts.raw_client import INITIALIZE, LEGACY, Endpoint, Header, RawAnswer, legacy_request, notice
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 
 __all__ = ["nothing_left_behind"]
 
@@ -55,12 +45,12 @@ class Crowd:
         number = int(name.removeprefix("a"))
         return f"w{number % SERVERS}_{TOOLS[number // SERVERS]}"
 
-    def member(self, name: str, era: str, **more: Any) -> Member:
-        return Member(self.daemon, name, self.tokens[name], era, **more)
+    def member(self, name: str, era: str, **more: Any) -> AgentClient:
+        return AgentClient(self.daemon, name, self.tokens[name], era, **more)
 
-    def newcomer(self, name: str, era: str, *allowed: str, **more: Any) -> Member:
+    def newcomer(self, name: str, era: str, *allowed: str, **more: Any) -> AgentClient:
         """An agent of one test alone."""
-        return Member(self.daemon, name, self.owner.add(name, *allowed, **more), era)
+        return AgentClient(self.daemon, name, self.owner.add(name, *allowed, **more), era)
 
     def release(self) -> None:
         """Every held call is answered."""
@@ -76,7 +66,7 @@ class Crowd:
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
     notes = Notes(Path(tmp_path_factory.mktemp("notes")) / "seen")
     servers = {f"w{number}": notes.server(*TOOLS, era=ERAS[number % 2]) for number in range(SERVERS)}
-    with own_daemon({"servers": servers}, ready=list(servers)) as daemon:
+    with shared_daemon({"servers": servers}, ready=list(servers)) as daemon:
         owner = Owner(daemon)
         tokens = {}
         for number in range(AGENTS):
@@ -86,20 +76,20 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
 
 
 @pytest.fixture
-def everybody(crowd: Crowd) -> Iterator[list[Member]]:
+def everybody(crowd: Crowd) -> Iterator[list[AgentClient]]:
     """A client for each agent: of either era in turn, over every server's era."""
     with contextlib.ExitStack() as stack:
         members = all_at_once(lambda pair: crowd.member(pair[1], ERAS[(pair[0] // 2) % 2]), enumerate(crowd.tokens))
         yield [stack.enter_context(member) for member in members]
 
 
-def test_two_hundred_agents_at_once_each_see_only_their_own_tools(crowd: Crowd, everybody: list[Member]) -> None:
+def test_two_hundred_agents_at_once_each_see_only_their_own_tools(crowd: Crowd, everybody: list[AgentClient]) -> None:
     assert Counter(member.era for member in everybody) == {"modern": AGENTS / 2, "legacy": AGENTS / 2}
-    assert all_at_once(Member.tools, everybody) == [{crowd.tool(member.name)} for member in everybody]
+    assert all_at_once(AgentClient.tools, everybody) == [{crowd.tool(member.name)} for member in everybody]
 
 
 def test_two_hundred_calls_under_way_with_one_id_are_each_answered_to_their_own_caller(
-    crowd: Crowd, everybody: list[Member]
+    crowd: Crowd, everybody: list[AgentClient]
 ) -> None:
     for member in everybody:
         member.send_call(crowd.tool(member.name), nonce=f"own-{member.name}", hold=True)
@@ -107,7 +97,7 @@ def test_two_hundred_calls_under_way_with_one_id_are_each_answered_to_their_own_
     crowd.wait_for_calls(wanted)
     crowd.release()
     for member in everybody:
-        answer = member.told()
+        answer = member.answer()
         assert json.loads(answer.message)["id"] == 0
         told = answer.result["structuredContent"]
         assert (told["nonce"], f"_{told['tool']}") == (f"own-{member.name}", crowd.tool(member.name)[2:])
@@ -116,11 +106,11 @@ def test_two_hundred_calls_under_way_with_one_id_are_each_answered_to_their_own_
 
 
 def test_no_agent_can_call_the_tool_of_any_other(
-    crowd: Crowd, everybody: list[Member], sized: Callable[[int, int], int]
+    crowd: Crowd, everybody: list[AgentClient], sized: Callable[[int, int], int]
 ) -> None:
     step = AGENTS // sized(8, AGENTS)
 
-    def try_all(member: Member) -> None:
+    def try_all(member: AgentClient) -> None:
         for other in crowd.tokens:
             if other != member.name:
                 told = refusal(member.call(crowd.tool(other), nonce=f"stolen-{member.name}"))
@@ -229,7 +219,7 @@ CREDENTIALS: dict[str, Credential] = {
 }
 
 
-def ask_with(door: AgentEndpoint, request_bytes: bytes, credentials: list[Header]) -> HttpAnswer:
+def ask_with(door: AgentEndpoint, request_bytes: bytes, credentials: list[Header]) -> RawAnswer:
     """The request with other credentials than the endpoint's own."""
     own = f"Authorization: {door.auth[1]}\r\n".encode()
     assert request_bytes.count(own) == 1
@@ -273,7 +263,7 @@ def test_a_session_of_another_is_as_unknown_as_one_that_never_was(crowd: Crowd, 
         assert told[0].body == told[1].body
         # Nothing of the owner's was touched: its call is answered, its stream and its session go on.
         crowd.release()
-        assert nonce_of(victim.told()) == f"kept-{route}"
+        assert nonce_of(victim.answer()) == f"kept-{route}"
         assert victim.ask("ping").result == {}
         crowd.owner.deny("a000", f"w3:{route}")
         assert open_.event()["method"] == "notifications/tools/list_changed"
@@ -323,7 +313,7 @@ def test_a_cancellation_reaches_nobody_elses_call(crowd: Crowd, era: str) -> Non
         crowd.wait_for_calls({f"mine-{era}", *(f"{era} {who}" for who in others)})
         for who, other in others.items():
             other.cancel()
-            assert "cancelled" in refusal(other.told()), who
+            assert "cancelled" in refusal(other.answer()), who
         gone = crowd.member("a010", "modern")
         gone.send_call(crowd.tool("a010"), nonce=f"gone-{era}", hold=True)
         crowd.wait_for_calls({f"gone-{era}"})
@@ -331,16 +321,16 @@ def test_a_cancellation_reaches_nobody_elses_call(crowd: Crowd, era: str) -> Non
         taken = {f"gone-{era}", *(f"{era} {who}" for who in others)}
         wait_for(lambda: taken <= set(crowd.notes.cancelled()), "the witness to hear of each cancellation")
         crowd.release()
-        assert nonce_of(victim.told()) == f"mine-{era}"
+        assert nonce_of(victim.answer()) == f"mine-{era}"
         assert f"mine-{era}" not in crowd.notes.cancelled()
 
 
-def test_progress_with_one_token_comes_to_its_own_caller_alone(crowd: Crowd, everybody: list[Member]) -> None:
+def test_progress_with_one_token_comes_to_its_own_caller_alone(crowd: Crowd, everybody: list[AgentClient]) -> None:
     some = everybody[:40]
 
-    def work(member: Member) -> None:
+    def work(member: AgentClient) -> None:
         member.send_call(crowd.tool(member.name), meta={"progressToken": 0}, nonce=f"p-{member.name}", progress=5)
-        answer = member.told()
+        answer = member.answer()
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: ")]
         reports = [line["params"] for line in lines if line.get("method") == "notifications/progress"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from parts import leftovers, runs
-from parts.crowd import Member, Owner
+from parts.agent_clients import AgentClient, Owner
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.waiting import wait_for
 from toolcrib.agent_loop.events import RunFinished
@@ -113,11 +113,11 @@ def test_a_job_may_not_do_what_its_submitter_may_not(toolcrib_home: Home, daemon
         running = start(daemon, model)
         allowed = ("crib:job_*", "workspace:read_file")
         token = Owner(running).add("bounded", *allowed, workdir=str(toolcrib_home.project))
-        with Member(running, "bounded", token, "modern") as member:
-            assert member.tools() == {"workspace_read_file", *TOOLS}
-            told = member.call("submit_job", prompt="look", profile="trusted").result["structuredContent"]
-            done = member.call("crib_job_result", job=told["job"], wait=LIMIT).result["structuredContent"]
-            refused = member.call("submit_job", prompt="x", model="openai:dear").result
+        with AgentClient(running, "bounded", token, "modern") as client:
+            assert client.tools() == {"workspace_read_file", *TOOLS}
+            told = client.call("submit_job", prompt="look", profile="trusted").result["structuredContent"]
+            done = client.call("crib_job_result", job=told["job"], wait=LIMIT).result["structuredContent"]
+            refused = client.call("submit_job", prompt="x", model="openai:dear").result
     assert done["status"] == "done", done
     assert {tool.name for tool in model.offered} == {"workspace_read_file", *TOOLS - {"submit_job"}}
     assert refused["isError"] is True
@@ -127,22 +127,22 @@ def test_a_job_may_not_do_what_its_submitter_may_not(toolcrib_home: Home, daemon
 def test_the_tools_of_jobs_go_by_both_names_and_only_to_those_who_may_use_them(daemon: StartDaemon) -> None:
     running = daemon({"jobs": {}})
     owner = Owner(running)
-    with Member(running, "r", owner.add("r", profile="read-only"), "modern") as member:
-        assert TOOLS & member.tools() == {"list_jobs", "get_job_result"}
+    with AgentClient(running, "r", owner.add("r", profile="read-only"), "modern") as client:
+        assert TOOLS & client.tools() == {"list_jobs", "get_job_result"}
         for name in ("list_jobs", "crib_job_list", "mcp_crib_job_list", "crib:job_list"):
-            assert member.call(name).result["structuredContent"] == {"jobs": [], "total": 0}
-        assert "may not use crib:job_submit" in member.call("submit_job", prompt="p").result["content"][0]["text"]
-    with Member(running, "d", owner.add("d", profile="developer"), "legacy") as member:
-        assert member.tools() > TOOLS
-        refused = member.call("crib_job_submit", prompt="p").result["content"][0]["text"]
+            assert client.call(name).result["structuredContent"] == {"jobs": [], "total": 0}
+        assert "may not use crib:job_submit" in client.call("submit_job", prompt="p").result["content"][0]["text"]
+    with AgentClient(running, "d", owner.add("d", profile="developer"), "legacy") as client:
+        assert client.tools() > TOOLS
+        refused = client.call("crib_job_submit", prompt="p").result["content"][0]["text"]
         assert "none is configured for jobs" in refused
 
 
 def test_agents_are_offered_jobs_only_where_the_person_wants_them(daemon: StartDaemon, cli: Cli) -> None:
     running = daemon({})
-    with Member(running, "t", Owner(running).add("t", profile="trusted"), "modern") as member:
-        assert not TOOLS & member.tools()
-        refused = member.call("crib_raw_command", command="job:submit", parameters={"prompt": "p"}).result
+    with AgentClient(running, "t", Owner(running).add("t", profile="trusted"), "modern") as client:
+        assert not TOOLS & client.tools()
+        refused = client.call("crib_raw_command", command="job:submit", parameters={"prompt": "p"}).result
         assert "There is no tool" in refused["content"][0]["text"]
     told = cli("job", "submit", "p")
     assert "none is configured for jobs" in told.err
@@ -181,7 +181,7 @@ def test_a_killed_daemon_takes_its_jobs_along_and_the_next_one_says_so_and_asks_
         again = start(daemon, model, max_running=1)
         told = again.command("job:result", job=ran)
         assert (told["status"], told["text"]) == ("interrupted", "")
-        assert "not begun again" in told["error"]
+        assert "not started again" in told["error"]
         assert again.command("job:result", job=waited, wait=LIMIT)["status"] == "done"
     asked = [one.asked[-1] for one in model.conversations]
     assert asked.count("think") == 1
@@ -225,7 +225,7 @@ def test_a_time_limit_that_is_no_number_is_refused_in_words(daemon: StartDaemon,
     daemon({})
     told = cli("job", "submit", "p", "--timeout", "nan")
     assert (told.exit_code, told.out) == (2, "")
-    assert "nan is no number of seconds" in told.err
+    assert "nan is not a number of seconds" in told.err
 
 
 def test_without_a_daemon_jobs_say_how_to_start_one(cli: Cli) -> None:
@@ -245,16 +245,16 @@ def test_a_job_can_be_a_coding_agent_s_run(
     person = runs.ALL["claude"]
     steps = [Call("workspace_read_file", {"path": "report.txt"}), Say("It is 42.")]
     with (
-        runs.desk(person, toolcrib_home, project) as desk,
+        runs.program_user(person, toolcrib_home, project) as user,
         serving(person.agent.provider, steps) as model,
     ):
-        desk.use(model.url)
-        running = daemon({"jobs": {"programs": ["claude"]}}, env=desk.environ)
+        user.use(model.url)
+        running = daemon({"jobs": {"programs": ["claude"]}}, env=user.environ)
         token = Owner(running).add("lead", profile="developer", workdir=str(project))
-        with Member(running, "lead", token, "modern") as member:
+        with AgentClient(running, "lead", token, "modern") as client:
             asked = {"prompt": "What is the profit?", "with": "claude"}
-            told = member.call("submit_job", **asked).result["structuredContent"]
-            done = member.call("get_job_result", job=told["job"], wait=LIMIT).result["structuredContent"]
+            told = client.call("submit_job", **asked).result["structuredContent"]
+            done = client.call("get_job_result", job=told["job"], wait=LIMIT).result["structuredContent"]
         assert (done["status"], done["text"]) == ("done", "It is 42."), done
         assert any("profit: 42" in text for one in model.conversations for text in one.results)
         [read] = entries(running, tool="workspace:read_file", kind="outcome")
@@ -262,7 +262,7 @@ def test_a_job_can_be_a_coding_agent_s_run(
         assert done["agent"].startswith("claude-")
         [added] = entries(running, agent=done["agent"], outcome="agent added")
         assert added["detail"]["parent"] == "lead"
-        rest = [one.words for one in desk.processes() if one.pid != running.pid]
+        rest = [one.words for one in user.processes() if one.pid != running.pid]
         assert not rest, "when the result is there, nothing of the run is left"
 
 
@@ -280,15 +280,15 @@ def test_the_page_s_job_of_a_coding_agent_runs_as_written_and_reads_no_file_that
     parts("claude")
     person = runs.ALL["claude"]
     with (
-        runs.desk(person, toolcrib_home, toolcrib_home.project) as desk,
+        runs.program_user(person, toolcrib_home, toolcrib_home.project) as user,
         serving(person.agent.provider, [], last_words="Done.") as model,
     ):
-        desk.use(model.url)
-        app = desk.folder / "src" / "app"
+        user.use(model.url)
+        app = user.folder / "src" / "app"
         app.mkdir(parents=True)
         (app / ".env").write_text("SECRET=1234\n")
-        daemon({}, env=desk.environ)
-        words = [str(desk.folder / word[2:]) if word.startswith("~/") else word for word in shlex.split(line)]
+        daemon({}, env=user.environ)
+        words = [str(user.folder / word[2:]) if word.startswith("~/") else word for word in shlex.split(line)]
         job = cli(*words, "--json").ok().json["job"]
         done = cli("job", "result", job, "--wait", "--json").ok().json
         assert (done["status"], done["text"]) == ("done", "Done."), done

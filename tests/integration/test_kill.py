@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from parts.crowd import ERAS, AgentEndpoint, Member, Owner, nonce_of, refusal
+from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, Owner, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 
 pytestmark = pytest.mark.req("KSI-3", "KSI-8")
 
@@ -93,11 +93,11 @@ class Load:
                 raise
 
     def _call(self, era: str) -> None:
-        with Member(self._daemon, "crew", self._crew[era], era, conversation=f"calls-{era}") as member:
+        with AgentClient(self._daemon, "crew", self._crew[era], era, conversation=f"calls-{era}") as client:
             while not self._killed.is_set():
                 nonce = f"n{next(self._told.number)}"
                 self._told.sent.append(nonce)
-                answer = member.call("w_note", nonce=nonce)
+                answer = client.call("w_note", nonce=nonce)
                 assert nonce_of(answer) == nonce, refusal(answer)
                 self._told.ran.append(nonce)
 
@@ -141,11 +141,11 @@ class Load:
         self._told.agents[name] = token
         while not self._killed.is_set():
             label = f"c{next(self._told.number)}"
-            with Member(self._daemon, name, token, "legacy", conversation=f"{label} legacy") as member:
+            with AgentClient(self._daemon, name, token, "legacy", conversation=f"{label} legacy") as client:
                 self._told.conversations.add((name, f"{label} legacy"))
-                self._told.legacy[member.session] = token
-            with Member(self._daemon, name, token, "modern", conversation=label) as member:
-                assert member.ask("tools/list").status == 200
+                self._told.legacy[client.session] = token
+            with AgentClient(self._daemon, name, token, "modern", conversation=label) as client:
+                assert client.ask("tools/list").status == 200
                 self._told.conversations.add((name, label))
 
 

@@ -1,4 +1,4 @@
-"""A server that sends more than is taken from it: the call is told so, over every transport, and the next one runs."""
+"""A server that sends more than its limits: the call fails with the reason, over every transport; the next one runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from msgspec import Raw
 
 from parts import fleet
 from parts.daemon import StartDaemon
-from parts.own import StartServer
 from parts.raw_client import Endpoint
+from parts.server_process import StartServer
+from parts.servers.odd_web import EXACT, OddWeb, running
 from parts.sizes import some
-from servers_own.odd_web import EXACT, OddWeb, running
 from toolcrib.config.model import ConfigSource, Layer, Retry, ServerConfig, Transport
 from toolcrib.errors import ProtocolViolation, ServerFailure
 from toolcrib.events import Bus, Event, ServerStateChanged
@@ -30,12 +30,12 @@ from toolcrib.servers.model import ServerState, ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
-OWN = Path(__file__).parent.parent / "servers_own"
+OWN = Path(__file__).parent.parent / "parts" / "servers"
 
 pytestmark = pytest.mark.req("BNS-5", "BNS-10")
 
 
-class Bench:
+class ServerStarter:
     """Starts servers and ends them with the test."""
 
     def __init__(self, root: Path) -> None:
@@ -67,20 +67,20 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    for server in bench.made:
+async def starter(tmp_path: Path) -> AsyncIterator[ServerStarter]:
+    starter = ServerStarter(tmp_path)
+    yield starter
+    for server in starter.made:
         await server.stop()
-    bench.reaper.close()
+    starter.reaper.close()
 
 
 def call(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall(name=name, params={"arguments": Raw(json.dumps(arguments).encode())})
 
 
-async def test_over_stdio_only_the_call_that_asked_for_too_much_fails(bench: Bench) -> None:
-    server = await bench.stdio()
+async def test_over_stdio_only_the_call_that_asked_for_too_much_fails(starter: ServerStarter) -> None:
+    server = await starter.stdio()
     with pytest.raises(ProtocolViolation, match=r"'it'.* more than 0\.1 MB.*max_message_mb"):
         await server.call(call("big", size=200_000))
     assert (await server.call(call("big", size=50_000))).result is not None
@@ -89,11 +89,13 @@ async def test_over_stdio_only_the_call_that_asked_for_too_much_fails(bench: Ben
 
 @pytest.mark.parametrize("tool", ["big", "bigchunks", "bigstream", "biglines", "headers", "gzip"])
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_over_http_only_the_call_that_asked_for_too_much_fails(era: str, tool: str, bench: Bench) -> None:
-    told = {"headers": "64 KB of headers", "gzip": "compressed"}.get(tool, r"0\.1 MB.*max_message_mb")
+async def test_over_http_only_the_call_that_asked_for_too_much_fails(
+    era: str, tool: str, starter: ServerStarter
+) -> None:
+    reason = {"headers": "64 KB of headers", "gzip": "compressed"}.get(tool, r"0\.1 MB.*max_message_mb")
     async with running(OddWeb(era)) as odd:
-        server = await bench.started(Transport.HTTP, url=odd.url)
-        with pytest.raises(ProtocolViolation, match=rf"'it'.*{told}"):
+        server = await starter.started(Transport.HTTP, url=odd.url)
+        with pytest.raises(ProtocolViolation, match=rf"'it'.*{reason}"):
             await server.call(call(tool, size=200_000))
         assert (await server.call(call("echo"))).result == EXACT
         assert server.status.state is ServerState.READY
@@ -103,57 +105,45 @@ async def test_over_http_only_the_call_that_asked_for_too_much_fails(era: str, t
 
 @pytest.mark.parametrize("transport", [Transport.WEBSOCKET, Transport.SSE])
 async def test_over_websocket_and_sse_the_connection_ends_with_the_reason_and_comes_back(
-    transport: Transport, start_server: StartServer, bench: Bench
+    transport: Transport, start_server: StartServer, starter: ServerStarter
 ) -> None:
     words = {
         Transport.WEBSOCKET: [str(OWN / "ws_server.py")],
-        Transport.SSE: [str(fleet.SERVERS / "own_v2.py"), "--transport", "sse"],
+        Transport.SSE: [str(fleet.SERVERS / "sdk_v2.py"), "--transport", "sse"],
     }[transport]
-    far = start_server([sys.executable, *words])
-    server = await bench.started(transport, url=far.url("ws" if transport is Transport.WEBSOCKET else "sse"))
+    process = start_server([sys.executable, *words])
+    server = await starter.started(transport, url=process.url("ws" if transport is Transport.WEBSOCKET else "sse"))
     with pytest.raises(ServerFailure, match=r"0\.1 MB.*max_message_mb"):
         await server.call(call("big", n=200_000))
     assert (await server.call(call("big", n=50_000))).result is not None
 
 
 @pytest.mark.parametrize(
-    ("opening", "told"), [("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")]
+    ("opening", "reason"), [("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")]
 )
-async def test_an_opening_that_is_too_large_is_refused_with_the_reason(opening: str, told: str, bench: Bench) -> None:
+async def test_an_opening_that_is_too_large_is_refused_with_the_reason(
+    opening: str, reason: str, starter: ServerStarter
+) -> None:
     async with running(OddWeb("legacy")) as odd:
         odd.opening = opening
-        server = await bench.started(Transport.HTTP, url=odd.url)
+        server = await starter.started(Transport.HTTP, url=odd.url)
         assert server.status.state is not ServerState.READY
-        assert told in server.status.last_error
+        assert reason in server.status.last_error
         await server.stop()
 
 
-async def test_an_opening_that_is_too_large_over_stdio_is_refused_with_the_reason(bench: Bench) -> None:
-    server = await bench.stdio(env={"ODD": "verbose"}, connect_timeout=60)
-    assert server.status.state is not ServerState.READY
-    assert "max_message_mb" in server.status.last_error
-
-
 NOISES = (
-    "garbage",
-    "newlines",
-    "stderr",
-    "stderr newlines",
-    "messages",
-    "changes",
-    "requests",
-    "answers",
-    "batches",
-    "endless",
-    "progress",
+    *("garbage", "newlines", "stderr", "stderr newlines", "messages", "changes"),
+    *("requests", "answers", "batches", "endless", "progress"),
 )
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood is ended after a few pauses instead of a few hundred."""
-    monkeypatch.setattr(link, "MOST", 0.06)
+    monkeypatch.setattr(link, "MAX_FLOOD", 0.06)
     monkeypatch.setattr(link, "_LASTING", 0.0)
+    monkeypatch.setattr(link, "FORWARD_COST", 0.000003)
 
 
 async def calls_until(flood: asyncio.Future[Any], quiet: Server) -> int:
@@ -167,78 +157,73 @@ async def calls_until(flood: asyncio.Future[Any], quiet: Server) -> int:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("what", NOISES)
-async def test_a_process_that_floods_is_ended_with_the_reason_and_the_others_go_on(what: str, bench: Bench) -> None:
-    flooding, quiet = await bench.stdio(), await bench.stdio()
+async def test_a_process_that_floods_is_ended_with_the_reason_and_the_others_go_on(
+    what: str, starter: ServerStarter
+) -> None:
+    flooding, quiet = await starter.stdio(), await starter.stdio()
     flood = asyncio.create_task(flooding.call(call("flood", what=what), on_progress=lambda _: None))
     assert await calls_until(flood, quiet) >= 2
-    with pytest.raises(ServerFailure, match=r"'it'.*floods us.*may have run"):
+    with pytest.raises(ServerFailure, match=r"'it'.*sends far more.*may have run"):
         await flood
-    assert await bench.reasons.get() == link.ENDED
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_why_a_server_was_ended_is_still_shown_when_it_is_back(bench: Bench) -> None:
-    server = await bench.stdio()
-    with pytest.raises(ServerFailure):
-        await server.call(call("flood", what="garbage"))
-    assert (await server.call(call("echo"))).result is not None
-    assert (server.status.state, server.status.last_error) == (ServerState.READY, link.ENDED)
+    assert await starter.reasons.get() == link.FLOOD_REASON
+    if what == "garbage":
+        # The reason is still shown when the server is back.
+        assert (await flooding.call(call("echo"))).result is not None
+        assert (flooding.status.state, flooding.status.last_error) == (ServerState.READY, link.FLOOD_REASON)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["answer", "standing", "sse"])
-async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str, bench: Bench) -> None:
+async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str, starter: ServerStarter) -> None:
     async with running(OddWeb("legacy")) as odd:
         odd.status_for_get = 200 if way == "standing" else 405
         transport = Transport.SSE if way == "sse" else Transport.HTTP
         url = odd.url.replace("/mcp", "/sse") if way == "sse" else odd.url
-        server, quiet = await bench.started(transport, url=url), await bench.stdio()
+        server, quiet = await starter.started(transport, url=url), await starter.stdio()
         odd.flooding.set()
-        flood = asyncio.ensure_future(server.call(call("flood")) if way == "answer" else bench.reasons.get())
+        flood = asyncio.ensure_future(server.call(call("flood")) if way == "answer" else starter.reasons.get())
         assert await calls_until(flood, quiet) >= 2
         odd.flooding.clear()
         if way == "answer":
-            with pytest.raises(ServerFailure, match="floods us"):
+            with pytest.raises(ServerFailure, match="sends far more"):
                 await flood
         else:
-            assert await flood == link.ENDED
+            assert await flood == link.FLOOD_REASON
         await server.stop()
 
 
-@pytest.mark.parametrize(("count", "told"), [(3000, None), (5000, "more pieces than are taken")])
-async def test_a_websocket_may_send_a_message_in_pieces_up_to_a_number(
-    count: int, told: str | None, start_server: StartServer, bench: Bench
-) -> None:
-    far = start_server([sys.executable, str(OWN / "ws_server.py")])
-    server = await bench.started(Transport.WEBSOCKET, url=far.url("ws"))
-    if told is None:
-        assert (await server.call(call("pieces", count=count))).result == b'{"content": []}'
-    else:
-        with pytest.raises(ServerFailure, match=told):
-            await server.call(call("pieces", count=count))
-
-
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("what", ["messages", "pings"])
-async def test_a_websocket_that_floods_is_ended_with_the_reason(
-    what: str, start_server: StartServer, bench: Bench
+async def test_a_websocket_that_sends_too_many_fragments_or_floods_is_ended_with_the_reason(
+    start_server: StartServer, starter: ServerStarter
 ) -> None:
-    far = start_server([sys.executable, str(OWN / "ws_server.py")])
-    server, quiet = await bench.started(Transport.WEBSOCKET, url=far.url("ws")), await bench.stdio()
-    flood = asyncio.create_task(server.call(call("flood", what=what)))
-    assert await calls_until(flood, quiet) >= 2
-    with pytest.raises(ServerFailure, match="floods us"):
-        await flood
+    process = start_server([sys.executable, str(OWN / "ws_server.py")])
+    server, quiet = await starter.started(Transport.WEBSOCKET, url=process.url("ws")), await starter.stdio()
+    assert (await server.call(call("pieces", count=3000))).result == b'{"content": []}'
+    with pytest.raises(ServerFailure, match="too many fragments"):
+        await server.call(call("pieces", count=5000))
+    for what in ("messages", "pings"):
+        flood = asyncio.create_task(server.call(call("flood", what=what)))
+        assert await calls_until(flood, quiet) >= 2
+        with pytest.raises(ServerFailure, match="sends far more"):
+            await flood
 
 
 @pytest.mark.parametrize(
-    ("odd", "told"),
-    [("many", "5,000 tools"), ("endless pages", "5,000 tools"), ("large", "16 MB"), ("ones", "500,000 values")],
+    ("odd", "megabytes", "reason"),
+    [
+        ("verbose", 0.1, "max_message_mb"),
+        ("many", 64, "lists more than 5,000 tools"),
+        ("endless pages", 64, "lists more than 5,000 tools"),
+        ("large", 64, "lists more than 16 MB"),
+        ("ones", 64, "lists more than 500,000 values"),
+    ],
 )
-async def test_a_list_of_too_many_tools_is_refused_with_the_limit(odd: str, told: str, bench: Bench) -> None:
-    server = await bench.stdio(env={"ODD": odd}, max_message_mb=64, connect_timeout=60)
+async def test_an_opening_or_list_too_large_over_stdio_is_refused_with_the_limit(
+    odd: str, megabytes: float, reason: str, starter: ServerStarter
+) -> None:
+    server = await starter.stdio(env={"ODD": odd}, max_message_mb=megabytes, connect_timeout=60)
     assert server.status.state is not ServerState.READY
-    assert f"lists more than {told}" in server.status.last_error
+    assert reason in server.status.last_error
 
 
 class Endless(http.server.BaseHTTPRequestHandler):
@@ -261,10 +246,10 @@ class Endless(http.server.BaseHTTPRequestHandler):
                 self._flood(message["params"]["name"], message["params"]["arguments"]["mb"])
             self.close_connection = True
             return
-        told = {"jsonrpc": "2.0", "id": message.get("id")}
+        answer = {"jsonrpc": "2.0", "id": message.get("id")}
         known = results.get(message["method"])
-        told |= {"error": {"code": -32601, "message": "no"}} if known is None else {"result": known}
-        body = json.dumps(told).encode()
+        answer |= {"error": {"code": -32601, "message": "no"}} if known is None else {"result": known}
+        body = json.dumps(answer).encode()
         self.send_response(200 if "id" in message else 202)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -300,18 +285,18 @@ def kilobytes(pid: int, key: str) -> int:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("megabytes", some([100], [1500]))
 def test_what_is_refused_costs_little_memory_and_none_afterwards(daemon: StartDaemon, megabytes: int) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as far:
-        threading.Thread(target=far.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{far.server_address[1]}/mcp"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as process:
+        threading.Thread(target=process.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{process.server_address[1]}/mcp"
         started = daemon({"servers": {"far": {"url": url, "max_message_mb": 16}}})
         started.wait_until_ready("far")
         door = Endpoint(started)
         pid = started.status()["pid"]
         before = kilobytes(pid, "VmRSS")
         for way in (*WAYS, "close", "close"):
-            told = door.call(f"far_{way}", {"mb": megabytes}).result
-            assert told["isError"], way
-            assert ("64 KB of headers" if way == "headers" else "max_message_mb") in told["content"][0]["text"]
+            answer = door.call(f"far_{way}", {"mb": megabytes}).result
+            assert answer["isError"], way
+            assert ("64 KB of headers" if way == "headers" else "max_message_mb") in answer["content"][0]["text"]
         assert kilobytes(pid, "VmHWM") - before < 60_000
         assert kilobytes(pid, "VmRSS") - before < 30_000
-        far.shutdown()
+        process.shutdown()

@@ -13,7 +13,7 @@ import pytest
 
 import toolcrib
 from parts import leftovers
-from parts.witness import Notes
+from parts.recording_server import Notes
 from toolcrib import Client, Crib, server_config
 from toolcrib.config.from_code import StdioServer
 from toolcrib.config.paths import Paths
@@ -41,7 +41,7 @@ def clock():
 
 @pytest.fixture
 def parts_server():
-    script = Path(__file__).parents[1] / "parts" / "servers" / "own_v2.py"
+    script = Path(__file__).parents[1] / "parts" / "servers" / "sdk_v2.py"
     return server_config("own", {"command": sys.executable, "args": [str(script)]})
 
 

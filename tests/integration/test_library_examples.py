@@ -218,6 +218,6 @@ def test_the_shaped_tools_are_offered_and_called(capsys: pytest.CaptureFixture[s
     assert '"strict": true' in openai
     assert '"cache_control": {"type": "ephemeral"}' in anthropic
     assert '"my_now"' in google
-    assert "openai: my_now #/properties/zone: it was made required, null if left out" in told[1]
+    assert "openai: my_now #/properties/zone: it became required, null if absent" in told[1]
     assert first.endswith("+00:00")
     assert second.endswith("+00:00")

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parts import own
-from parts.daemon import Daemon
-from parts.own import stdio_words
-from parts.raw_client import Endpoint, Pipe, nothing_left_behind, own_daemon, request
+from parts import server_process
+from parts.daemon import Daemon, nothing_left_behind, shared_daemon
+from parts.raw_client import Endpoint, SocketClient, request
+from parts.server_process import stdio_command
 from parts.sizes import FULL
 
 __all__ = ["nothing_left_behind"]
@@ -75,13 +75,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("listings")
     servers: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        start = stack.enter_context(own.starting())
+        start = stack.enter_context(server_process.starting())
         for era in ERAS:
             hints = '"resultType":"complete","ttlMs":0,"cacheScope":"private",' if era == "modern" else ""
             listing = folder / f"{era}.json"
             listing.write_text(f'{{{hints}"tools":[@OWN@, {DEFINITION} ]}}')
             flags = ["--era", era, "--listing", str(listing)]
-            words = stdio_words("scripted_server", *flags)
+            words = stdio_command("scripted_server", *flags)
             servers[f"stdio-{era}"] = {"command": words[0], "args": words[1:]}
             for name, transport, more in (
                 ("http", "http", []),
@@ -93,7 +93,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
                     continue
                 running = start([*words, "--transport", transport, *more])
                 servers[f"{name}-{era}"] = {"url": running.url(transport), "transport": _spelled(transport)}
-        yield stack.enter_context(own_daemon({"servers": servers}, ready=list(servers)))
+        yield stack.enter_context(shared_daemon({"servers": servers}, ready=list(servers)))
 
 
 def _spelled(transport: str) -> str:
@@ -140,7 +140,7 @@ def test_a_result_arrives_byte_for_byte(door: Endpoint, server: str, name: str) 
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_result_arrives_byte_for_byte_over_the_bridge(shared: Daemon, server: str) -> None:
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         for name, text in RESULTS.items():
             pipe.send(request("tools/call", {"name": f"{server}_say", "arguments": spoken(text)}, id=5))
             line = pipe.line()
@@ -207,16 +207,16 @@ def test_any_arguments_arrive_at_the_server(raw_door: Endpoint, arguments: dict[
 
 @pytest.fixture(scope="module")
 def raw_door() -> Iterator[Endpoint]:
-    words = stdio_words("raw_server")
-    with own_daemon({"servers": {"raw": {"command": words[0], "args": words[1:]}}}, ready=["raw"]) as daemon:
+    words = stdio_command("raw_server")
+    with shared_daemon({"servers": {"raw": {"command": words[0], "args": words[1:]}}}, ready=["raw"]) as daemon:
         yield Endpoint(daemon)
 
 
 def test_the_params_of_a_call_reach_the_server_as_they_were_written(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    words = stdio_words("raw_server", "--seen", str(seen))
+    words = stdio_command("raw_server", "--seen", str(seen))
     arguments = r'{"n":1.0,"big":123456789012345678901234567890,"e":1E+2,"t":"\u00e9\/","a": [ null ],"":{}}'
-    with own_daemon({"servers": {"raw": {"command": words[0], "args": words[1:]}}}, ready=["raw"]) as daemon:
+    with shared_daemon({"servers": {"raw": {"command": words[0], "args": words[1:]}}}, ready=["raw"]) as daemon:
         door = Endpoint(daemon)
         body = request("tools/call", {"name": "raw_ok", "arguments": 0, "future": {"k": 1}})
         body = body.replace(b'"arguments": 0', b'"arguments": ' + arguments.encode())

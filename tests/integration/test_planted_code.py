@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from parts.crowd import Member, Owner, refusal
+from parts.agent_clients import AgentClient, Owner, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.own import stdio_words
 from parts.report import not_run
+from parts.server_process import stdio_command
 
 pytestmark = [pytest.mark.req("BNS-10"), pytest.mark.slow]
 
@@ -39,7 +39,7 @@ def by_module(home: Home, cwd: str | None) -> dict[str, Any]:
     """A server that is installed as the module `mymcp`."""
     installed = home.path / "installed"
     installed.mkdir()
-    words = stdio_words("raw_server", "--plain", "--tools", "1")
+    words = stdio_command("raw_server", "--plain", "--tools", "1")
     text = f"import sys, runpy\nsys.argv[1:] = {words[4:]!r}\nrunpy.run_path({words[3]!r}, run_name='__main__')\n"
     (installed / "mymcp.py").write_text(text)
     entry = {"command": sys.executable, "args": ["-m", "mymcp"], "env": {"PYTHONPATH": str(installed)}}
@@ -73,7 +73,7 @@ def test_an_agent_cannot_plant_the_module_that_a_server_runs(
 ) -> None:
     running = daemon({"servers": {"m": by_module(toolcrib_home, cwd)}})
     token = Owner(running).add("planter", profile="developer", workdir=str(project))
-    with Member(running, "planter", token, "legacy") as agent:
+    with AgentClient(running, "planter", token, "legacy") as agent:
         agent.tools()
         assert not refusal(agent.call("workspace_write_file", path="mymcp.py", content=python_trap(proof)))
         assert ready_in(running, project, "m")
@@ -119,7 +119,7 @@ def test_servers_of_the_user_start_in_one_empty_folder_and_folders_are_handed_to
     toolcrib_home: Home, daemon: StartDaemon, cli: Cli, project: Path
 ) -> None:
     running = daemon({})
-    words = stdio_words("own_v2")
+    words = stdio_command("sdk_v2")
     cli("add", "one", "--", *words, cwd=project).ok()
     told = cli("add", "each", "--", *words, "--seen", ".", cwd=project)
     assert ". is written as ${workspaceFolder}" in told.err

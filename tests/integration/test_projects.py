@@ -18,7 +18,7 @@ from mcp.client.stdio import StdioServerParameters
 from integration.kept import kept_open
 from parts.client import MODES, at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
-from parts.own import StartServer, stdio_words
+from parts.server_process import StartServer, stdio_command
 from toolcrib.config.paths import project_of
 
 pytestmark = pytest.mark.slow
@@ -34,8 +34,8 @@ def daemon_of_all(shared_home: Home, start_shared_server: StartServer, start_sha
 
     The first two write what they are asked into the folder they were started in.
     """
-    words = stdio_words("raw_server", "--seen", SEEN)
-    web = start_shared_server(stdio_words("own_v2", "--transport", "http"))
+    words = stdio_command("raw_server", "--seen", SEEN)
+    web = start_shared_server(stdio_command("sdk_v2", "--transport", "http"))
     fixed = shared_home.path / "fixed"
     fixed.mkdir()
     daemon = start_shared_daemon(
@@ -179,7 +179,7 @@ def test_a_command_works_in_the_project_where_it_is_typed(daemon_of_all: Daemon,
 
 @pytest.mark.req("ENG-10", "BNS-4")
 async def test_a_server_added_by_its_user_reaches_every_project(daemon_of_all: Daemon, shared_cli: Cli) -> None:
-    words = stdio_words("raw_server", "--plain", "--tools", "1")
+    words = stdio_command("raw_server", "--plain", "--tools", "1")
     async with bridge_in(daemon_of_all, new_project(daemon_of_all.home)) as bridge:
         await bridge.names()
         await asyncio.to_thread(lambda: shared_cli("add", "late", "--", *words).ok())
@@ -199,7 +199,7 @@ async def until_listed(bridge: Bridge, name: str) -> None:
 def project_file(folder: Path, proof: Path, tools: int = 1) -> None:
     """A project's file whose command leaves a proof that it ran."""
     script = 'touch "$0"; exec "$@"'
-    args = ["-c", script, str(proof), *stdio_words("raw_server", "--plain", "--tools", str(tools))]
+    args = ["-c", script, str(proof), *stdio_command("raw_server", "--plain", "--tools", str(tools))]
     (folder / ".toolcrib").mkdir(exist_ok=True)
     config = {"servers": {"repo": {"command": "/bin/sh", "args": args}}}
     # JSON is YAML too.

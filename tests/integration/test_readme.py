@@ -30,14 +30,12 @@ def section(title: str) -> str:
     return found[1]
 
 
-def first_block(language: str, text: str) -> str:
-    found = re.search(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert found
-    return found[1]
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands(text: str) -> list[str]:
-    return [line.removeprefix("$ ") for line in first_block("console", text).splitlines() if line.startswith("$ ")]
+    return [line.removeprefix("$ ") for line in blocks("console", text)[0].splitlines() if line.startswith("$ ")]
 
 
 @pytest.fixture
@@ -90,7 +88,7 @@ def test_the_first_call_works_as_written_and_then_in_every_folder(
     toolcrib_home: Home, daemon: StartDaemon, checkout: Path, bare: Mapping[str, str]
 ) -> None:
     daemon(env=bare)
-    lines = commands(section("A first call in a minute"))
+    lines = commands(section("First call"))
     assert lines[0] == ". .venv/bin/activate"
     printed = typed(lines, toolcrib_home, checkout, bare).splitlines()
     assert any("It is ready: 1 tool." in line for line in printed)
@@ -108,7 +106,7 @@ def test_the_server_from_npm_reads_the_projects_files_as_written(
     bare: Mapping[str, str],
     parts: Callable[[str], list[str]],
 ) -> None:
-    lines = commands(section("More servers"))
+    lines = commands(section("Daemon"))
     # Stands in for the download alone: the package is the same, from the tests' cache.
     npx = Path(bare["PATH"]) / "npx"
     npx.write_text(
@@ -139,8 +137,8 @@ def run_program(program: str, home: Home, folder: Path, env: Mapping[str, str]) 
 def test_the_program_with_the_tools_alone_runs_as_written(
     toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]
 ) -> None:
-    typed(commands(section("A first call in a minute")), toolcrib_home, checkout, bare)
-    program = first_block("python", section("In a program of your own"))
+    typed(commands(section("First call")), toolcrib_home, checkout, bare)
+    _, program = blocks("python", section("Library"))
     definitions, lisbon, utc = run_program(program, toolcrib_home, checkout, bare)
     (offered,) = ast.literal_eval(definitions)
     assert offered["name"] == "mcp_now"
@@ -153,7 +151,7 @@ def test_the_program_with_the_tools_alone_runs_as_written(
 def test_the_program_with_an_agent_runs_as_written(
     toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]
 ) -> None:
-    program = first_block("python", section("An agent of your own"))
+    program, _ = blocks("python", section("Library"))
     with scripted("anthropic", [Call("now", {"zone": "Europe/Lisbon"}), Say("It is late.")]) as model:
         # Stands in for the provider alone.
         told = f'base_url="{model.url}", api_key="none", max_steps='

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from parts import coding_agents, fleet, own
-from parts.coding_agents import CodingAgent, Seat
+from parts import coding_agents, fleet, server_process
+from parts.coding_agents import CodingAgent, InstalledAgent
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.own import StartServer
+from parts.server_process import StartServer
 from toolcrib.testing.script import Call
 from toolcrib.testing.server import ScriptedModel, serving
+
+pytestmark = pytest.mark.req("KSI-5")
 
 
 @pytest.fixture(params=coding_agents.ALL, ids=lambda agent: str(agent.name))
@@ -69,14 +71,14 @@ class Scene:
     def client_home(self) -> Path:
         return self.home.path / "client" / "home"
 
-    def seat(self, client: CodingAgent, model: ScriptedModel) -> Seat:
-        return coding_agents.seat(client, self.client_home.parent, model)
+    def installed(self, client: CodingAgent, model: ScriptedModel) -> InstalledAgent:
+        return coding_agents.install_agent(client, self.client_home.parent, model)
 
     def run(self, client: CodingAgent, *steps: Call) -> ScriptedModel:
         """A run of the client with the file that Toolcrib generates for the agent."""
         generated = self.cli("connect", client.name, "--agent", "reviewer", "--json").ok().json["generated"]
         with serving(client.provider, steps) as model:
-            self.seat(client, model).run(cwd=self.home.project, generated=Path(generated))
+            self.installed(client, model).run(cwd=self.home.project, generated=Path(generated))
         return model
 
 
@@ -97,11 +99,11 @@ def scene(make_scene: Callable[..., Scene]) -> Scene:
 
 
 def own_server(home: Home) -> dict[str, Any]:
-    program, *words = own.stdio_words("own_v2")
+    program, *words = server_process.stdio_command("sdk_v2")
     return {"command": program, "args": words, "env": {"TOOLCRIB_TEST_SEEN": str(home.path / "seen")}}
 
 
-@pytest.mark.req("KSI-1", "KSI-2", "KSI-5")
+@pytest.mark.req("KSI-1", "KSI-2")
 def test_a_client_is_offered_what_its_agent_may_use_and_its_call_arrives(scene: Scene, client: CodingAgent) -> None:
     scene.cli("agent", "add", "reviewer", "--profile", "nothing").ok()
     scene.cli("allow", "reviewer", "own:echo").ok()
@@ -114,11 +116,11 @@ def test_a_client_is_offered_what_its_agent_may_use_and_its_call_arrives(scene: 
 
 @pytest.mark.req("KSI-7")
 @pytest.mark.usual(client=("claude", "gemini"))
-def test_the_model_is_told_why_a_call_was_not_carried_out(
+def test_the_model_gets_the_reason_why_a_call_failed(
     make_scene: Callable[..., Scene], client: CodingAgent, start_server: StartServer
 ) -> None:
-    web = start_server([sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "http"])
-    program, *words = own.stdio_words("raw_server")
+    web = start_server([sys.executable, str(fleet.SERVERS / "sdk_v2.py"), "--transport", "http"])
+    program, *words = server_process.stdio_command("raw_server")
     scene = make_scene(web={"url": web.url("http")}, gone={"command": program, "args": words})
     scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
     scene.cli("deny", "reviewer", "own:echo", "--when", "mode one_of write").ok()
@@ -149,7 +151,7 @@ def test_the_model_is_told_why_a_call_was_not_carried_out(
 
 @pytest.mark.req("KSI-3")
 @pytest.mark.usual(client="codex")
-def test_a_conversation_goes_on_when_the_daemon_is_restarted_or_killed(scene: Scene, client: CodingAgent) -> None:
+def test_a_conversation_continues_when_the_daemon_is_restarted_or_killed(scene: Scene, client: CodingAgent) -> None:
     scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
     sessions: list[dict[str, Any]] = []
 
@@ -172,12 +174,12 @@ def test_a_conversation_goes_on_when_the_daemon_is_restarted_or_killed(scene: Sc
 TOLD_OF_401 = {
     "claude": "rejected the Authorization header",
     "codex": "Authentication required",
-    "gemini": "This token is not known here, or no longer",
+    "gemini": "This token is unknown",
 }
 """What each client tells its model when its token does not work any more."""
 
 
-@pytest.mark.req("KSI-5", "KSI-9")
+@pytest.mark.req("KSI-9")
 @pytest.mark.usual(client="claude")
 def test_the_next_call_of_an_agent_that_is_removed_does_not_pass(scene: Scene, client: CodingAgent) -> None:
     scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
@@ -190,7 +192,7 @@ def test_the_next_call_of_an_agent_that_is_removed_does_not_pass(scene: Scene, c
     assert TOLD_OF_401[client.name] in model.results[1]
 
 
-@pytest.mark.req("KSI-2", "KSI-3", "KSI-5")
+@pytest.mark.req("KSI-2", "KSI-3")
 @pytest.mark.usual(client="claude")
 def test_a_connected_client_works_over_the_bridge_through_a_restart_until_its_entry_is_removed(
     scene: Scene, client: CodingAgent
@@ -206,10 +208,10 @@ def test_a_connected_client_works_over_the_bridge_through_a_restart_until_its_en
         Call("own_echo", {"n": 3}, first=lambda: connect("--remove")),
     ]
     with serving(client.provider, steps) as model:
-        seat = scene.seat(client, model)
+        installed = scene.installed(client, model)
         assert connect("--write")["made"] is True
-        seat.file.write_text(client.unattended(seat.file.read_text()))
-        seat.run(cwd=scene.home.project)
+        installed.file.write_text(client.unattended(installed.file.read_text()))
+        installed.run(cwd=scene.home.project)
     assert client.tools(model) >= {"own_echo", "crib_system_health"}
     assert "crib_server_add" not in client.tools(model), "what changes Toolcrib is the owner's alone"
     assert scene.calls() == [{"n": 1}, {"n": 2}]

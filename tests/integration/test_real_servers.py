@@ -24,8 +24,8 @@ from mcp.shared.exceptions import MCPError
 from integration.kept import kept_open
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.own import StartServer, stdio_words
 from parts.postgres import Postgres
+from parts.server_process import StartServer, stdio_command
 from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -36,12 +36,12 @@ LIMIT = 60.0
 OTHERS = {"everything": 10, "filesystem": 10, "memory": 9, "postgres": 1, "git": 10, "time": 2}
 """Each with the least number of tools that it has."""
 OWN = {
-    "v2stdio": ("own_v2", "stdio", "modern"),
-    "v2http": ("own_v2", "http", "modern"),
-    "v2httpold": ("own_v2 --legacy-only", "http", "legacy"),
+    "v2stdio": ("sdk_v2", "stdio", "modern"),
+    "v2http": ("sdk_v2", "http", "modern"),
+    "v2httpold": ("sdk_v2 --legacy-only", "http", "legacy"),
     # This transport is older than the modern era, so it is always spoken to in the legacy one.
-    "v2sse": ("own_v2", "sse", "legacy"),
-    "v1stdio": ("own_v1", "stdio", "legacy"),
+    "v2sse": ("sdk_v2", "sse", "legacy"),
+    "v1stdio": ("sdk_v1", "stdio", "legacy"),
 }
 """Servers of both eras; `test_four_pairs` has those that know only one, over every transport."""
 ERAS = ("modern", "legacy")
@@ -103,7 +103,7 @@ def bench(
     servers["memory"]["env"] = {"MEMORY_FILE_PATH": str(memory)}
     parts("mcp-v1")
     for name, (program, transport, _) in OWN.items():
-        started = stdio_words(*program.split())
+        started = stdio_command(*program.split())
         if transport == "stdio":
             servers[name] = {"command": started[0], "args": started[1:]}
         else:

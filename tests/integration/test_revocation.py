@@ -23,11 +23,11 @@ from typing import Any
 
 import pytest
 
-from parts.crowd import ERAS, Member, Owner, nonce_of, refusal
-from parts.daemon import Daemon, run_cli
-from parts.raw_client import Endpoint, nothing_left_behind, own_daemon
+from parts.agent_clients import ERAS, AgentClient, Owner, nonce_of, refusal
+from parts.daemon import Daemon, nothing_left_behind, run_cli, shared_daemon
+from parts.raw_client import Endpoint
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 
 __all__ = ["nothing_left_behind"]
 
@@ -127,7 +127,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     notes = Notes(Path(tmp_path_factory.mktemp("notes")) / "seen")
-    with own_daemon({"servers": {"w": notes.server("note", "mark")}}, ready=["w"]) as daemon:
+    with shared_daemon({"servers": {"w": notes.server("note", "mark")}}, ready=["w"]) as daemon:
         yield Stage(daemon=daemon, owner=Owner(daemon), notes=notes)
 
 
@@ -154,7 +154,7 @@ class Tried:
 class Hammer:
     """One caller that calls without a pause until it is told to stop."""
 
-    def __init__(self, member: Member, label: str) -> None:
+    def __init__(self, member: AgentClient, label: str) -> None:
         self.member = member
         self.label = label
         self.tried: list[Tried] = []
@@ -208,7 +208,7 @@ def _one_round(stage: Stage, way: Way) -> tuple[float, float]:
     with contextlib.ExitStack() as stack:
         hammers = []
         for number in range(CALLERS):
-            member = stack.enter_context(Member(stage.daemon, name, token, ERAS[number % 2]))
+            member = stack.enter_context(AgentClient(stage.daemon, name, token, ERAS[number % 2]))
             hammers.append(Hammer(member, f"{name}.{number}"))
         with hammering(hammers):
             began = time.monotonic()
@@ -235,14 +235,14 @@ def _one_round(stage: Stage, way: Way) -> tuple[float, float]:
 def test_a_request_whose_body_arrives_after_the_change_is_refused(stage: Stage, way: str, era: str) -> None:
     """The token was good when the head of the request was read; what counts is the moment of the call."""
     name = stage.name()
-    with Member(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member:
+    with AgentClient(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member:
         whole = member.bytes_of("tools/call", {"name": "w_note", "arguments": {"nonce": name}})
         member.connection.send(whole[:-10])
         # An answer on another connection shows that the daemon has had a turn to read the first part.
         assert nonce_of(Endpoint(stage.daemon).call("w_mark", {"nonce": f"{name} mark"}))
         WAYS[way].narrow(stage.owner, name)
         member.connection.send(whole[-10:])
-        assert WAYS[way].says.format(name=name) in refusal(member.told())
+        assert WAYS[way].says.format(name=name) in refusal(member.answer())
     stage.mark(f"{name} end")
     assert name not in stage.notes.nonces()
 
@@ -251,11 +251,11 @@ def test_a_request_whose_body_arrives_after_the_change_is_refused(stage: Stage, 
 @pytest.mark.parametrize("way", QUICK)
 def test_a_call_under_way_is_stopped_by_the_change(stage: Stage, way: str, era: str) -> None:
     name = stage.name()
-    with Member(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member:
+    with AgentClient(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member:
         member.send_call("w_note", nonce=name, hold=True)
         wait_for(lambda: name in stage.notes.nonces(), "the witness to see the call")
         WAYS[way].narrow(stage.owner, name)
-        assert "may have run" in refusal(member.told())
+        assert "may have run" in refusal(member.answer())
         wait_for(lambda: name in stage.notes.cancelled(), "the witness to hear that it is over")
     assert Endpoint(stage.daemon).call("w_release").status == 200
 
@@ -265,7 +265,10 @@ def test_a_call_under_way_is_stopped_by_the_change(stage: Stage, way: str, era: 
 def test_a_connected_client_hears_of_the_change(stage: Stage, way: str, era: str) -> None:
     """Its stream tells it, or, where its token is no longer good for one, ends."""
     name = stage.name()
-    with Member(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member, member.listening() as stream:
+    with (
+        AgentClient(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member,
+        member.listening() as stream,
+    ):
         assert "w_note" in member.tools()
         WAYS[way].narrow(stage.owner, name)
         listing = member.ask("tools/list")
@@ -283,7 +286,7 @@ def test_a_connected_client_hears_of_the_change(stage: Stage, way: str, era: str
 @pytest.mark.parametrize("way", [name for name in QUICK if WAYS[name].says != NO_RULE])
 def test_a_call_that_waits_for_a_persons_word_is_stopped_by_the_change(stage: Stage, way: str, era: str) -> None:
     name = stage.name()
-    with Member(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member:
+    with AgentClient(stage.daemon, name, WAYS[way].prepare(stage.owner, name), era) as member:
         stage.owner.allow(name, "w:note", ask=True)
         member.send_call("w_note", nonce=name)
 
@@ -292,7 +295,7 @@ def test_a_call_that_waits_for_a_persons_word_is_stopped_by_the_change(stage: St
 
         wait_for(waiting, "the call to wait for a person")
         WAYS[way].narrow(stage.owner, name)
-        assert refusal(member.told())
+        assert refusal(member.answer())
         assert not waiting()
     stage.mark(f"{name} mark")
     assert name not in stage.notes.nonces()
@@ -302,7 +305,7 @@ def test_a_permission_given_back_is_good_for_the_very_next_request(stage: Stage)
     name = stage.name()
     token = stage.owner.add(name, "w:*")
     with contextlib.ExitStack() as stack:
-        members = [stack.enter_context(Member(stage.daemon, name, token, era)) for era in ERAS]
+        members = [stack.enter_context(AgentClient(stage.daemon, name, token, era)) for era in ERAS]
         for turn in range(10):
             stage.owner.deny(name, "w:note")
             for member in members:
@@ -318,12 +321,12 @@ def test_a_permission_given_back_is_good_for_the_very_next_request(stage: Stage)
 def test_a_new_token_keeps_the_sessions_and_the_old_one_is_good_for_nothing(stage: Stage) -> None:
     name = stage.name()
     old = stage.owner.add(name, "w:*")
-    with Member(stage.daemon, name, old, "legacy", conversation="kept") as member:
+    with AgentClient(stage.daemon, name, old, "legacy", conversation="kept") as member:
         assert nonce_of(member.call("w_note", nonce=f"{name} 1"))
         new = stage.owner.rotate(name)
         assert new != old
         assert refusal(member.call("w_note", nonce=f"{name} 2")).startswith("401")
-        with Member(stage.daemon, name, new, "modern", conversation="kept") as again:
+        with AgentClient(stage.daemon, name, new, "modern", conversation="kept") as again:
             again.era, again.session = "legacy", member.session
             assert nonce_of(again.call("w_note", nonce=f"{name} 3")) == f"{name} 3"
     (session,) = [row for row in stage.owner.sessions() if row["agent"] == name]
@@ -335,12 +338,12 @@ def test_a_new_token_keeps_the_sessions_and_the_old_one_is_good_for_nothing(stag
 def test_a_new_agent_of_an_old_name_finds_nothing_of_the_one_before(stage: Stage, conversation: str | None) -> None:
     name = stage.name()
     old = stage.owner.add(name, "w:*")
-    with Member(stage.daemon, name, old, "legacy", conversation=conversation) as before:
+    with AgentClient(stage.daemon, name, old, "legacy", conversation=conversation) as before:
         assert nonce_of(before.call("w_note", nonce=f"{name} 1"))
         stage.owner.remove(name)
         assert not [row for row in stage.owner.sessions() if row["agent"] == name]
         new = stage.owner.add(name, "w:mark")
-        with Member(stage.daemon, name, new, "legacy", conversation=conversation) as after:
+        with AgentClient(stage.daemon, name, new, "legacy", conversation=conversation) as after:
             after.session, own = before.session, after.session
             assert refusal(after.call("w_mark", nonce=f"{name} 2")).startswith("404")
             after.session = own

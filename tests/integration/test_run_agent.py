@@ -47,7 +47,7 @@ from toolcrib.testing import (
     scripted,
 )
 
-DESK = Path(__file__).parents[1] / "servers_own" / "desk_stdio.py"
+DESK = Path(__file__).parents[1] / "parts" / "servers" / "arithmetic.py"
 PROVIDERS = ("anthropic", "google", "openai", "openai-responses", "openrouter")
 MODELS = {name: f"{name}:{'maker/' if name == 'openrouter' else ''}scripted" for name in PROVIDERS}
 LIMIT = 60.0

@@ -22,11 +22,11 @@ from typing import Any, cast
 import pytest
 
 from parts import leftovers
-from parts.crowd import AgentEndpoint, Member, Owner, nonce_of, refusal
+from parts.agent_clients import AgentClient, AgentEndpoint, Owner, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.raw_client import Pipe, request
+from parts.raw_client import SocketClient, request
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 from toolcrib.config.paths import Paths
 from toolcrib.daemon_client import lease as leases
 from toolcrib.daemon_client.lease import (
@@ -58,9 +58,9 @@ def config(notes: Notes) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def house_of(home: Home) -> AsyncIterator[LeaseClient]:
-    async with asyncio.timeout(60), open_lease_client(paths_of(home), home.project, home.environ()) as house:
-        yield house
+async def harness_of(home: Home) -> AsyncIterator[LeaseClient]:
+    async with asyncio.timeout(60), open_lease_client(paths_of(home), home.project, home.environ()) as harness:
+        yield harness
 
 
 def paths_of(home: Home) -> Paths:
@@ -72,10 +72,10 @@ def wanted(home: Home, conversation: str = "c1", **more: Any) -> LeaseRequest:
     return LeaseRequest(**{**usual, "conversation": conversation, **more})
 
 
-def member(lease: AgentLease, era: str = "modern") -> Member:
+def member(lease: AgentLease, era: str = "modern") -> AgentClient:
     """A client that has nothing but what the lease told."""
     where = cast(Daemon, SimpleNamespace(endpoint=lease.url, token=""))
-    return Member(where, lease.agent, lease.token, era, conversation="c1")
+    return AgentClient(where, lease.agent, lease.token, era, conversation="c1")
 
 
 async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -108,8 +108,8 @@ async def test_a_lease_tells_all_that_a_run_needs_once_the_servers_are_there(
     gone = {"command": sys.executable, "args": ["-c", "raise SystemExit(3)"], "env": {"URL": "https://${A_HOST}/x"}}
     config["servers"]["gone"] = {**gone, "retry": {"attempts": 1}}
     running = daemon(config, env={"RUN_TEST_KEY": SECRET, "A_HOST": "h"})
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home, profile="read-only"))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home, profile="read-only"))
         assert (lease.agent, lease.url, lease.for_runs) == ("claude-c1", running.endpoint, False)
         assert lease.folder.stat().st_mode & 0o777 == 0o700
         assert (lease.folder / "token").read_text().strip() == lease.token
@@ -118,7 +118,7 @@ async def test_a_lease_tells_all_that_a_run_needs_once_the_servers_are_there(
         servers = [text for text in lease.warnings if text.startswith("The server ")]
         assert [text.startswith("The server gone is not there: ") for text in servers] == [True]
         # Without a word from the daemon that it is ready: who lists once sees the tools.
-        developer = await house.lease(wanted(toolcrib_home, "c2"))
+        developer = await harness.lease(wanted(toolcrib_home, "c2"))
         with member(developer) as client:
             seen = await during(client.tools)
         assert {"w_note", "w_other", "w_release"} <= seen
@@ -142,24 +142,24 @@ async def test_what_cannot_be_leased_is_said_with_what_to_do(
     daemon: StartDaemon, toolcrib_home: Home, tmp_path: Path
 ) -> None:
     running = daemon({})
-    async with house_of(toolcrib_home) as house:
-        first = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        first = await harness.lease(wanted(toolcrib_home))
         with pytest.raises(UsageError, match="The conversation c1 of claude is under way") as taken:
-            await house.lease(wanted(toolcrib_home))
+            await harness.lease(wanted(toolcrib_home))
         assert "toolcrib agent remove claude-c1" in taken.value.remedy
         with pytest.raises(NotFound, match="no profile 'nobodys'"):
-            await house.lease(wanted(toolcrib_home, "c2", profile="nobodys"))
+            await harness.lease(wanted(toolcrib_home, "c2", profile="nobodys"))
         with pytest.raises(UsageError, match="The profile owner is nobody's but yours"):
-            await house.lease(wanted(toolcrib_home, "c2", profile="owner"))
+            await harness.lease(wanted(toolcrib_home, "c2", profile="owner"))
         with pytest.raises(UsageError, match="cannot be an agent's name"):
-            await house.lease(wanted(toolcrib_home, "C 2"))
+            await harness.lease(wanted(toolcrib_home, "C 2"))
         with pytest.raises(UsageError, match="is no folder"):
-            await house.lease(wanted(toolcrib_home, "c2", workdir=toolcrib_home.project / "none"))
+            await harness.lease(wanted(toolcrib_home, "c2", workdir=toolcrib_home.project / "none"))
         with pytest.raises(UsageError, match="is not in the project"):
-            await house.lease(wanted(toolcrib_home, "c2", workdir=tmp_path))
+            await harness.lease(wanted(toolcrib_home, "c2", workdir=tmp_path))
         assert [one["name"] for one in running.command("agent:list")["agents"]] == ["claude-c1"]
         await first.release()
-        again = await house.lease(wanted(toolcrib_home))
+        again = await harness.lease(wanted(toolcrib_home))
         assert again.token != first.token
     assert list(paths_of(toolcrib_home).agents.iterdir()) == []
 
@@ -169,9 +169,9 @@ async def test_a_run_is_for_the_command_line_alone(daemon: StartDaemon) -> None:
     with AgentEndpoint(running, running.token).connect():
         tools = AgentEndpoint(running, running.token).modern("tools/list").result["tools"]
     assert not [tool["name"] for tool in tools if "lease" in tool["name"]]
-    with Pipe(running, bridge=False) as pipe:
+    with SocketClient(running, bridge=False) as pipe:
         pipe.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run:lease", "params": {"client": "x"}}).encode())
-        assert "client, conversation, workdir and lives are needed" in pipe.told()["error"]["message"]
+        assert "client, conversation, workdir and lives are needed" in pipe.message()["error"]["message"]
 
 
 # -- what a run is told ------------------------------------------------------------------------------------------------
@@ -190,16 +190,16 @@ async def test_every_listing_and_call_is_told_in_order_as_the_far_sides_saw_it(
         with member(lease, era) as client:
             listed = client.ask("tools/list").message
             client.send_call("w_note", meta={"claudecode/toolUseId": "t1"}, **exact)
-            assert nonce_of(client.told()) == "n1"
+            assert nonce_of(client.answer()) == "n1"
             assert refusal(client.call("w_note", nonce="n2", fail="sorry")) == "sorry"
             assert "deny w:other" in refusal(client.call("w_other", nonce="n3"))
             assert "do not fit" in refusal(client.call("w_note", nonce=5))
             assert refusal(client.call("w_nothing"))
         return listed
 
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home, profile="mine"))
-        other = await house.lease(wanted(toolcrib_home, "c2"))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home, profile="mine"))
+        other = await harness.lease(wanted(toolcrib_home, "c2"))
         answer = (await during(work)).decode()
         await lease.release()
         seen = await rest_of(lease.events())
@@ -243,14 +243,14 @@ async def test_a_run_whose_agent_is_taken_away_hears_so_after_the_last_of_its_ca
 ) -> None:
     running = daemon(config)
     words = ("agent", "remove" if how == "removed" else "rotate", "claude-c1")
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home))
         stream = lease.events()
         with member(lease) as client:
             client.send_call("w_note", nonce="held", hold=True)
             (started,) = await take(stream, 1)
             (await during(cli, *words)).ok()
-            await during(client.told)
+            await during(client.answer)
         over, ended = await rest_of(stream)
         assert isinstance(started, CallSeen)
         assert isinstance(over, CallSeen)
@@ -265,8 +265,8 @@ async def test_a_run_whose_agent_is_taken_away_hears_so_after_the_last_of_its_ca
 @pytest.mark.req("FRG-10")
 async def test_an_agent_ends_when_its_time_is_over(daemon: StartDaemon, toolcrib_home: Home) -> None:
     daemon({})
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home, lives=0.5))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home, lives=0.5))
         assert await rest_of(lease.events()) == [LeaseEnded(why="expired")]
         assert is_refused(lease)
 
@@ -277,20 +277,20 @@ async def test_a_run_that_reads_nothing_loses_its_agent_and_costs_the_daemon_no_
     running = daemon(config)
     running.wait_until_ready()
     asked = {"client": "claude", "conversation": "c1", "workdir": str(toolcrib_home.project), "lives": 600}
-    with Pipe(running, bridge=False) as pipe:
+    with SocketClient(running, bridge=False) as pipe:
         body = {"jsonrpc": "2.0", "id": 1, "method": "run:lease", "params": asked, "root": str(toolcrib_home.project)}
         pipe.send(json.dumps(body).encode())
-        told = pipe.told()["params"]["event"]["lease"]
+        told = pipe.message()["params"]["event"]["lease"]
         where = cast(Daemon, SimpleNamespace(endpoint=told["endpoint"], token=""))
         text, made, before = "x" * 200_000, 0, resident(running.pid)
-        with Member(where, "claude-c1", told["token"], "modern") as client:
+        with AgentClient(where, "claude-c1", told["token"], "modern") as client:
             while made < 400 and client.call("w_note", nonce=str(made), text=text).status == 200:
                 made += 1
         assert 50 < made < 400
         assert resident(running.pid) - before < 200 * 1024 * 1024
         last = {}
         while "result" not in last:
-            before_last, last = last, pipe.told()
+            before_last, last = last, pipe.message()
         assert before_last["params"]["event"] == {"ended": {"why": "unread"}}
     assert running.command("agent:list")["agents"] == []
 
@@ -309,8 +309,8 @@ from toolcrib.config.paths import Paths
 from toolcrib.daemon_client.lease import LeaseRequest, open_lease_client
 
 async def main(conversation, workdir):
-    async with open_lease_client(Paths.of_user(os.environ), Path(workdir), dict(os.environ)) as house:
-        lease = await house.lease(
+    async with open_lease_client(Paths.of_user(os.environ), Path(workdir), dict(os.environ)) as harness:
+        lease = await harness.lease(
             LeaseRequest(client="claude", profile="developer", workdir=Path(workdir), conversation=conversation,
                          lives=600.0)
         )
@@ -393,8 +393,8 @@ async def test_a_run_that_is_interrupted_while_it_asks_leaves_nothing(
 ) -> None:
     slow = [sys.executable, "-c", "import time; time.sleep(60)"]
     running = daemon({"servers": {"slow": {"command": slow[0], "args": slow[1:]}}})
-    async with house_of(toolcrib_home) as house:
-        asking = asyncio.create_task(house.lease(wanted(toolcrib_home)))
+    async with harness_of(toolcrib_home) as harness:
+        asking = asyncio.create_task(harness.lease(wanted(toolcrib_home)))
         await during(wait_for, lambda: running.command("agent:list")["agents"], "the agent to be there", LIMIT)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -418,8 +418,8 @@ async def test_a_run_goes_on_with_a_daemon_that_was_restarted(
 ) -> None:
     port = str(free_port())
     first = daemon(config, "--port", port)
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home))
         stream = lease.events()
         with member(lease) as client:
             assert nonce_of(await during(client.call, "w_note", nonce="before")) == "before"
@@ -446,8 +446,8 @@ async def test_an_agent_that_was_removed_while_the_daemon_was_away_is_not_gone_o
     daemon: StartDaemon, toolcrib_home: Home, cli: Cli
 ) -> None:
     first = daemon({})
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home))
         await during(first.stop)
         (await during(cli, "agent", "remove", "claude-c1")).ok()
         await during(daemon, {})
@@ -461,15 +461,15 @@ async def test_a_daemon_that_does_not_come_back_or_comes_elsewhere_is_lost(
 ) -> None:
     monkeypatch.setattr(leases, "GONE_FOR", 1.0)
     first = daemon({})
-    async with house_of(toolcrib_home) as house:
-        gone = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        gone = await harness.lease(wanted(toolcrib_home))
         await during(first.stop)
         (lost,) = await rest_of(gone.events())
         assert lost == LeaseLost(why="The daemon is gone, and did not come back in 1 s.")
         await gone.release()
         monkeypatch.setattr(leases, "GONE_FOR", 20.0)
         second = await during(daemon, {})
-        elsewhere = await house.lease(wanted(toolcrib_home, "c2"))
+        elsewhere = await harness.lease(wanted(toolcrib_home, "c2"))
         await during(second.stop)
         third = await during(daemon, {})
         (lost,) = await rest_of(elsewhere.events())
@@ -544,8 +544,8 @@ async def test_runs_that_come_and_go_always_find_a_daemon_though_it_keeps_ending
 
     async def coming_and_going(name: str) -> None:
         for turn in range(3):
-            async with house_of(toolcrib_home) as house:
-                lease = await house.lease(wanted(toolcrib_home, f"{name}-{turn}"))
+            async with harness_of(toolcrib_home) as harness:
+                lease = await harness.lease(wanted(toolcrib_home, f"{name}-{turn}"))
                 daemons.add(lease.daemon)
 
     await asyncio.gather(*(coming_and_going(f"r{number}") for number in range(4)))
@@ -560,15 +560,15 @@ async def test_a_daemon_for_runs_says_so_and_stays_for_a_bridge(
     toolcrib_home: Home, config: dict[str, Any], cli: Cli
 ) -> None:
     toolcrib_home.write_config(config)
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home))
         status = (await during(cli, "status", "--json")).ok().json
         assert (status["for_runs"], status["runs"], status["pid"]) == (True, 1, lease.daemon)
         up = await during(cli, "up", "--port", "0")
         assert up.exit_code == 8
         assert "for runs of coding agents only" in up.err
         assert "It ends with the last of them" in up.err
-        pipe = await during(Pipe, cast(Daemon, SimpleNamespace(home=toolcrib_home)))
+        pipe = await during(SocketClient, cast(Daemon, SimpleNamespace(home=toolcrib_home)))
         with pipe:
             assert "result" in await during(pipe.ask, request("tools/list"))
             await lease.release()
@@ -582,8 +582,8 @@ async def test_a_daemon_for_runs_says_so_and_stays_for_a_bridge(
 async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
     toolcrib_home: Home, how: signal.Signals
 ) -> None:
-    async with house_of(toolcrib_home) as house:
-        lease = await house.lease(wanted(toolcrib_home))
+    async with harness_of(toolcrib_home) as harness:
+        lease = await harness.lease(wanted(toolcrib_home))
         os.kill(lease.daemon, how)
         (lost,) = await rest_of(lease.events())
         assert isinstance(lost, LeaseLost)
@@ -591,7 +591,7 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
         await during(wait_for, lambda: has_ended(toolcrib_home, lease.daemon), "the daemon to end", LIMIT)
         assert lease.folder.exists() is (how is signal.SIGKILL), "one that is asked to stop revokes before it goes"
         await lease.release()
-        second = await house.lease(wanted(toolcrib_home, "c2"))
+        second = await harness.lease(wanted(toolcrib_home, "c2"))
         assert second.daemon != lease.daemon
     assert not lease.folder.exists(), "what the killed one left went with the next"
 
@@ -620,6 +620,6 @@ def test_a_daemon_for_runs_to_which_nobody_comes_ends(toolcrib_home: Home) -> No
 async def test_where_no_daemon_can_be_had_the_reason_is_given(toolcrib_home: Home) -> None:
     (toolcrib_home.toolcrib / "state").write_text("no folder")
     with pytest.raises(DaemonNotRunning, match=r"The daemon did not start: .*state") as caught:
-        async with house_of(toolcrib_home):
+        async with harness_of(toolcrib_home):
             raise AssertionError("there is none")
     assert "toolcrib up" in caught.value.remedy

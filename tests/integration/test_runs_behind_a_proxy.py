@@ -1,4 +1,4 @@
-"""Runs of the real programs where the person has a proxy, which knows nothing of this machine's own addresses."""
+"""Runs of the real programs behind a proxy that cannot reach this machine's own addresses."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from collections.abc import Callable
 import pytest
 
 from parts import runs
-from parts.daemon import Home
-from parts.runs import Desk
+from parts.runs import ProgramUser
 from parts.sizes import some
 from toolcrib.testing.script import Call
-from toolcrib.testing.server import serving
+from toolcrib.testing.server import ScriptedModel
 
 PROXY = "http://127.0.0.1:9"
-"""Nobody is there."""
+"""Nothing listens there."""
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
-class InEnvironment(Desk):
+class InEnvironment(ProgramUser):
     @property
     def environ(self) -> dict[str, str]:
-        said = {name: PROXY for upper in NAMES for name in (upper, upper.lower())}
-        return {**super().environ, **said, "no_proxy": "elsewhere.example"}
+        proxies = {name: PROXY for upper in NAMES for name in (upper, upper.lower())}
+        return {**super().environ, **proxies, "no_proxy": "elsewhere.example"}
 
 
-class InTheProgramsFile(Desk):
-    """Where the program has variables of its own."""
+class InTheProgramsFile(ProgramUser):
+    """In the program's own file for variables."""
 
     def use(self, url: str, *more: object) -> None:
         super().use(url)
-        if self.person is runs.CLAUDE:
+        if self.setup is runs.CLAUDE:
             file = self.folder / ".claude" / "settings.json"
             settings = json.loads(file.read_text())
             settings["env"] |= dict.fromkeys(NAMES, PROXY)
             file.write_text(json.dumps(settings))
             return
-        file = self.folder / (".codex" if self.person is runs.CODEX else ".gemini") / ".env"
+        file = self.folder / (".codex" if self.setup is runs.CODEX else ".gemini") / ".env"
         with file.open("a") as opened:
             opened.writelines(f"{name}={PROXY}\n" for name in NAMES)
 
@@ -51,18 +50,10 @@ class InTheProgramsFile(Desk):
     ),
 )
 @pytest.mark.parametrize("client", runs.ALL)
-def test_toolcrib_is_asked_directly(
-    toolcrib_home: Home, parts: Callable[[str], list[str]], client: str, kind: type[Desk], profile: str
+def test_toolcrib_is_reached_without_the_proxy(
+    new_user: Callable[..., tuple[ProgramUser, ScriptedModel]], client: str, kind: type[ProgramUser], profile: str
 ) -> None:
-    for name in runs.ALL:
-        parts(name)
-    (toolcrib_home.project / "note.md").write_text("Words that are there.\n")
-    person = runs.ALL[client]
-    with (
-        runs.desk(person, toolcrib_home, toolcrib_home.project) as desk,
-        serving(person.agent.provider, (Call("workspace_read_file", {"path": "note.md"}),)) as model,
-    ):
-        behind = kind(person=desk.person, home=desk.home, project=desk.project)
-        behind.use(model.url)
-        told = behind.run("Do it.", "--profile", profile)
-    assert "Words that are there." in "".join(model.results), told.out + told.err
+    user, model = new_user(client, Call("workspace_read_file", {"path": "note.md"}), kind=kind)
+    (user.project / "note.md").write_text("Words that are there.\n")
+    finished = user.run("Do it.", "--profile", profile)
+    assert "Words that are there." in "".join(model.results), finished.out + finished.err

@@ -1,29 +1,32 @@
-"""Runs of the real programs in projects that were written to harm whoever runs something there."""
+"""Runs of the real programs in hostile projects."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from parts import fleet, runs
-from parts.daemon import Home
-from parts.runs import Desk
+from parts import fleet
+from parts.runs import ProgramUser
 from parts.sizes import some
 from toolcrib.testing.conversation import ToolOffering
 from toolcrib.testing.script import CallByName, Say
 from toolcrib.testing.server import ScriptedModel, serving
 
-MARK = "sprang"
-"""A file that the project's own `node` leaves."""
+pytestmark = pytest.mark.req("FRG-3", "FRG-5")
+
+MARK = "triggered"
+"""A file that the project's traps create."""
 
 
-class WithTheProjectsPrograms(Desk):
-    """The person has the project's folder of programs on PATH, as many do."""
+NewUser = Callable[..., tuple[ProgramUser, ScriptedModel]]
+
+
+class WithTheProjectsPrograms(ProgramUser):
+    """The project's folder of programs is on PATH, as for many users."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -31,58 +34,38 @@ class WithTheProjectsPrograms(Desk):
         return {**usual, "PATH": f"{self.project}/node_modules/.bin{os.pathsep}{usual['PATH']}"}
 
 
-@pytest.fixture
-def start(
-    toolcrib_home: Home, parts: Callable[[str], list[str]]
-) -> Iterator[Callable[[str], tuple[Desk, ScriptedModel]]]:
-    for name in runs.ALL:
-        parts(name)
-    with contextlib.ExitStack() as stack:
-
-        def begin(client: str) -> tuple[Desk, ScriptedModel]:
-            person = runs.ALL[client]
-            made = stack.enter_context(runs.desk(person, toolcrib_home, toolcrib_home.project))
-            model = stack.enter_context(serving(person.agent.provider, [Say("Hello there.")]))
-            made.use(model.url)
-            return made, model
-
-        yield begin
-
-
-def set_trap(desk: Desk, client: str) -> Path:
+def set_trap(user: ProgramUser, client: str) -> Path:
     """The program is a script for `node`, as npm installs it, and the project has one of that name."""
     node, script = fleet.command(client)
-    program = desk.home.path / "bin" / client
+    program = user.home.path / "bin" / client
     program.unlink()
     program.symlink_to(script)
-    mark = desk.home.path / MARK
-    trap = desk.project / "node_modules" / ".bin" / "node"
+    mark = user.home.path / MARK
+    trap = user.project / "node_modules" / ".bin" / "node"
     trap.parent.mkdir(parents=True)
     trap.write_text(f'#!/bin/sh\ntouch {mark}\nexec {node} "$@"\n')
     trap.chmod(0o755)
     return mark
 
 
-@pytest.mark.req("FRG-3", "FRG-5")
 @pytest.mark.parametrize(
-    ("client", "profile", "springs"),
+    ("client", "profile", "triggered"),
     some(
         [("codex", "read-only", False), ("codex", "trusted", True), ("gemini", "read-only", False)],
         [("codex", "developer", False), ("gemini", "developer", False), ("gemini", "trusted", True)],
     ),
 )
 def test_a_program_does_not_take_its_interpreter_from_the_project_below_all(
-    start: Callable[[str], tuple[Desk, ScriptedModel]], client: str, profile: str, *, springs: bool
+    new_user: NewUser, client: str, profile: str, *, triggered: bool
 ) -> None:
-    desk, model = start(client)
-    mark = set_trap(desk, client)
-    hostile = WithTheProjectsPrograms(person=desk.person, home=desk.home, project=desk.project)
-    told = hostile.run("look", "--profile", profile).ok()
+    user, model = new_user(client, kind=WithTheProjectsPrograms)
+    mark = set_trap(user, client)
+    finished = user.run("look", "--profile", profile).ok()
     assert model.bodies
-    assert mark.exists() is springs
+    assert mark.exists() is triggered
     assert (
-        f"Left out of PATH, for the project could have a node or a git of its own there: {desk.project}" in told.err
-    ) is (not springs)
+        f"Removed from PATH, because the project could have its own node or git there: {user.project}" in finished.err
+    ) is (not triggered)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -100,24 +83,23 @@ def commit(folder: Path) -> None:
     (folder / "a.txt").write_text("As it is.\n")
 
 
-@pytest.mark.req("FRG-3", "FRG-5")
 @pytest.mark.parametrize(
-    ("client", "profile", "springs"),
+    ("client", "profile", "triggered"),
     some(
         [("codex", "nothing", False), ("codex", "trusted", True), ("claude", "read-only", False)],
         [("codex", "read-only", False), ("codex", "developer", False), ("gemini", "read-only", False)],
     ),
 )
 def test_a_filter_of_the_projects_git_does_not_run_below_all(
-    start: Callable[[str], tuple[Desk, ScriptedModel]], client: str, profile: str, *, springs: bool
+    new_user: NewUser, client: str, profile: str, *, triggered: bool
 ) -> None:
-    desk, model = start(client)
-    mark = desk.home.path / MARK
-    commit(desk.project)
-    git(desk.project, "config", "filter.e.clean", f"touch {mark}; cat")
-    desk.run("look", "--profile", profile).ok()
+    user, model = new_user(client)
+    mark = user.home.path / MARK
+    commit(user.project)
+    git(user.project, "config", "filter.e.clean", f"touch {mark}; cat")
+    user.run("look", "--profile", profile).ok()
     assert model.bodies
-    assert mark.exists() is springs
+    assert mark.exists() is triggered
 
 
 PLANT = """
@@ -127,47 +109,41 @@ git config filter.e.clean 'touch {}; cat' && echo planted
 """
 
 
-@pytest.mark.req("FRG-3", "FRG-5")
-def test_a_filter_that_codex_plants_in_a_submodule_does_not_run_in_its_next_run(
-    start: Callable[[str], tuple[Desk, ScriptedModel]],
-) -> None:
-    desk, _ = start("codex")
-    mark = desk.home.path / MARK
-    commit(desk.project)
-    git(desk.project, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},lib")
-    (desk.project / "lib").mkdir()
-    (desk.project / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = ./lib\n\tignore = none\n')
+def test_a_filter_that_codex_plants_in_a_submodule_does_not_run_in_its_next_run(new_user: NewUser) -> None:
+    user, _ = new_user("codex")
+    mark = user.home.path / MARK
+    commit(user.project)
+    git(user.project, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},lib")
+    (user.project / "lib").mkdir()
+    (user.project / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = ./lib\n\tignore = none\n')
     with serving(
-        desk.person.agent.provider, [CallByName("exec_command", {"cmd": PLANT.format(mark)}), Say("Aye.")]
+        user.setup.agent.provider, [CallByName("exec_command", {"cmd": PLANT.format(mark)}), Say("Aye.")]
     ) as model:
-        desk.use(model.url, ToolOffering.DEFERRED)
-        desk.run("plant it", "--profile", "developer").ok()
+        user.use(model.url, ToolOffering.DEFERRED)
+        user.run("plant it", "--profile", "developer").ok()
         assert "planted" in str(model.results)
         mark.unlink(missing_ok=True)
-        desk.run("look", "--profile", "read-only").ok()
+        user.run("look", "--profile", "read-only").ok()
     assert not mark.exists()
-    git(desk.project, "status", "--porcelain")
+    git(user.project, "status", "--porcelain")
     assert mark.exists(), "nothing was planted"
 
 
-@pytest.mark.req("FRG-5")
 @pytest.mark.parametrize(
     "name", some([".gemini/.env", "GEMINI.md"], [".gitignore", ".geminiignore", ".gemini/settings.json"])
 )
-def test_a_pipe_that_gemini_would_wait_for_is_named_at_once(
-    start: Callable[[str], tuple[Desk, ScriptedModel]], name: str
-) -> None:
-    desk, model = start("gemini")
-    pipe = desk.project / name
+def test_a_pipe_that_gemini_would_wait_for_is_named_at_once(new_user: NewUser, name: str) -> None:
+    user, model = new_user("gemini")
+    pipe = user.project / name
     pipe.parent.mkdir(exist_ok=True)
     os.mkfifo(pipe)
-    told = desk.run("look", "--profile", "read-only")
-    assert told.exit_code == 2
-    assert f"{pipe} is no file" in told.out
+    finished = user.run("look", "--profile", "read-only")
+    assert finished.exit_code == 2
+    assert f"{pipe} is not a regular file" in finished.out
     assert model.bodies == []
 
 
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5")
+@pytest.mark.req("FRG-4")
 @pytest.mark.parametrize(
     ("client", "name"),
     some(
@@ -175,12 +151,10 @@ def test_a_pipe_that_gemini_would_wait_for_is_named_at_once(
         [("claude", ".claude/settings.json"), ("claude", ".mcp.json"), ("codex", ".gitignore")],
     ),
 )
-def test_pipes_that_nobody_waits_for_are_no_hindrance(
-    start: Callable[[str], tuple[Desk, ScriptedModel]], client: str, name: str
-) -> None:
-    desk, model = start(client)
-    pipe = desk.project / name
+def test_other_pipes_do_not_block_a_run(new_user: NewUser, client: str, name: str) -> None:
+    user, model = new_user(client)
+    pipe = user.project / name
     pipe.parent.mkdir(exist_ok=True)
     os.mkfifo(pipe)
-    desk.run("look", "--profile", "read-only", "--timeout", "30s").ok()
+    user.run("look", "--profile", "read-only", "--timeout", "30s").ok()
     assert model.bodies

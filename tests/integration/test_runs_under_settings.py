@@ -1,22 +1,22 @@
-"""What a folder's `workspace.yml` forbids, the real programs do not do by their own tools either."""
+"""The built-in tools of the real programs obey a folder's `workspace.yml`."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parts import runs
-from parts.daemon import Home, StartDaemon
-from parts.runs import CLAUDE, CODEX, Desk, Person
+from parts.daemon import Home
+from parts.runs import CODEX, ProgramSetup, ProgramUser
 from parts.sizes import some
 from toolcrib.policy.profile import BUILTIN
 from toolcrib.testing.conversation import ToolOffering
-from toolcrib.testing.script import CallByName, Say, Step
-from toolcrib.testing.server import ScriptedModel, serving
+from toolcrib.testing.script import CallByName, Step
+from toolcrib.testing.server import ScriptedModel
 
 SECRET = "s3cret-0123456789"
 
@@ -24,38 +24,33 @@ pytestmark = pytest.mark.req("FRG-3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InCi(Desk):
+class InCi(ProgramUser):
     @property
     def environ(self) -> dict[str, str]:
         return {**super().environ, "CI": "true"}
 
 
-Start = Callable[..., tuple[Desk, ScriptedModel]]
+NewUser = Callable[..., tuple[ProgramUser, ScriptedModel]]
+Start = Callable[..., tuple[ProgramUser, ScriptedModel]]
 
 
 @pytest.fixture
-def start(toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]) -> Iterator[Start]:
-    for name in runs.ALL:
-        parts(name)
-    with contextlib.ExitStack() as stack:
+def start(new_user: NewUser) -> Start:
+    """`new_user` in a project with these settings."""
 
-        def begin(
-            person: Person, settings: str, *steps: Step, offering: ToolOffering | None = None
-        ) -> tuple[Desk, ScriptedModel]:
-            made = stack.enter_context(runs.desk(person, toolcrib_home, toolcrib_home.project))
-            model = stack.enter_context(serving(person.agent.provider, [*steps, Say("Done.")]))
-            made.use(model.url, offering)
-            (made.project / ".env").write_text(f"KEY={SECRET}\n")
-            (made.project / "there.txt").write_text("as it was\n")
-            (made.project / ".toolcrib").mkdir()
-            (made.project / ".toolcrib" / "workspace.yml").write_text(settings)
-            return made, model
+    def begin(client: str, settings: str, *steps: Step, **more: Any) -> tuple[ProgramUser, ScriptedModel]:
+        user, model = new_user(client, *steps, **more)
+        (user.project / ".env").write_text(f"KEY={SECRET}\n")
+        (user.project / "there.txt").write_text("as it was\n")
+        (user.project / ".toolcrib").mkdir()
+        (user.project / ".toolcrib" / "workspace.yml").write_text(settings)
+        return user, model
 
-        yield begin
+    return begin
 
 
-def reads(person: Person, folder: Path, name: str) -> list[Step]:
-    """Ways to read a file by the program's own tools."""
+def reads(person: ProgramSetup, folder: Path, name: str) -> list[Step]:
+    """Ways to read a file with the program's built-in tools."""
     file = str(folder / name)
     match person.agent.name:
         case "claude":
@@ -85,29 +80,27 @@ def test_no_program_reads_what_is_hidden_or_writes_where_nothing_may(
 ) -> None:
     person, folder = runs.ALL[client], toolcrib_home.project
     steps = [*reads(person, folder, ".env"), *person.writes(folder).values()]
-    desk, model = start(person, 'read_only: true\nhidden: [".env*"]\n', *steps)
+    user, model = start(client, 'read_only: true\nhidden: [".env*"]\n', *steps)
     before = set(folder.iterdir())
-    log = desk.run("try", "--profile", profile).ok().log
+    log = user.run("try", "--profile", profile).ok().log
     assert len(model.results) == len(steps), "the model made every attempt"
     assert SECRET not in received(model)
     assert set(folder.iterdir()) == before
     assert log.metadata["own_tools"] == "none"
-    [said] = [text for text in log.told("log", "toolcrib") if text.startswith("Own tools")]
-    assert said.startswith(
+    [warning] = [text for text in log.texts("log", "toolcrib") if text.startswith("Own tools")]
+    assert warning.startswith(
         f"Own tools of {client}: none, instead of {BUILTIN[profile].own_tools} "
         "(`hidden` in workspace.yml; `read_only` in workspace.yml)."
     )
 
 
 @pytest.mark.parametrize("client", some(["claude"], ["gemini"]))
-def test_a_program_still_reads_by_itself_where_the_folder_is_only_read_only(
-    start: Start, toolcrib_home: Home, client: str
-) -> None:
+def test_built_in_tools_may_read_in_a_read_only_folder(start: Start, toolcrib_home: Home, client: str) -> None:
     person, folder = runs.ALL[client], toolcrib_home.project
     steps = [*reads(person, folder, "there.txt"), *person.writes(folder).values()]
-    desk, model = start(person, "read_only: true\n", *steps)
+    user, model = start(client, "read_only: true\n", *steps)
     before = set(folder.iterdir())
-    log = desk.run("try").ok().log
+    log = user.run("try").ok().log
     assert "as it was" in received(model)
     assert set(folder.iterdir()) == before
     assert log.metadata["own_tools"] == "read"
@@ -123,25 +116,23 @@ def test_codex_has_no_shell_of_its_own_where_the_workspace_has_none(
         *CODEX.writes(folder / ".idea").values(),
         *CODEX.writes(folder).values(),
     ]
-    desk, model = start(CODEX, settings, *steps, offering=ToolOffering.DEFERRED)
-    in_ci = InCi(person=desk.person, home=desk.home, project=desk.project)
-    told = in_ci.run("try").ok()
+    user, model = start("codex", settings, *steps, offering=ToolOffering.DEFERRED, kind=InCi)
+    finished = user.run("try").ok()
     assert "as it was" not in received(model)
     assert not (folder / "shell").exists()
     assert (folder / "patched").exists(), "what it may still do"
-    assert not (folder / ".idea").exists(), "other programs obey what is there"
-    assert "Own tools of codex: edit, without a shell, instead of edit (" in told.err
+    assert not (folder / ".idea").exists(), "files there configure other programs"
+    assert "Own tools of codex: edit, without a shell, instead of edit (" in finished.err
     names = {tool.name for talk in model.conversations for tool in (*talk.tools, *talk.found)}
     assert "exec_command" not in names
 
 
 def test_a_run_in_ci_has_no_workspace_shell_though_its_daemon_was_started_elsewhere(
-    start: Start, daemon: StartDaemon, toolcrib_home: Home
+    start: Start, toolcrib_home: Home
 ) -> None:
-    daemon()
     shell = CallByName("mcp__toolcrib__workspace_run_shell_safe", {"command": "touch by-our-shell"})
-    desk, model = start(CLAUDE, "{}\n", shell)
-    InCi(person=desk.person, home=desk.home, project=desk.project).run("try").ok()
+    user, model = start("claude", "{}\n", shell, kind=InCi)
+    user.run("try").ok()
     assert len(model.results) == 1
     assert not (toolcrib_home.project / "by-our-shell").exists()
     assert "run_shell_safe" not in {tool.name for tool in model.offered}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import Daemon
-from parts.own import stdio_words
-from parts.raw_client import INITIALIZE, Endpoint, Pipe, legacy_request, own_daemon, request
+from parts.daemon import Daemon, shared_daemon
+from parts.raw_client import INITIALIZE, Endpoint, SocketClient, legacy_request, request
+from parts.server_process import stdio_command
 from parts.sizes import FULL
 
 SERVERS = 20
@@ -27,15 +27,15 @@ def server(number: int) -> dict[str, Any]:
     prefix = "a_tool_with_a_rather_long_name_of_its_own_" if number % 2 else "tool_"
     era = ("modern", "legacy")[number % 2]
     flags = ["--era", era, "--plain", "--tools", str(TOOLS_EACH), "--prefix", prefix, "--page", "100"]
-    words = stdio_words("raw_server", *flags, "--slow-start", str(SLOW_START))
+    words = stdio_command("raw_server", *flags, "--slow-start", str(SLOW_START))
     return {"command": words[0], "args": words[1:]}
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    words = stdio_words("raw_server")
+    words = stdio_command("raw_server")
     servers = {f"server-{number:02d}": server(number) for number in range(SERVERS)}
-    with own_daemon({"servers": {**servers, "raw": {"command": words[0], "args": words[1:]}}}) as daemon:
+    with shared_daemon({"servers": {**servers, "raw": {"command": words[0], "args": words[1:]}}}) as daemon:
         yield daemon
 
 
@@ -110,7 +110,7 @@ def test_many_callers_with_one_id_get_each_their_own_result(shared: Daemon, door
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 def test_many_calls_sent_ahead_over_the_bridge_are_each_answered(shared: Daemon, era: str) -> None:
     shared.wait_until_ready("raw")
-    with Pipe(shared) as pipe:
+    with SocketClient(shared) as pipe:
         make = request if era == "modern" else legacy_request
         if era == "legacy":
             pipe.ask(INITIALIZE)
@@ -119,7 +119,7 @@ def test_many_calls_sent_ahead_over_the_bridge_are_each_answered(shared: Daemon,
             pipe.send(make("tools/call", {"name": "raw_ok", "arguments": {"n": number}}, id=f"c{number}"))
         told: dict[str, Any] = {}
         while len(told) < count:
-            message = pipe.told()
+            message = pipe.message()
             if "id" in message:
                 told[message["id"]] = message["result"]["structuredContent"]["arguments"]["n"]
         assert told == {f"c{number}": number for number in range(count)}

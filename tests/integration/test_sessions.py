@@ -16,12 +16,12 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, Owner, nonce_of, refusal
 from parts.client import MODES
-from parts.crowd import ERAS, AgentEndpoint, Member, Owner, nonce_of, refusal
 from parts.daemon import Cli, Daemon, StartDaemon
-from parts.raw_client import LEGACY, Pipe, legacy_request, notice, request
+from parts.raw_client import LEGACY, SocketClient, legacy_request, notice, request
+from parts.recording_server import Notes
 from parts.waiting import wait_for
-from parts.witness import Notes
 
 pytestmark = pytest.mark.req("KSI-3", "KSI-9")
 
@@ -78,7 +78,7 @@ def test_what_a_session_counted_is_there_after_a_restart(
     first = daemon(config, env=store_env)
     first.wait_until_ready()
     token = Owner(first).add("a", "w:t")
-    with Member(first, "a", token, "modern", conversation="plan") as member:
+    with AgentClient(first, "a", token, "modern", conversation="plan") as member:
         member.tools()
         assert nonce_of(member.call("w_t", nonce="x" * 100)) is not None
         assert "may not use" in refusal(member.call("w_release"))
@@ -140,7 +140,9 @@ def test_a_session_that_idled_too_long_is_over_and_the_next_request_begins_anoth
     first = daemon({**config, "session_idle_hours": 1})
     first.wait_until_ready()
     token = Owner(first).add("a", "w:*")
-    members = {label: Member(first, "a", token, era, conversation=label) for label in ("long ago", "half an hour ago")}
+    members = {
+        label: AgentClient(first, "a", token, era, conversation=label) for label in ("long ago", "half an hour ago")
+    }
     for member in members.values():
         assert nonce_of(member.call("w_t", nonce="1")) == "1"
         member.close()
@@ -180,7 +182,7 @@ def test_an_agent_with_a_folder_uses_the_servers_of_that_project(
     }
     for era in ERAS:
         for name, token in tokens.items():
-            with Member(running, name, token, era) as member:
+            with AgentClient(running, name, token, era) as member:
                 assert nonce_of(member.call("w_t", nonce=f"{name} {era}")) == f"{name} {era}"
     pids = {line["arguments"]["nonce"].split()[0]: line["pid"] for line in notes.calls()}
     assert pids["other"] == pids["inner"] != pids["home"]
@@ -195,28 +197,28 @@ def test_a_bridge_hears_of_a_changed_permission_and_ends_with_its_agent(
     running = daemon(config)
     running.wait_until_ready()
     owner = Owner(running)
-    with Pipe(running, bridge=False) as pipe, Pipe(running) as nobody:
+    with SocketClient(running, bridge=False) as pipe, SocketClient(running) as nobody:
         token = owner.add("a", "w:*")
         hello = {"root": str(running.home.project), "conversation": "c", "token": token}
         pipe.send(notice("toolcrib/bridge", hello))
         begin_listening(pipe, era)
         begin_listening(nobody, era)
         owner.deny("a", "w:t")
-        assert pipe.told()["method"] == "notifications/tools/list_changed"
+        assert pipe.message()["method"] == "notifications/tools/list_changed"
         assert {one["agent"] for one in owner.sessions()} == {"a", "client"}
         owner.remove("a")
         messages = []
         with pytest.raises(ConnectionError):
             while True:
-                messages.append(pipe.told())
+                messages.append(pipe.message())
         assert "revoked" in messages[-1]["error"]["message"]
         assert [one["agent"] for one in owner.sessions()] == ["client"]
         # Whoever else has a bridge heard nothing of it all.
         nobody.send(ping(era))
-        assert "method" not in nobody.told()
+        assert "method" not in nobody.message()
 
 
-def begin_listening(pipe: Pipe, era: str) -> None:
+def begin_listening(pipe: SocketClient, era: str) -> None:
     if era == "legacy":
         params = {"protocolVersion": LEGACY, "capabilities": {}}
         assert "result" in pipe.ask(legacy_request("initialize", params, id=1))
@@ -224,7 +226,7 @@ def begin_listening(pipe: Pipe, era: str) -> None:
         assert "result" in pipe.ask(legacy_request("ping", id=2))
     else:
         pipe.send(request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id=1))
-        assert pipe.told()["method"] == "notifications/subscriptions/acknowledged"
+        assert pipe.message()["method"] == "notifications/subscriptions/acknowledged"
         assert "result" in pipe.ask(request("tools/list", id=2))
 
 
@@ -240,7 +242,7 @@ class TestTheCommands:
         assert "No sessions." in cli("sessions").ok().out
         tokens = {name: owner.add(name, "w:*") for name in ("a", "b")}
         members = [
-            Member(running, name, token, era, conversation=f"{name} {era}")
+            AgentClient(running, name, token, era, conversation=f"{name} {era}")
             for name, token in tokens.items()
             for era in ERAS
         ]
@@ -290,7 +292,7 @@ class TestTheCommands:
         running.wait_until_ready()
         owner = Owner(running)
         token = owner.add("a", "w:*")
-        with Member(running, "a", token, "legacy", conversation="plan") as member:
+        with AgentClient(running, "a", token, "legacy", conversation="plan") as member:
             member.tools()
         running.stop()
         (one,) = cli("sessions", "--json").ok().json["sessions"]
@@ -309,7 +311,7 @@ class TestTheCommands:
         running.wait_until_ready()
         owner = Owner(running)
         token = owner.add("a", profile=profile)
-        with Member(running, "a", token, "modern") as member:
+        with AgentClient(running, "a", token, "modern") as member:
             assert not [name for name in member.tools() if "session" in name]
             (session,) = owner.sessions()
             for command, arguments in (("list", {}), ("end", {"id": session["id"]}), ("end", {"agent": "a"})):

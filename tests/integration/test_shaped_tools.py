@@ -10,7 +10,7 @@ import pytest
 
 from parts.daemon import Cli, Home, StartDaemon
 from parts.raw_client import Endpoint
-from parts.witness import Notes
+from parts.recording_server import Notes
 from toolcrib import Crib, DescribeTools, FixArguments, PrefixTools, RenameArguments, RenameTools, destructive
 from toolcrib.errors import UnknownTool
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from parts.crowd import Member, nonce_of, refusal
+from parts.agent_clients import AgentClient, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
-from parts.witness import Notes
+from parts.recording_server import Notes
 from toolcrib.store import audit, servers
 from toolcrib.store.database import Database
 
@@ -23,7 +23,7 @@ def notes(toolcrib_home: Home) -> Notes:
 
 
 def call(daemon: Daemon, nonce: str) -> None:
-    with Member(daemon, "owner", daemon.token, "modern") as owner:
+    with AgentClient(daemon, "owner", daemon.token, "modern") as owner:
         answer = owner.call("w_note", nonce=nonce)
         assert nonce_of(answer) == nonce, refusal(answer)
 

@@ -18,12 +18,12 @@ import pytest
 
 from parts import fleet
 from parts import postgres as databases
-from parts.crowd import ERAS, Member, nonce_of, refusal
+from parts.agent_clients import ERAS, AgentClient, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.recording_server import Notes
 from parts.report import not_run
 from parts.small_disk import small_disk
 from parts.waiting import wait_for
-from parts.witness import Notes
 from toolcrib.store import servers
 from toolcrib.store.database import Database
 
@@ -50,14 +50,14 @@ def full_disk(home: Home) -> Iterator[Fault]:
             env={},
             begins=disk.fill,
             passes=(state / "filler").unlink,
-            told="no room",
+            told="disk is full",
             remedy="Free some disk space",
         )
 
 
 @contextlib.contextmanager
 def locked_file(home: Home) -> Iterator[Fault]:
-    holders: list[sqlite3.Connection] = []
+    holders: list[sqlite3.RawConnection] = []
 
     def begins() -> None:
         holders.append(sqlite3.connect(home.toolcrib / "state" / "mcp_sessions.db", isolation_level=None))
@@ -85,7 +85,7 @@ def own_postgres() -> Iterator[databases.Postgres]:
 
 @contextlib.contextmanager
 def locked_tables(home: Home) -> Iterator[Fault]:
-    holders: list[psycopg.Connection] = []
+    holders: list[psycopg.RawConnection] = []
     with own_postgres() as server:
 
         def begins() -> None:
@@ -129,21 +129,21 @@ def notes(toolcrib_home: Home) -> Notes:
     return Notes(toolcrib_home.path / "notes")
 
 
-def changes(member: Member, nonce: str) -> str:
+def changes(client: AgentClient, nonce: str) -> str:
     """Why the changing call was refused; empty: it ran."""
-    answer = member.call("w_note", nonce=nonce)
+    answer = client.call("w_note", nonce=nonce)
     return "" if nonce_of(answer) == nonce else refusal(answer)
 
 
-def reads(member: Member) -> None:
-    answer = member.call("crib_system_health")
+def reads(client: AgentClient) -> None:
+    answer = client.call("crib_system_health")
     assert refusal(answer) == ""
-    assert "w_note" in member.tools()
+    assert "w_note" in client.tools()
 
 
-def recovered(daemon: Daemon, member: Member, nonce: str) -> None:
+def recovered(daemon: Daemon, client: AgentClient, nonce: str) -> None:
     wait_for(lambda: daemon.status()["audit"]["writable"], "the audit log to be written again")
-    assert changes(member, nonce) == ""
+    assert changes(client, nonce) == ""
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -153,7 +153,7 @@ def test_what_changes_is_refused_what_reads_goes_on_and_it_recovers(
 ) -> None:
     started = daemon({"servers": {"w": notes.server("note")}}, env=fault.env)
     started.wait_until_ready()
-    with Member(started, "owner", started.token, era, conversation="c") as owner:
+    with AgentClient(started, "owner", started.token, era, conversation="c") as owner:
         assert changes(owner, "before") == ""
         fault.begins()
         for number in range(3):
@@ -190,7 +190,7 @@ def test_no_agent_or_rule_comes_or_goes_while_it_cannot_be_kept(
     # What narrows counts at once, whether it can be kept or not.
     narrowed = cli("deny", "reviewer", "w:note", limit=60)
     assert (narrowed.exit_code, fault.remedy in narrowed.err) == (9, True)
-    with Member(started, "reviewer", token, "modern") as reviewer:
+    with AgentClient(started, "reviewer", token, "modern") as reviewer:
         assert "may not use" in changes(reviewer, "denied")
     fault.passes()
     wait_for(lambda: cli("agent", "add", "late", "--profile", "developer").exit_code == 0, "an agent to be added")
@@ -203,7 +203,7 @@ def test_no_agent_or_rule_comes_or_goes_while_it_cannot_be_kept(
 def test_the_daemon_ends_in_time_while_nothing_can_be_written(fault: Fault, daemon: StartDaemon, notes: Notes) -> None:
     started = daemon({"servers": {"w": notes.server("note")}}, env=fault.env)
     started.wait_until_ready()
-    with Member(started, "owner", started.token, "modern") as owner:
+    with AgentClient(started, "owner", started.token, "modern") as owner:
         assert changes(owner, "before") == ""
         fault.begins()
         assert fault.told in changes(owner, "refused")
@@ -212,7 +212,7 @@ def test_the_daemon_ends_in_time_while_nothing_can_be_written(fault: Fault, daem
     fault.passes()
     again = daemon(env=fault.env)
     again.wait_until_ready()
-    with Member(again, "owner", again.token, "modern") as owner:
+    with AgentClient(again, "owner", again.token, "modern") as owner:
         assert changes(owner, "after") == ""
     assert notes.nonces() == ["before", "after"]
 
@@ -259,14 +259,14 @@ def test_a_file_that_is_damaged_while_the_daemon_runs_ends_changes_and_not_the_d
     file = toolcrib_home.toolcrib / "state" / "mcp_sessions.db"
     started = daemon(config)
     started.wait_until_ready()
-    with Member(started, "owner", started.token, "modern") as owner:
+    with AgentClient(started, "owner", started.token, "modern") as owner:
         assert changes(owner, "before") == ""
         started.stop()
         # Now all of it is in the file itself, and no page of it in the next daemon's memory.
         started = daemon(config)
         started.wait_until_ready()
     damage(file)
-    with Member(started, "owner", started.token, "modern") as owner:
+    with AgentClient(started, "owner", started.token, "modern") as owner:
         said = wait_for(lambda: changes(owner, "refused"), "a call to be refused")
         assert "is damaged" in said
         assert "move the file away" in said
@@ -279,5 +279,5 @@ def test_a_file_that_is_damaged_while_the_daemon_runs_ends_changes_and_not_the_d
         Path(f"{file}{name}").unlink(missing_ok=True)
     again = daemon(config)
     again.wait_until_ready()
-    with Member(again, "owner", again.token, "modern") as owner:
+    with AgentClient(again, "owner", again.token, "modern") as owner:
         assert changes(owner, "after") == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parts import own, runs
+from parts import runs, server_process
 from parts.daemon import Cli, Home
 from parts.waiting import wait_for
 from toolcrib.testing.script import Call
@@ -29,14 +29,14 @@ def projects(home: Home, count: int) -> list[Path]:
 
 
 @pytest.mark.req("FRG-11", "KAI-10")
-@pytest.mark.parametrize(("name", "count"), [("codex", 1), ("claude", TEN)])
-@pytest.mark.usual(name="claude")
+@pytest.mark.parametrize(("name", "count"), [("codex", 3), ("claude", TEN)])
+@pytest.mark.usual(name="codex")
 def test_ten_runs_at_once_without_a_daemon_share_one_and_their_projects_servers(
     toolcrib_home: Home, cli: Cli, parts: Callable[[str], list[str]], name: str, count: int
 ) -> None:
     for program in runs.ALL:
         parts(program)
-    program, *words = own.stdio_words("own_v2")
+    program, *words = server_process.stdio_command("sdk_v2")
     seen = toolcrib_home.path / "seen"
     # Ten programs start at once: that the server is quick is not what is shown here.
     entry = {"command": program, "args": words, "cwd": "project", "connect_timeout": LIMIT}
@@ -45,17 +45,17 @@ def test_ten_runs_at_once_without_a_daemon_share_one_and_their_projects_servers(
     folders = projects(toolcrib_home, count)
     with ExitStack() as stack:
         person = runs.ALL[name]
-        desk = stack.enter_context(runs.desk(person, toolcrib_home, folders[0]))
+        user = stack.enter_context(runs.program_user(person, toolcrib_home, folders[0]))
         model = stack.enter_context(serving(person.agent.provider, [Call("own_echo", {"n": 1})], last_words="Done."))
-        desk.use(model.url)
-        begun = [
-            replace(desk, project=folders[n % count]).start(f"Echo for {n}.", "--json", "--timeout", f"{LIMIT:.0f}s")
+        user.use(model.url)
+        started = [
+            replace(user, project=folders[n % count]).start(f"Echo for {n}.", "--json", "--timeout", f"{LIMIT:.0f}s")
             for n in range(TEN)
         ]
-        told = [one.wait(LIMIT) for one in begun]
-        desk.wait_until_alone()
-    assert [one.ok().result["text"] for one in told] == ["Done."] * TEN
-    assert [one.result["tools"].get("own:echo") for one in told] == [1] * TEN, "each log tells of its own call alone"
+        results = [run.wait(LIMIT) for run in started]
+        user.wait_until_alone()
+    assert [one.ok().result["text"] for one in results] == ["Done."] * TEN
+    assert [one.result["tools"].get("own:echo") for one in results] == [1] * TEN, "each log has only its own call"
     notes = [json.loads(line) for line in seen.read_text().splitlines()]
     calls = [note for note in notes if note["method"] == "tools/call"]
     assert len(calls) == TEN
@@ -63,5 +63,5 @@ def test_ten_runs_at_once_without_a_daemon_share_one_and_their_projects_servers(
     audit_log = cli("audit", "--json", "--tool", "own:echo").ok().json["entries"]
     agents = {entry["agent"] for entry in audit_log if entry["kind"] == "outcome"}
     assert len(agents) == TEN
-    assert agents == {f"{name}-{one.result['conversation']}" for one in told}
+    assert agents == {f"{name}-{one.result['conversation']}" for one in results}
     wait_for(lambda: not toolcrib_home.socket.exists(), "the daemon to end with the last run")

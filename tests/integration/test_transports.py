@@ -28,8 +28,8 @@ from cryptography.x509.oid import NameOID
 from msgspec import Raw
 
 from parts import fleet, leftovers
-from parts.own import RunningServer, StartServer
-from servers_own.odd_web import EXACT, TOOL, OddWeb, running
+from parts.server_process import RunningServer, StartServer
+from parts.servers.odd_web import EXACT, TOOL, OddWeb, running
 from toolcrib.config.model import ConfigSource, Layer, Retry, ServerConfig, TokenFile, Transport
 from toolcrib.errors import CallTimeout, ProtocolViolation, ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, Event, ServerStateChanged
@@ -41,7 +41,7 @@ from toolcrib.servers.server import Server
 from toolcrib.servers.web import _shared_clients as shared_clients
 from toolcrib.servers.web import shared_post_client
 
-OWN = Path(__file__).parent.parent / "servers_own"
+OWN = Path(__file__).parent.parent / "parts" / "servers"
 ODD_STDIO = str(OWN / "odd_stdio.py")
 SOURCE = ConfigSource(layer=Layer.FLAGS)
 LIMIT = 60.0
@@ -182,17 +182,17 @@ def far(request: pytest.FixtureRequest, tmp_path: Path, start_server: StartServe
     way, era = request.param.split()
     seen = tmp_path / "seen"
     retry = Retry(backoff=0.05)
-    own_v2 = [sys.executable, str(fleet.SERVERS / "own_v2.py"), f"--{era}-only", "--seen", str(seen)]
+    sdk_v2 = [sys.executable, str(fleet.SERVERS / "sdk_v2.py"), f"--{era}-only", "--seen", str(seen)]
     if way == "stdio":
         config = ServerConfig(
-            name="own", transport=Transport.STDIO, source=SOURCE, command=own_v2[0], args=tuple(own_v2[1:]), retry=retry
+            name="own", transport=Transport.STDIO, source=SOURCE, command=sdk_v2[0], args=tuple(sdk_v2[1:]), retry=retry
         )
         return Far(request.param, Era(era), config, seen, None, None)
     port = ["--port", str(free_port())]
     start = (
         [sys.executable, str(OWN / "ws_server.py"), "--seen", str(seen), *port]
         if way == "websocket"
-        else [*own_v2, "--transport", way, *port]
+        else [*sdk_v2, "--transport", way, *port]
     )
     process = start_server(start)
     url = process.url({"websocket": "ws"}.get(way, way))
@@ -368,7 +368,7 @@ async def test_a_result_of_50_mb_passes_over_http(tool: str, bench: Bench) -> No
 
 async def test_a_result_of_5_mb_passes_over_websocket_and_sse(start_server: StartServer, bench: Bench) -> None:
     ws = start_server([sys.executable, str(OWN / "ws_server.py")])
-    sse = start_server([sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "sse"])
+    sse = start_server([sys.executable, str(fleet.SERVERS / "sdk_v2.py"), "--transport", "sse"])
     for url, transport in ((ws.url("ws"), Transport.WEBSOCKET), (sse.url("sse"), Transport.SSE)):
         server = await bench.started(web_config(url, transport))
         assert len(words(await server.call(call("big", n=5_000_000)))) == 5_000_000
@@ -414,7 +414,7 @@ async def test_a_legacy_server_that_cannot_bear_the_modern_probe_is_reached(odd:
 async def test_malformed_tools_do_not_hide_the_others(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     server = await bench.odd("malformed")
     assert server.tools == (b'{"name":"good","inputSchema":{}}', b'{"name":"last"}')
-    assert len([record for record in caplog.records if "left out" in record.message]) == 5
+    assert len([record for record in caplog.records if "skipped" in record.message]) == 5
 
 
 @pytest.mark.parametrize(("odd", "expected"), [("pages", ["t0", "t1", "t2", "t3"]), ("circle", ["t0", "t1"])])
@@ -564,7 +564,7 @@ async def test_a_mute_server_is_given_up_in_time_and_a_call_learns_it(bench: Ben
     server = await bench.odd("mute", connect_timeout=0.5, retry=Retry(max_attempts=1))
     assert server.status.state is ServerState.FAILED
     assert "not ready within 0.5 s" in server.status.last_error
-    with pytest.raises(ServerUnavailable, match="not tried any more"):
+    with pytest.raises(ServerUnavailable, match="no longer retried"):
         await server.call(call("echo"))
 
 
@@ -595,10 +595,10 @@ async def test_a_call_hastens_the_next_attempt_at_most_once_a_second(bench: Benc
     ("tool", "error", "text"),
     [
         ("html", ProtocolViolation, "text/html"),
-        ("broken", ProtocolViolation, "not MCP"),
+        ("broken", ProtocolViolation, "invalid MCP"),
         ("accepted", ProtocolViolation, "HTTP 202"),
-        ("other", ProtocolViolation, "no request of ours"),
-        ("elsewhere", ServerUnavailable, "elsewhere"),
+        ("other", ProtocolViolation, "does not match a request"),
+        ("elsewhere", ServerUnavailable, "redirects"),
         ("unauthorized", ServerUnavailable, "needs credentials"),
         ("ends", ServerUnavailable, "may have run"),
     ],
@@ -714,7 +714,7 @@ async def test_our_headers_do_not_follow_a_redirect_to_another_origin(transport:
         url = odd.url.replace("http", "ws", 1) if transport == "websocket" else odd.url
         server = await bench.started(web_config(url, Transport(transport), headers={"X-Key": "secret-key"}))
         assert server.status.state is ServerState.UNAVAILABLE
-        assert "elsewhere" in server.status.last_error
+        assert "redirects" in server.status.last_error
         assert set(odd.redirected) == {f"127.0.0.1:{odd.port}"}
         await server.stop()
 

@@ -75,7 +75,7 @@ def test_a_person_reads_the_same_in_words(cli: Cli, project: Path, file: Path) -
     out = cli("workspace", "check", cwd=project).ok().out
     assert f"Folder:   {project}" in out
     assert f"Settings: {file} (not trusted: it can only forbid)" in out
-    assert "Sandbox:  in force." in out
+    assert "Sandbox:  active." in out
     assert "  ✓ " in out
     assert "  ✗ " not in out
     lines = out.splitlines()
@@ -249,10 +249,10 @@ def test_a_project_s_file_widens_once_it_is_trusted_and_no_longer_when_it_change
 
     asked = cli("trust", cwd=project)
     assert asked.exit_code == 2, "nobody said yes"
-    shown = "\n  gives commands the network\n  raises limits.session_calls from 10000 to 20000"
+    shown = "\n  gives commands network access\n  raises limits.session_calls from 10000 to 20000"
     assert f"Once trusted, {file}:{shown}" in asked.err
     assert not check(cli, project)["settings"]["network"]
-    assert "What it forbids is in force" in cli("config", "check", cwd=project).out
+    assert "Its prohibitions apply" in cli("config", "check", cwd=project).out
 
     cli("trust", "--yes", cwd=project).ok()
     found = check(cli, project)

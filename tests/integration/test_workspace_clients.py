@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from parts import coding_agents, fleet
-from parts.coding_agents import CodingAgent, Seat
+from parts.coding_agents import CodingAgent, InstalledAgent
 from parts.daemon import Cli, Home, StartDaemon
 from toolcrib.testing.script import Call
 from toolcrib.testing.server import serving
@@ -57,7 +57,9 @@ def test_a_coding_agent_reads_fails_mends_and_passes(
         Call("workspace_read_file", {"path": "../t/config.json"}),
     )
     with serving(client.provider, steps) as model:
-        coding_agents.seat(client, toolcrib_home.path / "client", model).run(cwd=project, generated=Path(generated))
+        coding_agents.install_agent(client, toolcrib_home.path / "client", model).run(
+            cwd=project, generated=Path(generated)
+        )
     read, failed, edited, passed, outside = model.results
     assert "return number + 2" in read
     assert "crashed" not in failed.lower()
@@ -70,29 +72,34 @@ def test_a_coding_agent_reads_fails_mends_and_passes(
     assert (project / "doubling.py").read_text() == RIGHT
 
 
-def follow(seat: Seat, project: Path) -> Seat:
+def follow(installed: InstalledAgent, project: Path) -> InstalledAgent:
     """Sets the program up as docs/workspace.md says, and gives it the words that it names."""
     page = PAGE.partition("### Alone\n")[2].partition("### From Python\n")[0]
-    if seat.agent.name == "claude":
+    if installed.agent.name == "claude":
         add, ask = (shlex.split(line) for line in re.findall(r"^\$ claude (.+)", page, re.MULTILINE))
         subprocess.run(
             [*fleet.command("claude"), *add],
-            env=dict(seat.environ),
+            env=dict(installed.environ),
             cwd=project,
             check=True,
             capture_output=True,
             timeout=60,
         )
-        words = (*seat.agent.words[: seat.agent.words.index("--allowedTools")], *ask[ask.index("--allowedTools") :])
+        words = (
+            *installed.agent.words[: installed.agent.words.index("--allowedTools")],
+            *ask[ask.index("--allowedTools") :],
+        )
         # On a busy machine the server starts too late for Claude's first request, which has all tools here.
-        environ = {**seat.environ, "CLAUDE_CODE_MCP_STARTUP_WAIT_MS": "60000"}
-        return dataclasses.replace(seat, agent=dataclasses.replace(seat.agent, words=words), environ=environ)
-    [recipe] = re.findall(r"```toml\n(.*?)```" if seat.agent.name == "codex" else r"```json\n(.*?)```", page, re.DOTALL)
-    if seat.agent.name == "codex":
-        seat.file.write_text(seat.file.read_text() + recipe)
+        environ = {**installed.environ, "CLAUDE_CODE_MCP_STARTUP_WAIT_MS": "60000"}
+        return dataclasses.replace(installed, agent=dataclasses.replace(installed.agent, words=words), environ=environ)
+    [recipe] = re.findall(
+        r"```toml\n(.*?)```" if installed.agent.name == "codex" else r"```json\n(.*?)```", page, re.DOTALL
+    )
+    if installed.agent.name == "codex":
+        installed.file.write_text(installed.file.read_text() + recipe)
     else:
-        seat.file.write_text(json.dumps({**json.loads(seat.file.read_text()), **json.loads(recipe)}))
-    return seat
+        installed.file.write_text(json.dumps({**json.loads(installed.file.read_text()), **json.loads(recipe)}))
+    return installed
 
 
 @pytest.mark.req("FRG-2")
@@ -101,6 +108,6 @@ def test_the_recipes_for_the_server_alone_work_as_they_are_written(client: Codin
     project.mkdir()
     (project / "doubling.py").write_text(WRONG)
     with serving(client.provider, (Call("search_text", {"pattern": "return"}),)) as model:
-        seat = follow(coding_agents.seat(client, home_folder.path / "client", model), project)
-        seat.run(cwd=project)
+        installed = follow(coding_agents.install_agent(client, home_folder.path / "client", model), project)
+        installed.run(cwd=project)
     assert ["return number + 2" in result for result in model.results] == [True], model.results

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parts import leftovers
-from parts.crowd import ERAS, Member, Owner, all_at_once, refusal
+from parts.agent_clients import ERAS, AgentClient, Owner, all_at_once, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.waiting import wait_for
 
@@ -34,8 +34,8 @@ CHANGING = {
 }
 
 
-def workspace_tools(member: Member) -> set[str]:
-    return {name for name in member.tools() if name.startswith("workspace_")}
+def workspace_tools(client: AgentClient) -> set[str]:
+    return {name for name in client.tools() if name.startswith("workspace_")}
 
 
 def data(answer: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_two_agents_work_in_two_folders_at_once_and_neither_reaches_the_other_s(
     def work(folder: Path) -> tuple[str, str, str]:
         token = owner.add(folder.name, profile="developer", workdir=str(folder))
         other = next(one for one in folders if one != folder)
-        with Member(running, folder.name, token, era) as agent:
+        with AgentClient(running, folder.name, token, era) as agent:
             assert workspace_tools(agent) == READING | CHANGING
             read = data(agent.call("workspace_read_file", path="name.txt"))
             agent.call("workspace_write_file", path="made.txt", content=folder.name)
@@ -84,7 +84,7 @@ def test_two_agents_work_in_two_folders_at_once_and_neither_reaches_the_other_s(
 def test_an_agent_that_may_only_read_has_only_what_reads(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:
     running = daemon()
     token = Owner(running).add("reader", profile="read-only", workdir=str(folders[0]))
-    with Member(running, "reader", token, "modern") as agent:
+    with AgentClient(running, "reader", token, "modern") as agent:
         assert workspace_tools(agent) == READING
         assert "may not use" in refusal(agent.call("workspace_write_file", path="a", content="x"))
     assert not (folders[0] / "a").exists()
@@ -96,7 +96,7 @@ def test_every_call_stands_in_the_audit_log_also_one_that_was_refused(
     running = daemon()
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))
-    with Member(running, "left", token, "modern") as agent:
+    with AgentClient(running, "left", token, "modern") as agent:
         agent.call("workspace_write_file", path="a.txt", content="x")
         agent.call("workspace_read_file", path="../right/name.txt")
     # What only reads is not waited for.
@@ -120,7 +120,7 @@ def test_a_rule_about_paths_starts_at_the_agent_s_own_folder(daemon: StartDaemon
     owner = Owner(running)
     token = owner.add("inner", "workspace:read_file", workdir=str(left / "src"))
     owner.allow("inner", "workspace:write_file", when={"path": {"under": "inner"}})
-    with Member(running, "inner", token, "modern") as agent:
+    with AgentClient(running, "inner", token, "modern") as agent:
         assert not refusal(agent.call("workspace_write_file", path="inner/a.txt", content="x"))
         assert "may not use" in refusal(agent.call("workspace_write_file", path="b.txt", content="x"))
         # The project's root is above the agent's folder, and not the agent's.
@@ -138,7 +138,7 @@ def test_a_settings_file_that_nobody_trusts_only_narrows(
     settings.write_text("tools: {write_file: off}\ngit: commit\nlimits: {read_kb: 1}\n")
     running = daemon()
     token = Owner(running).add("left", profile="developer", workdir=str(left))
-    with Member(running, "left", token, "modern") as agent:
+    with AgentClient(running, "left", token, "modern") as agent:
         assert workspace_tools(agent) == (READING | CHANGING) - {"workspace_write_file"}
         told = cli("workspace", "check", "--json", cwd=left).json
         assert told["settings"]["git"] == "read-only"
@@ -162,7 +162,7 @@ def test_a_project_s_settings_hold_for_an_agent_in_a_folder_of_it(
     settings.write_text("read_only: true\nhidden: [.env]\ntools: {stat_file: off}\n")
     running = daemon()
     token = Owner(running).add("sub", profile="developer", workdir=str(left / "sub"))
-    with Member(running, "sub", token, "modern") as agent:
+    with AgentClient(running, "sub", token, "modern") as agent:
         assert "workspace_stat_file" not in workspace_tools(agent)
         assert "hidden" in refusal(agent.call("workspace_read_file", path=".env"))
         assert refusal(agent.call("workspace_write_file", path="a", content="x"))
@@ -182,8 +182,8 @@ def test_a_folder_that_became_a_link_is_nobody_s(daemon: StartDaemon, folders: t
     outer_token = owner.add("outer", profile="developer", workdir=str(left))
     inner_token = owner.add("inner", profile="developer", workdir=str(inner))
     with (
-        Member(running, "outer", outer_token, "modern") as outer,
-        Member(running, "inner", inner_token, "modern") as one,
+        AgentClient(running, "outer", outer_token, "modern") as outer,
+        AgentClient(running, "inner", inner_token, "modern") as one,
     ):
         assert not refusal(one.call("workspace_list_dir"))
         swap = f"mv inner old && ln -s {right} inner"
@@ -197,7 +197,7 @@ def test_a_folder_that_holds_the_person_s_own_files_has_no_workspace(daemon: Sta
     running = daemon()
     token = Owner(running).add("wide", profile="developer", workdir=str(toolcrib_home.user))
     (toolcrib_home.user / ".ssh").mkdir()
-    with Member(running, "wide", token, "modern") as agent:
+    with AgentClient(running, "wide", token, "modern") as agent:
         assert workspace_tools(agent) == set()
         assert "home" in refusal(agent.call("workspace_list_dir"))
 
@@ -205,7 +205,7 @@ def test_a_folder_that_holds_the_person_s_own_files_has_no_workspace(daemon: Sta
 def test_the_person_can_do_without_them(daemon: StartDaemon) -> None:
     running = daemon({"workspace": False})
     token = Owner(running).add("a", profile="developer")
-    with Member(running, "a", token, "modern") as agent:
+    with AgentClient(running, "a", token, "modern") as agent:
         assert workspace_tools(agent) == set()
 
 
@@ -217,7 +217,7 @@ def test_code_that_runs_without_a_sandbox_is_written_down_before_it_runs(
     assert "WITHOUT A SANDBOX" in cli("status").ok().err
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))
-    with Member(running, "left", token, "modern") as agent:
+    with AgentClient(running, "left", token, "modern") as agent:
         ran = agent.call("workspace_run_shell_safe", command="echo ran")
         agent.call("workspace_read_file", path="name.txt")
     assert "NOT SANDBOXED" in ran.result["content"][0]["text"]
@@ -264,11 +264,11 @@ def test_a_removed_agent_s_command_ends_with_it(daemon: StartDaemon, folders: tu
     running = daemon()
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))
-    with Member(running, "left", token, "modern") as agent:
+    with AgentClient(running, "left", token, "modern") as agent:
         agent.send_call("workspace_run_shell_safe", command="exec sleep 1003")
         wait_for(_sleeping, "the command to run")
         owner.remove("left")
-        assert refusal(agent.told())
+        assert refusal(agent.answer())
     wait_for(lambda: not _sleeping(), "the command to be gone")
 
 

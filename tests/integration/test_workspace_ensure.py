@@ -221,7 +221,7 @@ def test_children_do_not_keep_the_server(home_folder: Home) -> None:
 
 @pytest.mark.req("FRG-2")
 def test_a_folder_that_cannot_be_a_workspace_is_refused_with_the_servers_reason(home_folder: Home) -> None:
-    with pytest.raises(WorkspaceError, match="cannot be a workspace: it is a folder of the system"):
+    with pytest.raises(WorkspaceError, match="cannot be a workspace: it is a system folder"):
         ensure_workspace("/etc", environ=home_folder.environ())
     with pytest.raises(WorkspaceError, match="No such file"):
         ensure_workspace(home_folder.path / "absent", environ=home_folder.environ())

@@ -66,7 +66,7 @@ def tried(side: Side, tool: str, arguments: Mapping[str, object]) -> Said:
     said = side.call(tool, **arguments)
     assert not leaked(said.whole), f"{tool} {arguments} tells {leaked(said.whole)}: {said}"
     assert said.text.strip(), f"{tool} {arguments} says nothing"
-    assert "failed inside the workspace" not in said.text, f"{tool} {arguments}: {said}"
+    assert "a bug in the workspace" not in said.text, f"{tool} {arguments}: {said}"
     return said
 
 

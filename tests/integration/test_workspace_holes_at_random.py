@@ -123,7 +123,7 @@ def test_no_order_of_calls_gets_out(
             said = side.call(tool, **arguments)
             worked += not said.is_error
             assert not leaked(said.whole), f"{made[-30:]}: {said}"
-            assert "failed inside the workspace" not in said.text, f"{made[-30:]}: {said}"
+            assert "a bug in the workspace" not in said.text, f"{made[-30:]}: {said}"
             if step % 100 == 0:
                 assert not ground.harm(), made[-101:]
     assert not ground.harm(), made[-101:]

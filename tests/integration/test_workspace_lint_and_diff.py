@@ -310,7 +310,7 @@ async def test_without_a_repository_of_its_own_the_folder_gets_a_clear_answer(tm
         place.git("worktree", "add", "--quiet", str(tmp_path / "tree"))
         place.write("sub/a.txt", "")
     async with place_in(tmp_path / "project" / "sub") as place:
-        with pytest.raises(WorkspaceError, match="begins above it"):
+        with pytest.raises(WorkspaceError, match="starts above it"):
             await diff(place)
     async with place_in(tmp_path / "tree") as place:
         with pytest.raises(WorkspaceError, match="outside the workspace") as caught:

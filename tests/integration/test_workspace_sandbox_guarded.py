@@ -126,7 +126,7 @@ async def test_a_folder_that_is_one_itself_runs_no_command_that_writes(root: Pat
     git_init(root, "--bare", ".")
     give(root)
     async with opened(root) as sandbox:
-        with pytest.raises(WorkspaceError, match="The folder itself is a git repository"):
+        with pytest.raises(WorkspaceError, match="The folder itself is a bare git repository"):
             await shell(sandbox, "true")
         assert (await shell(sandbox, "ls", writes=False)).code == 0
 

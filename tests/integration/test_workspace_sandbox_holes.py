@@ -181,7 +181,7 @@ async def test_an_index_that_cannot_be_read_refuses_commands_that_write(root: Pa
     (root / ".git" / "index").write_bytes(bomb)
     async with opened(root) as sandbox:
         began = time.process_time()
-        with pytest.raises(WorkspaceError, match="submodules there are cannot be told"):
+        with pytest.raises(WorkspaceError, match="submodules cannot be determined"):
             await shell(sandbox, "true")
         assert time.process_time() - began < 5
         assert (await shell(sandbox, "echo fine", writes=False)).stdout.text() == "fine\n"
@@ -279,7 +279,7 @@ async def test_a_flood_of_files_hides_no_repository(root: Path, owner: str, monk
 
 async def test_too_many_repositories_refuse_commands_that_write(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command could make so many that a person's own has no place among them."""
-    monkeypatch.setattr(survey, "MOST_PLACES", 3)
+    monkeypatch.setattr(survey, "MAX_PATHS", 3)
     async with opened(root) as sandbox:
         assert (await shell(sandbox, "mkdir -p a/.git b/.git c/.git d/.git")).code == 0
         with pytest.raises(WorkspaceError, match="too many repositories"):

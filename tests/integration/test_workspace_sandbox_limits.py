@@ -512,7 +512,7 @@ async def test_long_output_is_kept_whole_as_a_file(root: Path, owner: str) -> No
 
 
 async def test_old_output_goes_when_there_is_much(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.workspace.sandbox.process.MOST_OUTPUT_FILES", 3)
+    monkeypatch.setattr("toolcrib.workspace.sandbox.process.MAX_OUTPUT_FILES", 3)
     async with opened(root, limited(output=10)) as sandbox:
         for _ in range(5):
             await shell(sandbox, "seq 100")

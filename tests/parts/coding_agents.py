@@ -70,7 +70,7 @@ class Ran:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class InstalledAgent:
     """A coding agent with a home of its own and a model to ask."""
 
     agent: CodingAgent
@@ -106,14 +106,14 @@ class Seat:
         return Ran(exit_code=process.returncode, events=events, err=err, seconds=time.monotonic() - began)
 
 
-def seat(agent: CodingAgent, folder: Path, model: ScriptedModel) -> Seat:
+def install_agent(agent: CodingAgent, folder: Path, model: ScriptedModel) -> InstalledAgent:
     home, tmp = folder / "home", folder / "tmp"
     file = home / agent.file
     for made in (file.parent, tmp):
         made.mkdir(parents=True)
     file.write_text(agent.settings(model.url))
     own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp)}
-    return Seat(agent=agent, home=home, environ={**own, **agent.environ(home, model.url)})
+    return InstalledAgent(agent=agent, home=home, environ={**own, **agent.environ(home, model.url)})
 
 
 def _codex_generated(home: Path, generated: Path) -> tuple[str, ...]:

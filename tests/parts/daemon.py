@@ -1,7 +1,7 @@
-"""The real daemon and the real command line, each in a home of its own.
+"""Starts the real daemon and the real command line in a temporary home. Tests have no other way to start a daemon.
 
-In: a configuration. Out: a `Daemon` that answers, with its endpoint, token and pid; `cli` runs any command.
-All processes get a `HOME` and a `TMPDIR` inside the test's folder, so that a file which lands elsewhere is seen.
+In: a configuration. Out: a `Daemon` that answers, with its endpoint, token and pid; `run_cli` runs any command.
+`HOME` and `TMPDIR` of every process are in the test's folder, so stray files are noticed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from parts import leftovers
+from parts.preloaded import Preloaded
 from parts.waiting import wait_for
 
 START_LIMIT = 60.0
@@ -29,7 +35,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "TOOLCRIB_TEST_CACHE")
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """A user's folder; short, because the path of a unix socket may have 107 bytes at most."""
+    """A user's directory. Its path is short because a unix socket's path has at most 107 bytes."""
 
     path: Path
 
@@ -43,7 +49,7 @@ class Home:
 
     @property
     def project(self) -> Path:
-        """Where commands run unless a test says otherwise; no project's file lies above it."""
+        """Where commands run by default. No directory above it holds a project file."""
         return self.path / "p"
 
     @property
@@ -67,7 +73,7 @@ class Home:
         (self.toolcrib / "config.json").write_text(json.dumps(config))
 
     def stray_files(self) -> list[str]:
-        """Files that a process put where it must not: temporary ones left, or anything in the user's own home."""
+        """Leftover temporary files, and any file in the user's home."""
         return [str(path) for folder in (self.tmp, self.user) for path in folder.rglob("*") if not path.is_dir()]
 
 
@@ -79,7 +85,7 @@ class Finished:
 
     @property
     def json(self) -> Any:
-        """What `--json` printed."""
+        """The output of `--json`."""
         try:
             return json.loads(self.out)
         except ValueError:
@@ -91,28 +97,26 @@ class Finished:
 
 
 Cli = Callable[..., Finished]
-"""`cli(*words, env=None, cwd=None, stdin=None, limit=120)`."""
+"""`cli(*args, env=None, cwd=None, stdin=None, limit=120)`."""
 
 
 def run_cli(
     home: Home,
-    *words: str,
+    *args: str,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: str | None = None,
     limit: float = 120.0,
 ) -> Finished:
-    done = subprocess.run(
-        [str(PROGRAM), *words],
-        env=home.environ(env),
-        cwd=cwd or home.project,
-        input=stdin or "",
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
-    return Finished(exit_code=done.returncode, out=done.stdout, err=done.stderr)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [str(PROGRAM), *args]
+    with Preloaded(command, env=home.environ(env), cwd=cwd or home.project, text=True, **pipes) as process:
+        try:
+            out, err = process.communicate(stdin or "", timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Finished(exit_code=process.returncode, out=out, err=err)
 
 
 @dataclass(kw_only=True)
@@ -125,7 +129,7 @@ class Daemon:
     pid: int = 0
 
     def command(self, name: str, /, in_project: Path | None = None, **params: Any) -> dict[str, Any]:
-        """Asks the daemon over its socket, as the command line does, but without starting a process."""
+        """Sends a command over the daemon's socket, as the command line does, without starting a process."""
         where = {} if in_project is None else {"root": str(in_project)}
         asked = {"jsonrpc": "2.0", "id": 1, "method": name, "params": params, **where}
         with socket.socket(socket.AF_UNIX) as line:
@@ -146,7 +150,7 @@ class Daemon:
         return {"Authorization": f"Bearer {self.token}"}
 
     def wait_until_ready(self, *names: str, limit: float = START_LIMIT) -> dict[str, Any]:
-        """Waits until the named servers (all, when none is named) are ready; gives the status."""
+        """Waits until the named servers (by default all) are ready; returns the status."""
 
         def ready() -> dict[str, Any] | None:
             status = self.status()
@@ -167,32 +171,32 @@ class Daemon:
         return "\n".join(texts)
 
     def stop(self) -> int:
-        """Asks it to end as a person would, with Ctrl-C; gives the exit code."""
+        """Stops it with Ctrl-C, as a person does; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(STOP_LIMIT)
 
     def kill(self) -> None:
-        """Ends it without warning, as a crash would."""
+        """Kills it, as a crash would."""
         self.process.kill()
         self.process.wait(STOP_LIMIT)
 
 
 StartDaemon = Callable[..., Daemon]
-"""`daemon(config=None, *words, env=None)`: `words` are further words for `toolcrib up`."""
+"""`daemon(config=None, *args, env=None)`: `args` are further arguments of `toolcrib up`."""
 
 
 @contextlib.contextmanager
 def starting(home: Home) -> Iterator[StartDaemon]:
     started: list[Daemon] = []
 
-    def start(config: Mapping[str, Any] | None = None, *words: str, env: Mapping[str, str] | None = None) -> Daemon:
+    def start(config: Mapping[str, Any] | None = None, *args: str, env: Mapping[str, str] | None = None) -> Daemon:
         if config is not None:
             home.write_config(config)
         output = home.path / f"up-{len(started)}.txt"
         with output.open("wb") as file:
-            process = subprocess.Popen(
-                [str(PROGRAM), "up", "--port", "0", *words],
+            process = Preloaded(
+                [str(PROGRAM), "up", "--port", "0", *args],
                 env=home.environ(env),
                 cwd=home.project,
                 stdin=subprocess.DEVNULL,
@@ -209,6 +213,34 @@ def starting(home: Home) -> Iterator[StartDaemon]:
         yield start
     finally:
         _end_all(started)
+
+
+@contextlib.contextmanager
+def shared_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Iterator[Daemon]:
+    """A daemon for all tests of a module; `ready` names the servers to wait for. Its log must hold no traceback."""
+    home = Home(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
+    try:
+        home.make()
+        with starting(home) as start:
+            daemon = start(config)
+            if ready:
+                daemon.wait_until_ready(*ready)
+            yield daemon
+        log = (home.toolcrib / "state" / "toolcrib.log").read_text()
+        assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:5000]
+        assert "Traceback" not in daemon.output.read_text(), daemon.output.read_text()
+        assert not home.stray_files(), f"files left behind: {home.stray_files()}"
+    finally:
+        shutil.rmtree(home.path, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_behind() -> Iterator[None]:
+    """Replaces the check after each test by one per module. Import it where tests share a daemon."""
+    before = leftovers.look()
+    yield
+    stayed = leftovers.left_behind(before, None)
+    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
 
 
 def _wait_until_it_answers(daemon: Daemon) -> None:
@@ -231,7 +263,7 @@ def _wait_until_it_answers(daemon: Daemon) -> None:
 
 
 def _end_all(started: list[Daemon]) -> None:
-    """Every daemon ends; one that would not end by itself, or leaves its socket, is a failure of the test."""
+    """Stops every daemon. The test fails if one doesn't stop or leaves its socket behind."""
     faults = []
     ended = []
     for daemon in started:

@@ -15,6 +15,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from parts.preloaded import preloader
 from parts.waiting import wait_for
 
 MARK = b"TOOLCRIB_CHILD="
@@ -68,16 +69,17 @@ def left_behind(before: frozenset[int], home: Path | None) -> list[Process]:
 
 def _of_this_test(before: frozenset[int], home: Path | None) -> list[Process]:
     ours = os.getpid()
+    forking = preloader()[0]
 
     def belongs(process: Process) -> bool:
-        if "multiprocessing.resource_tracker" in process.words:
+        if process.pid == forking or "multiprocessing.resource_tracker" in process.words:
             return False
         if home is not None and process.names(home):
             return True
         above = _ancestors(process)
         # A worker of something that was there before (a database's) is that one's business.
         if ours in above:
-            return not any(pid in before and pid != ours for pid in above[: above.index(ours)])
+            return not any(pid in before and pid not in (ours, forking) for pid in above[: above.index(ours)])
         orphaned = not any((PROC / str(pid)).exists() for pid in above if pid > 1)
         return orphaned and RUN in process.environ and MARK in process.environ
 

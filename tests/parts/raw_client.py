@@ -1,26 +1,18 @@
-"""Clients that write every byte themselves: to the daemon's HTTP port and to its unix socket.
+"""Clients that write every byte themselves, to the daemon's HTTP port and its unix socket.
 
-In: a running daemon. Out: answers as they came, nothing bent or repaired on either way. For what no SDK would send.
+In: a running daemon. Out: its answers, unchanged. For requests that no SDK would send.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
-from parts import daemon as daemons
-from parts import leftovers
-from parts.daemon import Daemon, Home
+from parts.daemon import Daemon
 
 LIMIT = 60.0
 MODERN = "2026-07-28"
@@ -32,41 +24,10 @@ META = {VERSION_KEY: MODERN, CAPABILITIES_KEY: {}}
 Header = tuple[str, str]
 
 
-@contextlib.contextmanager
-def own_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Iterator[Daemon]:
-    """A daemon in a home of its own, for the tests of one module; `ready` names the servers to wait for.
-
-    Whatever was done to it, nothing that nobody foresaw may stand in its log.
-    """
-    home = Home(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
-    try:
-        home.make()
-        with daemons.starting(home) as start:
-            daemon = start(config)
-            if ready:
-                daemon.wait_until_ready(*ready)
-            yield daemon
-        log = (home.toolcrib / "state" / "toolcrib.log").read_text()
-        assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:5000]
-        assert "Traceback" not in daemon.output.read_text(), daemon.output.read_text()
-        assert not home.stray_files(), f"files left behind: {home.stray_files()}"
-    finally:
-        shutil.rmtree(home.path, ignore_errors=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nothing_left_behind() -> Iterator[None]:
-    """In place of the look after each test, for modules of many small tests that share one daemon: one at the end."""
-    before = leftovers.look()
-    yield
-    stayed = leftovers.left_behind(before, None)
-    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
-
-
 def request(method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Any = META) -> bytes:
     """A modern request's body."""
-    told = {**(params or {}), **({} if meta is None else {"_meta": meta})}
-    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": told}).encode()
+    merged = {**(params or {}), **({} if meta is None else {"_meta": meta})}
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": merged}).encode()
 
 
 def legacy_request(method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> bytes:
@@ -83,7 +44,7 @@ INITIALIZE = legacy_request(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpAnswer:
+class RawAnswer:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -106,19 +67,19 @@ class HttpAnswer:
 
     @property
     def result(self) -> Any:
-        told = json.loads(self.message)
-        assert "result" in told, told
-        return told["result"]
+        message = json.loads(self.message)
+        assert "result" in message, message
+        return message["result"]
 
 
-class Connection:
+class RawConnection:
     """One TCP connection, kept open from request to request."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
         self._file = self._socket.makefile("rb")
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> RawConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,13 +102,13 @@ class Connection:
             headers[name.lower()] = value.strip()
         return int(status.split()[1]), headers
 
-    def answer(self) -> HttpAnswer:
+    def answer(self) -> RawAnswer:
         status, headers = self.head()
         if headers.get("transfer-encoding") == "chunked":
             body = b"".join(iter(self.chunk, b""))
         else:
             body = self._file.read(int(headers.get("content-length", "0")))
-        return HttpAnswer(status=status, headers=headers, body=body)
+        return RawAnswer(status=status, headers=headers, body=body)
 
     def chunk(self) -> bytes:
         """The next part of a streamed answer; empty at its end."""
@@ -185,8 +146,8 @@ class Endpoint:
             ("Accept", "application/json, text/event-stream"),
         ]
 
-    def connect(self) -> Connection:
-        return Connection(self.port)
+    def connect(self) -> RawConnection:
+        return RawConnection(self.port)
 
     def usual(self, body: bytes, *more: Header) -> list[Header]:
         return [self.host, self.auth, *self.kinds, ("Content-Length", str(len(body))), *more]
@@ -201,7 +162,7 @@ class Endpoint:
 
     def ask(
         self, headers: Sequence[Header], body: bytes = b"", *, verb: str = "POST", target: str = "/mcp"
-    ) -> HttpAnswer:
+    ) -> RawAnswer:
         """One request on a connection of its own."""
         with self.connect() as connection:
             connection.send(self.raw(headers, body, verb=verb, target=target))
@@ -212,12 +173,12 @@ class Endpoint:
         named = (params or {}).get("name") if method == "tools/call" else None
         return self.raw(self.usual(body, *self.modern_headers(method, named)), body)
 
-    def modern(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> HttpAnswer:
+    def modern(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:
         with self.connect() as connection:
             connection.send(self.modern_bytes(method, params, id=id))
             return connection.answer()
 
-    def call(self, tool: str, arguments: Mapping[str, Any] | None = None, *, id: Any = 1) -> HttpAnswer:
+    def call(self, tool: str, arguments: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:
         return self.modern("tools/call", {"name": tool, "arguments": arguments or {}}, id=id)
 
     def legacy_bytes(self, session: str, body: bytes) -> bytes:
@@ -234,13 +195,13 @@ class Endpoint:
             assert connection.answer().status == 202
         return session
 
-    def legacy(self, session: str, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> HttpAnswer:
+    def legacy(self, session: str, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:
         with self.connect() as connection:
             connection.send(self.legacy_bytes(session, legacy_request(method, params, id=id)))
             return connection.answer()
 
 
-class Pipe:
+class SocketClient:
     """The daemon's unix socket, line by line."""
 
     def __init__(self, daemon: Daemon, *, bridge: bool = True) -> None:
@@ -252,7 +213,7 @@ class Pipe:
             hello = {"root": str(daemon.home.project), "conversation": "test"}
             self.send(notice("toolcrib/bridge", hello))
 
-    def __enter__(self) -> Pipe:
+    def __enter__(self) -> SocketClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -271,13 +232,13 @@ class Pipe:
             raise ConnectionError("closed without an answer")
         return line
 
-    def told(self) -> Any:
+    def message(self) -> Any:
         return json.loads(self.line())
 
     def answer_to(self, id: Any) -> Any:
         """The answer to this request; what comes before it is passed over."""
         while True:
-            message = self.told()
+            message = self.message()
             if message.get("id") == id and "method" not in message:
                 return message
 

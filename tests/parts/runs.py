@@ -1,8 +1,7 @@
-"""A person with a coding agent at `toolcrib run`.
+"""A user who runs a real coding agent with `toolcrib run`.
 
-In: one of the three programs, a model to ask. Out: a `Desk`: a home folder with the person's own settings for the
-program (login, model), the program on PATH, and `toolcrib run` as a process with nothing else in its environment. A
-run ends by itself or is ended; what it said, its log, and whether it left the person's settings alone can be asked.
+In: one of the three programs, a model. Out: a `ProgramUser`: a home folder with the user's settings for the program
+(login, model), the program on PATH, and `toolcrib run` as a process with nothing else in its environment.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 from parts import coding_agents, fleet, leftovers
 from parts.coding_agents import KEY, CodingAgent
 from parts.daemon import PROGRAM, Home
+from parts.preloaded import Preloaded
 from parts.waiting import wait_for
 from toolcrib.testing.conversation import ToolOffering, TurnUsage
 from toolcrib.testing.script import CallByName
@@ -30,26 +30,26 @@ LIMIT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Person:
-    """What somebody who uses one of the programs has at home, as data."""
+class ProgramSetup:
+    """A program and its user's files."""
 
     agent: CodingAgent
     offerings: tuple[ToolOffering, ...]
-    """The ways in which the program can be made to offer tools; the first is what it does by itself."""
+    """The ways in which the program can offer tools to its model; the first is the default."""
     files: Callable[[str, ToolOffering], Mapping[str, str]]
-    """Their own files, below the home folder, for the model at this URL."""
+    """The user's files, below the home folder, for the model at this URL."""
     keeps: Mapping[str, tuple[str, ...]]
-    """Further files that the program itself writes into, and the parts of them that are nevertheless the person's."""
+    """Files that the program itself changes, and the keys in them that belong to the user."""
     writes: Callable[[Path], Mapping[str, CallByName]]
-    """Ways to write a file of this name into a folder with the program's own tools."""
+    """Ways to write a file of this name into a folder with the program's built-in tools."""
     counted: Callable[[Sequence[TurnUsage]], tuple[int, int, int]]
-    """The tokens that went in, came out and were cached, as the program tells them of these turns."""
+    """Input, output and cached tokens of these turns, as the program reports them."""
     reaches: str
-    """Under which name the program knows Toolcrib's `workspace_write_file`."""
+    """The program's name for Toolcrib's `workspace_write_file`."""
     namespace: str = ""
 
     def write_file(self, arguments: Mapping[str, Any]) -> CallByName:
-        """A call of Toolcrib's tool, also where it is not offered."""
+        """A call of Toolcrib's tool, even if it is not offered."""
         return CallByName(self.reaches, arguments, self.namespace)
 
 
@@ -64,7 +64,7 @@ def _claude_files(url: str, offering: ToolOffering) -> dict[str, str]:
 
 
 CODEX_MODELS = {ToolOffering.PLAIN: "gpt-4.1", ToolOffering.DEFERRED: "gpt-5.5", ToolOffering.CODE: "gpt-6-luna"}
-"""Codex goes by what it knows of a model: of the first it knows nothing."""
+"""Codex decides by its knowledge of a model; it does not know the first one."""
 
 
 def _codex_files(url: str, offering: ToolOffering) -> dict[str, str]:
@@ -102,7 +102,7 @@ def _without_thoughts(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
     return into, out - sum(turn.thought for turn in turns), cached
 
 
-CLAUDE = Person(
+CLAUDE = ProgramSetup(
     agent=coding_agents.CLAUDE,
     offerings=(ToolOffering.DEFERRED, ToolOffering.PLAIN),
     files=_claude_files,
@@ -114,7 +114,7 @@ CLAUDE = Person(
     counted=_without_cached,
     reaches="mcp__toolcrib__workspace_write_file",
 )
-CODEX = Person(
+CODEX = ProgramSetup(
     agent=coding_agents.CODEX,
     offerings=(ToolOffering.CODE, ToolOffering.DEFERRED, ToolOffering.PLAIN),
     files=_codex_files,
@@ -127,7 +127,7 @@ CODEX = Person(
     reaches="workspace_write_file",
     namespace="mcp__toolcrib",
 )
-GEMINI = Person(
+GEMINI = ProgramSetup(
     agent=coding_agents.GEMINI,
     offerings=(ToolOffering.PLAIN,),
     files=_gemini_files,
@@ -143,23 +143,21 @@ ALL = {person.agent.name: person for person in (CLAUDE, CODEX, GEMINI)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """A run that is over, as whoever started it saw it."""
-
+class FinishedRun:
     exit_code: int
     out: str
     err: str
 
     @property
     def result(self) -> dict[str, Any]:
-        """What `--json` ended with."""
+        """The JSON output."""
         try:
             result: dict[str, Any] = json.loads(self.out)
         except ValueError:
             raise AssertionError(f"exit {self.exit_code}, no JSON: {self.out!r}; {self.err!r}") from None
         return result
 
-    def ok(self) -> Told:
+    def ok(self) -> FinishedRun:
         assert self.exit_code == 0, f"exit {self.exit_code}: {self.out}{self.err}"
         return self
 
@@ -170,13 +168,11 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """A run's log, line by line."""
-
     path: Path
     metadata: dict[str, Any]
     events: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    """None where the run was not ended in order."""
+    """None if the run was killed."""
 
     @classmethod
     def read(cls, path: Path) -> Log:
@@ -186,46 +182,40 @@ class Log:
         events = [line["event"] for line in rest if "session" not in line]
         return cls(path=path, metadata=first["metadata"], events=events, summary=summary)
 
-    def told(self, kind: str, role: str) -> list[str]:
+    def texts(self, kind: str, role: str) -> list[str]:
         return [event["text"] for event in self.events if (event["kind"], event.get("role")) == (kind, role)]
 
 
 @dataclass(kw_only=True)
-class Begun:
-    """A run that goes on."""
-
+class StartedRun:
     process: subprocess.Popen[str]
 
-    def wait(self, limit: float = LIMIT) -> Told:
+    def wait(self, limit: float = LIMIT) -> FinishedRun:
         out, err = self.process.communicate(timeout=limit)
-        return Told(exit_code=self.process.returncode, out=out, err=err)
+        return FinishedRun(exit_code=self.process.returncode, out=out, err=err)
 
     def kill(self) -> None:
-        """As the kernel does it when memory is short: no chance to clean up."""
         self.process.kill()
         self.process.communicate(timeout=LIMIT)
 
-    def interrupt(self) -> Told:
-        """As Ctrl-C does it."""
+    def interrupt(self) -> FinishedRun:
         self.process.send_signal(signal.SIGINT)
         return self.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
-    person: Person
+class ProgramUser:
+    setup: ProgramSetup
     home: Home
-    """Where Toolcrib's own files are."""
     project: Path
 
     @property
     def folder(self) -> Path:
-        """The person's home folder."""
+        """The user's home folder."""
         return self.home.path / "h"
 
     @property
     def environ(self) -> dict[str, str]:
-        """All there is in it: what the person set up for the program is in files."""
         programs, tmp = self.home.path / "bin", self.home.path / "run-tmp"
         return {
             "TOOLCRIB_HOME": str(self.home.toolcrib),
@@ -236,16 +226,16 @@ class Desk:
         }
 
     def use(self, url: str, offering: ToolOffering | None = None) -> None:
-        """From now on the person's model is the one at this URL."""
-        for name, text in self.person.files(url, offering or self.person.offerings[0]).items():
+        """Makes the model at this URL the user's model."""
+        for name, text in self.setup.files(url, offering or self.setup.offerings[0]).items():
             file = self.folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
 
-    def start(self, prompt: str, *words: str) -> Begun:
-        return Begun(
-            process=subprocess.Popen(
-                [str(PROGRAM), "run", self.person.agent.name, prompt, *words],
+    def start(self, prompt: str, *args: str) -> StartedRun:
+        return StartedRun(
+            process=Preloaded(
+                [str(PROGRAM), "run", self.setup.agent.name, prompt, *args],
                 env=self.environ,
                 cwd=self.project,
                 stdin=subprocess.DEVNULL,
@@ -256,25 +246,24 @@ class Desk:
             )
         )
 
-    def run(self, prompt: str, *words: str, limit: float = LIMIT) -> Told:
+    def run(self, prompt: str, *args: str, limit: float = LIMIT) -> FinishedRun:
         """`toolcrib run … --json`, to its end."""
-        begun = self.start(prompt, "--json", *words)
+        started = self.start(prompt, "--json", *args)
         try:
-            return begun.wait(limit)
+            return started.wait(limit)
         except subprocess.TimeoutExpired:
-            begun.kill()
+            started.kill()
             raise
 
     def settings(self) -> dict[str, object]:
-        """What is the person's own of all that lies at home, and whatever a run might leave in the project for the
-        programs to find: the same before and after a run."""
-        own = {name: (self.folder / name).read_text() for name in self.person.files("", self.person.offerings[0])}
-        parts = {name: _parts(self.folder / name, keys) for name, keys in self.person.keeps.items()}
+        """The user's files at home, and files that a run might plant in the project: equal before and after a run."""
+        own = {name: (self.folder / name).read_text() for name in self.setup.files("", self.setup.offerings[0])}
+        parts = {name: _parts(self.folder / name, keys) for name, keys in self.setup.keeps.items()}
         planted = (".mcp.json", ".claude", ".codex", ".gemini")
         return {**own, **parts, **{name: (self.project / name).exists() for name in planted}}
 
     def processes(self) -> list[leftovers.Process]:
-        """Those that work for runs of this person: the program, what it started, and `toolcrib run` itself."""
+        """The processes of this user's runs, including `toolcrib run` itself."""
         return [process for process in leftovers.living() if process.names(self.folder)]
 
     def wait_until_alone(self, limit: float = 10.0) -> None:
@@ -284,7 +273,7 @@ class Desk:
             raise AssertionError(f"{error}: {[(one.pid, one.words) for one in self.processes()]}") from None
 
     def tokens(self) -> dict[str, str]:
-        """Of the agents that there are now."""
+        """The tokens of the existing agents."""
         files = (self.home.toolcrib / "state" / "agents").glob("*/token")
         return {file.parent.name: file.read_text().strip() for file in files}
 
@@ -294,15 +283,17 @@ class Desk:
 
 def _parts(file: Path, keys: tuple[str, ...]) -> dict[str, object]:
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    # Of each project, only the servers: the rest is the program's own count of what was done there.
+    # Of each project, only the servers: the rest are the program's statistics.
     projects = {name: of.get("mcpServers") for name, of in found.get("projects", {}).items() if of.get("mcpServers")}
     return {**{key: found.get(key) for key in keys}, "projects": projects}
 
 
 @contextmanager
-def desk(person: Person, home: Home, project: Path) -> Iterator[Desk]:
-    """Raises `fleet.NotRun` where the program cannot be had."""
-    made = Desk(person=person, home=home, project=project)
+def program_user(
+    setup: ProgramSetup, home: Home, project: Path, kind: type[ProgramUser] = ProgramUser
+) -> Iterator[ProgramUser]:
+    """Raises `fleet.NotRun` if the program is unavailable."""
+    made = kind(setup=setup, home=home, project=project)
     programs = home.path / "bin"
     for folder in (made.folder, programs, Path(made.environ["TMPDIR"])):
         folder.mkdir()
@@ -313,7 +304,7 @@ def desk(person: Person, home: Home, project: Path) -> Iterator[Desk]:
     try:
         yield made
     finally:
-        # What a failed test leaves must not disturb the next one.
+        # After a failed test, processes may be left.
         for process in made.processes():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

@@ -163,7 +163,7 @@ class ScribeParser:
 def launch(request: LaunchRequest) -> Launch:
     headers = {"Authorization": f"Bearer {request.token}", **request.headers}
     return Launch(
-        words=(f"session={request.session or 'new'}", *request.extra),
+        args=(f"session={request.session or 'new'}", *request.extra),
         environ={"SCRIBE_URL": request.url, "SCRIBE_HEADERS": json.dumps(headers)},
         files={"scribe.json": json.dumps({"url": request.url})},
         stdin=request.prompt,

@@ -16,7 +16,7 @@ from typing import Any
 import anyio.from_thread
 
 from parts import workspace as workspaces
-from parts.crowd import Member, Owner
+from parts.agent_clients import AgentClient, Owner
 from parts.daemon import Home, StartDaemon
 from parts.traps import leaked
 from toolcrib.workspace.workspace import Workspace, WorkspaceSession, WorkspaceSettings
@@ -82,7 +82,7 @@ def over_stdio(
 def at_daemon(start: StartDaemon, root: Path, env: Mapping[str, str] | None = None) -> Iterator[Side]:
     running = start({}, env=env)
     token = Owner(running).add("hostile", profile="developer", workdir=str(root))
-    with Member(running, "hostile", token, "modern") as agent:
+    with AgentClient(running, "hostile", token, "modern") as agent:
 
         def ask(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
             answer = agent.call(f"workspace_{tool}", **arguments)

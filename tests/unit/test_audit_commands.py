@@ -133,7 +133,7 @@ def test_people_get_one_line_for_a_call_and_for_everything_else(
     assert first == f"{when} reviewer default files:read_file allow ok 12.3 ms 2.0 kB 2 -"
     assert "git:push deny denied" in denied
     assert denied.endswith("agent reviewer: deny git:*")
-    assert "slow:wait allow not over - - -" in running
+    assert "slow:wait allow running - - -" in running
     assert change.endswith("change - - - agent added: profile read-only, workdir null")
     begin, end = (time.strftime("%H:%M:%S", time.localtime(1_700_000_000 + n)) for n in (1, 2))
     assert gap.endswith(f"7 entries could not be written between {begin} and {end}")
@@ -275,10 +275,10 @@ def test_a_call_whose_process_is_gone_is_cut_off_and_one_under_way_is_not(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = {
-        f"{PROCESS}-1": "not over",
+        f"{PROCESS}-1": "running",
         f"{os.getpid():x}-17c0ffee-2": "cut off",
         f"{gone_process():x}-17c0ffee-3": "cut off",
-        f"{os.getppid():x}-17c0ffee-4": "not over",
+        f"{os.getppid():x}-17c0ffee-4": "running",
     }
 
     async def work() -> None:
@@ -374,7 +374,7 @@ def test_verify_names_the_entry_that_was_changed_and_fails(filled: Path, capsys:
 
 def test_there_is_nothing_to_follow_without_a_daemon(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["audit", "-f"]) == 7
-    assert "Leave -f out" in capsys.readouterr().err
+    assert "without -f" in capsys.readouterr().err
 
 
 def context(audit_log: AuditLog, emit: Any, caller: Principal = OWNER) -> CommandContext:

@@ -15,13 +15,13 @@ import pytest
 import sqlalchemy as sa
 
 from toolcrib.audit import writer
-from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind
+from toolcrib.audit.entry import MAX_PARSED_BYTES, AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
-from toolcrib.audit.row import COUNTED_UP_TO, TokenCount
+from toolcrib.audit.row import MAX_COUNTED_BYTES, TokenCount
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
 from toolcrib.store import audit
-from toolcrib.store.commits import MOST_BYTES, MOST_ITEMS, GroupCommit
+from toolcrib.store.commits import MAX_BYTES, MAX_ITEMS, GroupCommit
 from toolcrib.store.database import Database, Store
 
 pytestmark = pytest.mark.req("KSI-5")
@@ -32,11 +32,11 @@ NOW = 2_000_000_000.0
 
 @contextlib.asynccontextmanager
 async def opened(
-    url: str | Path, folder: Path, *, most_items: int = MOST_ITEMS, most_bytes: int = MOST_BYTES, **options: Any
+    url: str | Path, folder: Path, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES, **options: Any
 ) -> AsyncIterator[tuple[AuditLog, Store]]:
     folder.mkdir(exist_ok=True)
     store = await Store.open(url, busy_timeout=0.1)
-    commits = GroupCommit(store, most_items=most_items, most_bytes=most_bytes)
+    commits = GroupCommit(store, max_items=max_items, max_bytes=max_bytes)
     audit_log = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
         yield audit_log, store
@@ -116,7 +116,7 @@ async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_ou
 async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(audit_log: AuditLog) -> None:
     told: list[TokenCount] = []
     call(audit_log, 1, result=b"hello world", counted=told.append)
-    call(audit_log, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
+    call(audit_log, 2, result=b"x" * (MAX_COUNTED_BYTES + 1), counted=told.append)
     assert told == []
     await audit_log.flush()
     assert [row["tokens"] for row in await audit_log.query()] == [2, 2, None, None]
@@ -178,20 +178,20 @@ async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_audit_l
     def room(connection: sa.Connection, pages: int) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
-    async with opened(tmp_path / "crib.db", tmp_path / "state", most_items=100) as (audit_log, store):
+    async with opened(tmp_path / "crib.db", tmp_path / "state", max_items=100) as (audit_log, store):
         call(audit_log, 0)
         await audit_log.flush()
         await store.write(room, 1)
         rule = "r" * 500
         for number in range(1, 50):
             call(audit_log, number, rule=rule)
-        with pytest.raises(StoreError, match="no room"):
+        with pytest.raises(StoreError, match="disk is full"):
             await audit_log.flush()
         for number in range(50, 200):
             call(audit_log, number, rule=rule)
         assert audit_log.failure is not None
         assert (await audit_log.describe())["writable"] is False
-        with pytest.raises(StoreError, match="no room"):
+        with pytest.raises(StoreError, match="disk is full"):
             await audit_log.flush()
         assert len(await audit_log.query()) == 2, "reading goes on"
         await store.write(room, 1_000_000)
@@ -272,13 +272,13 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
         newest = [row["call"] for row in rows if row["at"] > NOW]
         assert newest == [f"c{number}" for number in range(4, 15) for _ in range(2)]
         assert told == [TokenCount(2, estimated=False)] * 20
-        assert not audit_log._writer._there
+        assert not audit_log._writer._present
         assert (await audit_log.verify()).ok
 
 
 async def test_large_arguments_are_not_held_while_they_wait_to_be_written(tmp_path: Path) -> None:
-    raw = b'"' + b"x" * LOOKED_INTO + b'"'
-    async with opened(tmp_path / "crib.db", tmp_path / "state", most_bytes=4096) as (audit_log, _):
+    raw = b'"' + b"x" * MAX_PARSED_BYTES + b'"'
+    async with opened(tmp_path / "crib.db", tmp_path / "state", max_bytes=4096) as (audit_log, _):
         for number in range(2):
             call(audit_log, number, arguments=raw)
         await audit_log.flush()
@@ -338,7 +338,7 @@ async def test_the_key_is_the_owners_alone_and_stays_the_same(store_url: str, tm
 async def test_what_is_too_old_goes_and_the_rest_verifies(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "STEP", 30)
+    monkeypatch.setattr(writer, "STEP_ROWS", 30)
     day = 86_400
     async with opened(store_url, tmp_path / "state", keep_days=10) as (audit_log, store):
         for number in range(50):
@@ -387,7 +387,7 @@ async def test_pruning_ends_however_little_may_be_kept(store_url: str, tmp_path:
 
 async def test_the_audit_log_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.audit.log._FIRST_PRUNE", 0.01)
-    monkeypatch.setattr("toolcrib.audit.log._PRUNE_EVERY", 0.01)
+    monkeypatch.setattr("toolcrib.audit.log._PRUNE_INTERVAL", 0.01)
     async with opened(tmp_path / "crib.db", tmp_path / "state") as (audit_log, _):
         for number in range(5):
             call(audit_log, number, at=1.0)
@@ -401,7 +401,7 @@ async def test_a_mistake_while_pruning_does_not_end_it_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("toolcrib.audit.log._FIRST_PRUNE", 0.01)
-    monkeypatch.setattr("toolcrib.audit.log._PRUNE_EVERY", 0.01)
+    monkeypatch.setattr("toolcrib.audit.log._PRUNE_INTERVAL", 0.01)
     tries = itertools.count(1)
 
     async def prune(audit_log: AuditLog) -> int:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from toolcrib.audit import row as tokens
 from toolcrib.audit.chain import ChainKeys
-from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind, LargeArguments
-from toolcrib.audit.row import MOST_BYTES, VALUES_UP_TO, RowMaker, shape_of
+from toolcrib.audit.entry import MAX_PARSED_BYTES, AuditEntry, EntryKind, LargeArguments
+from toolcrib.audit.row import MAX_SHAPE_BYTES, MAX_VALUE_LENGTH, RowMaker, shape_of
 from toolcrib.config.masking import Masker
 from toolcrib.store import audit
 from toolcrib.store.database import Database
@@ -111,7 +111,7 @@ def test_arguments_that_cannot_be_looked_into_are_hashed_as_they_are(raw: bytes)
 
 
 def test_of_large_arguments_the_size_and_a_keyed_hash_are_written() -> None:
-    raw = b'"' + b"x" * LOOKED_INTO + b'"'
+    raw = b'"' + b"x" * MAX_PARSED_BYTES + b'"'
     large = LargeArguments.of(raw)
     row = maker(values=True).row(1, AuditEntry(kind=EntryKind.INTENT, arguments=large))
     assert json.loads(row["shape"]) == f"{len(raw)} bytes"
@@ -128,7 +128,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(), JSON))
 def test_a_shape_is_small_whatever_it_is_of(arguments: dict[str, Any]) -> None:
     shape = shape_of(arguments, str)
-    assert len(shape.encode()) <= MOST_BYTES
+    assert len(shape.encode()) <= MAX_SHAPE_BYTES
     json.loads(shape)
 
 
@@ -142,16 +142,16 @@ def test_a_wide_or_long_tree_is_counted_where_it_is_not_shown() -> None:
 
 @pytest.mark.req("KSI-5")
 def test_values_and_details_are_cut() -> None:
-    assert len(row_of({"text": "x" * 10_000}, values=True)["arguments"]) == VALUES_UP_TO
+    assert len(row_of({"text": "x" * 10_000}, values=True)["arguments"]) == MAX_VALUE_LENGTH
     row = maker().row(1, AuditEntry(kind=EntryKind.CHANGE, detail={"text": "x" * 10_000}))
-    assert len(row["detail"]) == VALUES_UP_TO
+    assert len(row["detail"]) == MAX_VALUE_LENGTH
 
 
 @pytest.mark.req("KSI-5")
 def test_tokens_of_a_result_are_counted() -> None:
     assert tokens.count_tokens(b"hello world") == (2, False)
     assert tokens.count_tokens(b"\xff\xfe") is not None
-    assert tokens.count_tokens(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
+    assert tokens.count_tokens(b"x" * (tokens.MAX_COUNTED_BYTES + 1)) is None
     assert counted_in(AuditEntry(kind=EntryKind.OUTCOME, result=b"hello world")) == (2, False)
     assert counted_in(AuditEntry(kind=EntryKind.OUTCOME)) == (None, False)
 
@@ -173,7 +173,7 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_the_extra_tokens_are_estimated_and_marked_so() -> None:
     assert counted_in(AuditEntry(kind=EntryKind.OUTCOME, result=b"hello world")) == (2, True)
     assert counted_in(AuditEntry(kind=EntryKind.OUTCOME)) == (None, False)
-    assert tokens.count_tokens(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
+    assert tokens.count_tokens(b"x" * (tokens.MAX_COUNTED_BYTES + 1)) is None
     assert tokens.count_tokens(b"") == (0, True)
     assert tokens.count_tokens(b" ") == (1, True)
 

@@ -304,15 +304,15 @@ def test_add_sends_the_entry_as_it_was_typed(daemon: Daemon) -> None:
         (["add", "x"], "either a command or --url"),
         (["add", "x", "--url", "http://y", "--", "z"], "either a command or --url"),
         (["add", "x", "npx", "-y"], "Put `--` before"),
-        (["add", "x", "--header", "A: b", "--", "z"], "--header goes with --url"),
-        (["add", "x", "--url", "http://y", "--env", "A=b"], "go with a command"),
+        (["add", "x", "--header", "A: b", "--", "z"], "--header requires --url"),
+        (["add", "x", "--url", "http://y", "--env", "A=b"], "require a command"),
         (["add", "x", "--url", "http://y", "--header", "sec-ret"], "--header 'K: V'"),
         (["nonsense"], "No such command"),
         (["call"], "Missing argument"),
         (["tools", "--nonsense"], "No such option"),
-        (["connect", "claude", "--write", "--remove"], "opposites"),
+        (["connect", "claude", "--write", "--remove"], "can't be used together"),
         (["connect", "claude", "--scope", "galaxy"], "user or project"),
-        (["tools", "--nonsense"], "No such option: --nonsense. `toolcrib tools --help`"),
+        (["tools", "--nonsense"], "No such option: --nonsense. See `toolcrib tools --help`"),
         (["up", "--mcp-server", "sec-ret"], "NAME=URL or NAME=COMMAND"),
         (["up", "--mcp-server", "x="], "NAME=URL or NAME=COMMAND"),
         (["up", "--mcp-server", "x= "], "NAME=URL or NAME=COMMAND"),
@@ -366,7 +366,7 @@ def test_trust_shows_what_would_run_and_needs_a_yes(
     daemon.asked.clear()
     daemon.answers["config:check"] = result({"waiting": []})
     assert run(["trust"]) == 0, "nothing is asked where nothing waits"
-    assert capsys.readouterr().out == f"Already trusted, as it stands: {file}.\n"
+    assert capsys.readouterr().out == f"Already trusted: {file}.\n"
     assert [request["method"] for request in daemon.asked] == ["config:check"]
 
 
@@ -487,7 +487,7 @@ def test_a_broken_configuration_is_told_beside_the_servers(daemon: Daemon, capsy
     daemon.answers["server:list"] = result({"servers": [], **faults})
     assert run(["servers"]) == 0
     said = capsys.readouterr()
-    assert said.out == "No server is in use, and the configuration has 1 problem: `toolcrib config check`.\n"
+    assert said.out == "No servers are in use, and the configuration has 1 problem: `toolcrib config check`.\n"
     assert said.err.splitlines() == told
     daemon.answers["server:list"] = result({"servers": [], "problems": ["x"] * 12, "untrusted": []})
     assert run(["servers"]) == 0
@@ -539,7 +539,7 @@ def test_status_names_the_project_that_its_table_is_for(daemon: Daemon, capsys: 
 @pytest.mark.parametrize(
     ("row", "hints"),
     [
-        ({"transport": "stdio", "stderr": ["boom"]}, ["`toolcrib logs 'odd name'` shows what it wrote."]),
+        ({"transport": "stdio", "stderr": ["boom"]}, ["`toolcrib logs 'odd name'` shows its stderr."]),
         ({"transport": "stdio", "stderr": []}, []),
         ({"transport": "http", "stderr": []}, []),
     ],
@@ -552,12 +552,12 @@ def test_a_server_that_does_not_answer_is_added_and_has_an_exit_code(
     daemon.answers["server:add"] = result(added)
     assert run(["add", "odd name", "--", "cat"]) == 6
     said = capsys.readouterr()
-    assert said.err.splitlines() == ["Added odd name to /c.yml, but it does not answer: It ended.", *hints]
+    assert said.err.splitlines() == ["Added odd name to /c.yml, but it isn't responding: It ended.", *hints]
     assert run(["add", "odd name", "--json", "--", "cat"]) == 6
     assert json.loads(capsys.readouterr().out) == added
     (home / "run" / "daemon.json").write_text('{"pid": 4711}')
     assert run(["add", "odd name", "--", "cat"]) == 6
-    assert capsys.readouterr().err.endswith("The daemon keeps trying: `toolcrib servers` shows its state.\n")
+    assert capsys.readouterr().err.endswith("The daemon keeps retrying; `toolcrib servers` shows the server's state.\n")
 
 
 @pytest.mark.req("BNS-3")
@@ -567,8 +567,8 @@ def test_a_path_of_this_folder_in_a_server_of_every_folder_is_made_to_hold_in_al
     here = Path.cwd()
     written = f"server.py is written as {here}/server.py.\n"
     folder = ". is written as ${workspaceFolder}, the folder of each project.\n"
-    project = "It starts in the folder of each project, and may read or obey the files there.\n"
-    needs = "This server needs the project's folder: cwd: project is added.\n"
+    project = "It starts in each project's folder, so files there can influence it.\n"
+    needs = "This server needs the project's folder, so `cwd: project` was added.\n"
     Path("server.py").touch()
     daemon.answers["server:add"] = result({"server": "x", "file": "f", "state": "ready", "tools": 1})
     for words, said in [
@@ -601,7 +601,9 @@ def test_a_variable_that_only_this_shell_has_is_told_apart(
     monkeypatch.setenv("SOME_KEY", "sec-ret")
     assert run(words) == 3
     told = capsys.readouterr().err
-    assert told.endswith("The daemon (pid 4711) was started without it: `toolcrib down`, then `toolcrib up` here.\n")
+    assert told.endswith(
+        "The daemon (pid 4711) was started without it: run `toolcrib down`, then `toolcrib up` here.\n"
+    )
     assert "sec-ret" not in told
 
 
@@ -609,7 +611,7 @@ def test_a_log_with_nothing_in_it_says_so(daemon: Daemon, capsys: pytest.Capture
     daemon.answers["log:tail"] = result({"file": "/f", "lines": []})
     assert run(["logs"]) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "Nothing was written yet.\n")
+    assert (said.out, said.err) == ("", "The log is empty.\n")
 
 
 class Screen(io.StringIO):
@@ -635,8 +637,8 @@ def test_on_a_terminal_an_error_takes_one_line_and_colours_can_be_had_without(
     if no_color:
         assert all(len(line) <= 100 for line in lines)
     assert capsys.readouterr().err.splitlines() == [
-        "`toolcrib servers --json` shows all of it.",
-        "`toolcrib logs docs` shows what it wrote.",
+        "`toolcrib servers --json` shows everything.",
+        "`toolcrib logs docs` shows its stderr.",
     ]
 
 

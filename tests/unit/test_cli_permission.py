@@ -60,7 +60,7 @@ def test_allow_and_deny_change_what_why_says(cli: Cli, reviewer: str) -> None:
     assert cli("why", reviewer, "files:write", "path=src/a")[0] == 5
     code, out, err = cli("allow", reviewer, "files:*", "--when", "path under src", "--when", "mode one_of a, 1")
     assert (code, out) == (0, "reviewer: allow files:* when mode one_of a, 1 and path under src.\n")
-    assert "those of files are not known now" in err
+    assert "The tools of files are currently unknown" in err
     assert cli("why", reviewer, "files:write", "path=src/a", "mode:=1")[0] == 0
     assert cli("why", reviewer, "files:write", "path=src/a", "mode=1")[0] == 5
     assert cli("why", reviewer, "files:write", "--args", '{"path": "/etc", "mode": "a"}')[0] == 5
@@ -72,7 +72,7 @@ def test_allow_and_deny_change_what_why_says(cli: Cli, reviewer: str) -> None:
         "Removed from reviewer: deny *:write where not read_only.\n"
     )
     assert cli("allow", reviewer, "files:*", "--when", "mode one_of a, 1", "--when", "path under src")[1].startswith(
-        "reviewer has it already: "
+        "reviewer already has this rule: "
     )
 
 
@@ -80,7 +80,7 @@ def test_a_question_to_a_person_is_neither_yes_nor_no(cli: Cli, reviewer: str) -
     assert cli("allow", reviewer, "files:*", "--ask")[1] == "reviewer: ask files:*.\n"
     code, out, _ = cli("why", reviewer, "files:write")
     assert code == 0
-    assert out.startswith("reviewer (nothing) may use, if you approve, files:write: agent reviewer: ask files:*.\n")
+    assert out.startswith("reviewer (nothing) may use, with your approval, files:write: agent reviewer: ask files:*.\n")
 
 
 def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
@@ -91,20 +91,20 @@ def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
     assert out.splitlines() == [
         "reviewer (nothing) may not use files:write: agent reviewer: deny files:write.",
         out.splitlines()[1],
-        "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer.",
-        f"A relative path is read as files reads it: from {Path.cwd()}, the folder it runs in.",
+        "No arguments were given, so conditions are assumed to hold. Add KEY=VALUE to check a specific call.",
+        f"Relative paths start at {Path.cwd()}, the folder files runs in.",
         "",
-        "Rules that speak of it, the strongest first:",
+        "Matching rules, strongest first:",
         "  agent reviewer: deny files:write",
         "  agent reviewer: allow files:* when path under src",
         "",
         "files is not trusted, so the tool counts as not read_only, destructive, not idempotent, open_world; "
         "`toolcrib trust --server files` makes its annotations count.",
         "",
-        "What would allow it:",
+        "To allow it:",
         "  `toolcrib deny reviewer files:write --remove`",
     ]
-    assert out.splitlines()[1].startswith("It is not known here now, so this is about its name alone: ")
+    assert out.splitlines()[1].startswith("The tool is currently unknown, so only its name was checked: ")
     _, out, _ = cli("why", reviewer, "files:read", "path=lib")
     assert "  agent reviewer: allow files:* when path under src  (does not apply to these arguments)" in out
 
@@ -117,7 +117,7 @@ def test_why_says_of_a_server_elsewhere_that_relative_paths_cannot_be_judged(
     cli("allow", reviewer, "far:*", "--when", "path under src")
     code, out, _ = cli("why", reviewer, "far:write", "path=src/a")
     assert code == 5
-    assert "Which folder far runs in is not known, so a relative path cannot be judged: give whole paths." in out
+    assert "The folder far runs in is unknown, so relative paths cannot be checked: use absolute paths." in out
     assert cli("why", reviewer, "far:write", f"path={Path.cwd()}/src/a")[0] == 0
 
 
@@ -159,7 +159,7 @@ def test_what_why_says_to_type_leads_to_an_allow(cli: Cli, reviewer: str, rule: 
         (["deny", "reviewer", "files:*", "--remove"], 4, "Its rules: none."),
         (["why", "reviewer", "nothing_like_it"], 4, "There is no tool"),
         (["trust", "--server", "flies"], 4, "Servers: files."),
-        (["trust", "x.yml", "--server", "files"], 2, "exclude each other"),
+        (["trust", "x.yml", "--server", "files"], 2, "can't be used together"),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(cli: Cli, reviewer: str, words: list[str], code: int, says: str) -> None:
@@ -171,8 +171,8 @@ def test_what_stays_denied_is_told_whole_and_what_no_rule_changes_is_told_apart(
     cli("deny", reviewer, "crib:s*")
     _, _, err = cli("allow", reviewer, "crib:*")
     assert err.count("Still denied: crib:s") == err.count("agent reviewer: deny crib:s*") > 0
-    assert "stay denied, which no rule changes: built-in: what manages Toolcrib is for the owner alone." in err
-    (example,) = [line for line in err.splitlines() if "says what would change that" in line]
+    assert "stay denied, and no rule can change that: built-in: what manages Toolcrib is for the owner alone." in err
+    (example,) = [line for line in err.splitlines() if "shows how to change that" in line]
     words = shlex.split(example.split("`")[1])[1:]
     assert "`toolcrib deny reviewer 'crib:s*' --remove`" in cli(*words)[1]
 
@@ -190,18 +190,18 @@ def test_what_is_too_much_to_name_is_counted() -> None:
         "Still denied: files:a: no rule allows it.",
         "Still denied: files:b: no rule allows it.",
         "And 4 more.",
-        "`toolcrib why reviewer files:a` says what would change that.",
-        "3 of them stay denied, which no rule changes: built-in: x.",
+        "`toolcrib why reviewer files:a` shows how to change that.",
+        "3 of them stay denied, and no rule can change that: built-in: x.",
     ]
 
 
 def test_a_rule_for_what_nobody_knows_is_pointed_out_but_not_when_it_goes(cli: Cli, reviewer: str) -> None:
-    assert "No tool that is known now has such a name" in cli("deny", reviewer, "flies:*")[2]
+    assert "No known tool matches this rule" in cli("deny", reviewer, "flies:*")[2]
     assert cli("deny", reviewer, "flies:*", "--remove")[2] == ""
 
 
 def test_who_limits_a_child_is_said_when_it_is_made_shown_and_explained(cli: Cli, reviewer: str) -> None:
-    said = "reviewer (nothing) limits it: what reviewer may not use, it may not use."
+    said = "It is limited by reviewer (nothing): it can use only tools that agent may use."
     assert said in cli("agent", "add", "kid", "--parent", reviewer, "--profile", "trusted")[2]
     assert said in cli("agent", "show", "kid")[2]
     cli("allow", reviewer, "files:read")
@@ -244,12 +244,12 @@ def test_servers_names_tools_that_are_new_or_changed_since_the_server_was_truste
 
 def test_servers_names_tools_that_run_only_as_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     server_table([{"name": "lab", "tasks_only": ["research"]}])
-    assert "lab: not listed, since they run only as tasks, which is not supported: research." in capsys.readouterr().err
+    assert "lab: tools not listed, because they run only as tasks (not supported): research." in capsys.readouterr().err
 
 
 def test_a_server_is_trusted_and_then_not(cli: Cli) -> None:
-    assert cli("trust", "--server", "files")[:2] == (0, "files is trusted.\n")
-    assert cli("trust", "--server", "files")[:2] == (0, "files is trusted already.\n")
+    assert cli("trust", "--server", "files")[:2] == (0, "files is now trusted.\n")
+    assert cli("trust", "--server", "files")[:2] == (0, "files is already trusted.\n")
     assert json.loads(cli("servers", "--json")[1])["servers"][0]["trusted"] is True
     assert cli("servers")[1].splitlines()[1].split()[5] == "yes"
     assert cli("untrust", "--server", "files")[:2] == (0, "files is no longer trusted.\n")
@@ -327,7 +327,7 @@ def test_a_text_with_a_mistake_is_kept_and_can_be_corrected(
     (draft,) = drafts(tmp_path)
     assert stat.S_IMODE(draft.stat().st_mode) == 0o600
     assert draft.read_text() == "rules:\n- allow: files\n"
-    again = err.rpartition("then `")[2].rpartition("`")[0]
+    again = err.rpartition("then run `")[2].rpartition("`")[0]
     draft.write_text("rules:\n- allow: files:*\n")
     assert cli(*shlex.split(again)[1:])[0] == 0
 
@@ -336,10 +336,10 @@ def test_a_text_with_a_mistake_is_kept_and_can_be_corrected(
     ("name", "chosen", "says"),
     [
         ("developer", "true", "`toolcrib profile edit NAME --copy developer`"),
-        ("mine", None, "Set EDITOR, or give the content with --file"),
-        ("mine", "'", "Set EDITOR, or give the content with --file"),
+        ("mine", None, "Set EDITOR, or pass the content with --file"),
+        ("mine", "'", "Set EDITOR, or pass the content with --file"),
         ("mine", "/nowhere/editor", "cannot be started"),
-        ("mine", "false", "exit code 1, so nothing was changed"),
+        ("mine", "false", "exited with code 1, so nothing was changed"),
         ("../mine", "true", "cannot be a profile's name"),
     ],
 )
@@ -358,11 +358,11 @@ def test_an_edit_that_cannot_begin_or_end_changes_nothing(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rules:\n- allow: *\n", "What begins with * wants quotes."),
-        ("rules: []\nrules: []\n", "line 2: rules stands twice"),
-        ("rules:\n- deny: a:*\n  deny: b:*\n", "line 3: deny stands twice"),
-        ("- allow: a:*\n", "it has a description, rules and own_tools, nothing else"),
-        ("rule: []\n", "it has a description, rules and own_tools, nothing else"),
+        ("rules:\n- allow: *\n", "Quote values that begin with *."),
+        ("rules: []\nrules: []\n", "line 2: rules appears twice"),
+        ("rules:\n- deny: a:*\n  deny: b:*\n", "line 3: deny appears twice"),
+        ("- allow: a:*\n", "only description, rules and own_tools are allowed"),
+        ("rule: []\n", "only description, rules and own_tools are allowed"),
         ("rules: [\n", "expected YAML"),
         ("!!python/object:os.system {}", "a tag that asks for more"),
     ],
@@ -417,7 +417,7 @@ def test_a_profile_survives_being_written_for_a_person() -> None:
 
 def test_an_agent_whose_time_is_over_already_is_told_as_added(cli: Cli) -> None:
     code, out, _ = cli("agent", "add", "brief", "--expires", "0.001s")
-    assert (code, out.splitlines()[0]) == (0, "Agent brief: profile developer, its time is over already.")
+    assert (code, out.splitlines()[0]) == (0, "Agent brief: profile developer, already expired.")
 
 
 def test_approvals_show_all_that_is_sent_and_quote_what_others_chose(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,8 +427,8 @@ def test_approvals_show_all_that_is_sent_and_quote_what_others_chose(cli: Cli, m
     found = {"approvals": [{**row, **spoofed, "arguments": {"a": 1}, "besides": besides, "whole": True}]}
     monkeypatch.setattr("toolcrib.cli.approval_commands.from_daemon", lambda *_, **__: found)
     _, out, err = cli("approvals")
-    assert out.startswith('abcde  reviewer wants "w:note; 9 s left"; 9 s left\n')
+    assert out.startswith('abcde  reviewer wants to call "w:note; 9 s left"; 9 s left\n')
     assert '\n      in the conversation "x) wants w:read; 9 s left"\n      a = 1\n' in out
-    assert r'sent besides: inputResponses = {"sure": {"action": "accept\u202e"}}' in out
+    assert r'also sent: inputResponses = {"sure": {"action": "accept\u202e"}}' in out
     assert "`toolcrib approvals abcde` shows the whole call" in err
-    assert f'sent besides: _meta = {{"x": "{"y" * 2000}"}}' in cli("approvals", "abcde")[1]
+    assert f'also sent: _meta = {{"x": "{"y" * 2000}"}}' in cli("approvals", "abcde")[1]

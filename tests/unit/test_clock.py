@@ -32,9 +32,9 @@ class Hands:
         self.wall, self.counted, self.boot = NOON, 1000.0, "first"
         monkeypatch.setattr(module, "_wall", lambda: self.wall)
         monkeypatch.setattr("time.time", lambda: self.wall)
-        monkeypatch.setattr(module, "_passed", lambda: self.counted)
+        monkeypatch.setattr(module, "_elapsed", lambda: self.counted)
         monkeypatch.setattr(module, "_boot", lambda: self.boot)
-        monkeypatch.setattr(module, "_LOOK_EVERY", 0.02)
+        monkeypatch.setattr(module, "_CHECK_INTERVAL", 0.02)
 
     def pass_by(self, seconds: float) -> None:
         self.wall += seconds

@@ -253,7 +253,7 @@ async def test_what_is_null_counts_as_left_out(root: Path, tools: BuiltinTools) 
 async def test_no_arguments_whatever_raise_anything(root: Path, name: str, arguments: dict[str, Any]) -> None:
     async with coding_tools(CodingTools.read_only(root)) as tools:
         result = await tools.call(name, arguments)
-    assert "failed inside" not in result.text
+    assert "a bug in the workspace" not in result.text
     assert [block.raw["type"] for block in result.blocks] == ["text"]
 
 
@@ -337,9 +337,9 @@ async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools:
     path.write_text("one\n")
     await does(tools, "Read", file_path="a.txt")
     path.write_text("two\n")
-    assert "was changed since" in await refuses(tools, "Write", file_path="a.txt", content="three\n")
+    assert "has changed since" in await refuses(tools, "Write", file_path="a.txt", content="three\n")
     await does(tools, "Edit", file_path="a.txt", old_string="two", new_string="2")
-    assert "was changed since" in await refuses(tools, "Write", file_path="a.txt", content="three\n")
+    assert "has changed since" in await refuses(tools, "Write", file_path="a.txt", content="three\n")
     await does(tools, "Read", file_path="a.txt")
     await does(tools, "Edit", file_path="a.txt", old_string="2", new_string="two")
     await does(tools, "Write", file_path="a.txt", content="three\n")
@@ -361,7 +361,9 @@ async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path,
     for offset, limit, missing in [(1, 1, 2), (4001, 2000, 2), (1990, 2000, 2), (1, 500, 501), (400, 1500, 1900)]:
         await does(tools, "Read", file_path="long.txt", offset=offset, limit=limit)
         said = await refuses(tools, "Write", **written)
-        assert said.startswith(f"long.txt has not been read whole: its line {missing} was not shown. Read it from line")
+        assert said.startswith(
+            f"long.txt has not been read completely: line {missing} was not shown. Read it from line"
+        )
         assert path.read_text() == content
     await does(tools, "Read", file_path="long.txt", offset=1900, limit=90)
     await does(tools, "Read", file_path="long.txt", offset=3990, limit=11)
@@ -375,7 +377,7 @@ async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools:
     await does(tools, "Read", file_path="a.txt", limit=1)
     path.write_text("uno\ndue\n")
     await does(tools, "Read", file_path="a.txt", offset=2)
-    assert "its line 1 was not shown" in await refuses(tools, "Write", file_path="a.txt", content="x")
+    assert "line 1 was not shown" in await refuses(tools, "Write", file_path="a.txt", content="x")
     await does(tools, "Read", file_path="a.txt", limit=1)
     await does(tools, "Edit", file_path="a.txt", old_string="due", new_string="2")
     await does(tools, "Write", file_path="a.txt", content="x")
@@ -387,7 +389,7 @@ async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, 
     (root / "wide").write_text("y" * 100_000 + "\nlast\n")
     await does(tools, "Read", file_path="wide")
     await does(tools, "Read", file_path="wide", offset=2)
-    assert "its line 1 was not shown" in await refuses(tools, "Write", file_path="wide", content="x")
+    assert "line 1 was not shown" in await refuses(tools, "Write", file_path="wide", content="x")
     await does(tools, "Edit", file_path="wide", old_string="last", new_string="end")
     (root / "empty").write_text("")
     await does(tools, "Read", file_path="empty")
@@ -403,7 +405,7 @@ async def test_write_sees_a_change_that_kept_size_and_time(root: Path, tools: Bu
         path.write_text("BBBB")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-    assert "was changed since" in await refuses(tools, "Write", file_path="a.txt", content="agent")
+    assert "has changed since" in await refuses(tools, "Write", file_path="a.txt", content="agent")
     assert path.read_text() == "BBBB"
 
 
@@ -430,7 +432,7 @@ async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: Bu
     content = "def one():\n    return 1\n\ndef two():\n    return 1\n"
     (root / "a.py").write_text(content)
     twice = await refuses(tools, "Edit", file_path="a.py", old_string="return 1", new_string="return 2")
-    assert "found 2 times (lines 2, 5)" in twice
+    assert "occurs 2 times (lines 2, 5)" in twice
     assert "replace_all: true" in twice
     near = await refuses(tools, "Edit", file_path="a.py", old_string="def  two():", new_string="def three():")
     assert "4: def two():" in near
@@ -449,7 +451,7 @@ async def test_edit_keeps_the_ends_of_lines(root: Path, tools: BuiltinTools) -> 
 async def test_edit_of_nothing_makes_a_new_file_and_only_a_new_one(root: Path, tools: BuiltinTools) -> None:
     await does(tools, "Edit", file_path="a.txt", old_string="", new_string="new\n")
     said = await refuses(tools, "Edit", file_path="a.txt", old_string="", new_string="newer\n")
-    assert said == "a.txt exists already. To change it, give the text to replace as old_string."
+    assert said == "a.txt already exists. To change it, give the text to replace as old_string."
     assert (root / "a.txt").read_text() == "new\n"
 
 
@@ -594,7 +596,7 @@ async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: BuiltinToo
     assert "missing )" in said
     assert "literal" not in said
     assert "look-around" in await refuses(tools, "Grep", pattern="(?=two)")
-    assert "is not there" in await refuses(tools, "Grep", pattern="two", path="nowhere")
+    assert "does not exist" in await refuses(tools, "Grep", pattern="two", path="nowhere")
 
 
 # ---- the folder

@@ -1,10 +1,12 @@
-"""What the documentation says is so."""
+"""The documentation matches the code."""
 
 import ast
 import builtins
+import itertools
 import pkgutil
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from toolcrib.servers import environment
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 
 
@@ -42,31 +45,37 @@ def test_the_example_configuration_loads_without_a_word(tmp_path):
     assert config.settings.port == int(re.search(r"of the endpoint; (\d+)", CONFIGURATION)[1])
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "docs/audit.md",
-        "docs/coding-tools.md",
-        "docs/configuration.md",
-        "docs/errors.md",
-        "docs/glossary.md",
-        "docs/jobs.md",
-        "docs/library.md",
-        "docs/models.md",
-        "docs/permissions.md",
-        "docs/testing.md",
-        "docs/workspace.md",
-    ],
-)
-def test_links_lead_somewhere(page):
-    file = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)\)", file.read_text()):
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("[bde]*/**/*.md")])
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_existing_files_and_headings(page):
+    for target, heading in LINK.findall((ROOT / page).read_text()):
         if "://" not in target:
-            assert (file.parent / target).exists(), target
+            file = (ROOT / page).parent / target if target else ROOT / page
+            assert file.exists(), target
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE) if heading else []
+            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert not heading or heading in anchors, f"{target}#{heading}"
+
+
+def test_the_index_leads_to_every_page():
+    linked = {
+        str((ROOT / "docs" / target).resolve()) for target, _ in LINK.findall((ROOT / "docs/index.md").read_text())
+    }
+    assert [page for page in PAGES if str(ROOT / page) not in linked] == ["docs/index.md"]
+
+
+def test_the_packages_copy_of_the_readme_has_only_absolute_links():
+    hooks = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = README
+    for substitution in hooks["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(targets) == len(re.findall(r"\]\(", README)) > 10
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "(https://raw.githubusercontent.com/toolcrib/toolcrib/main/docs/pictures/terminal.svg)" in text
 
 
 def test_every_package_is_on_the_map():
@@ -94,12 +103,10 @@ def test_every_place_that_the_glossary_names_exists():
 
 
 def test_every_dependency_has_its_reason():
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = [re.match(r"[a-zA-Z0-9-]+", line)[0] for line in project["dependencies"]]
-    architecture = (ROOT / "ARCHITECTURE.md").read_text()
-    assert [name for name in names if f"`{name}`" not in architecture] == []
+    project, page = PYPROJECT["project"], (ROOT / "docs" / "dependencies.md").read_text()
+    lines = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    names = [re.match(r"[a-zA-Z0-9-]+", line)[0] for line in lines]
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 COMMANDS = re.findall(r"^\$ toolcrib (.*)$", README, re.MULTILINE)

@@ -99,7 +99,7 @@ async def test_of_those_meant_by_a_pattern_it_goes_to_who_names_it_or_does_not_s
 
 @pytest.mark.parametrize("schema", [CLOSED, {**OTHER, "unevaluatedProperties": False}])
 def test_a_named_tool_that_cannot_take_it_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="s:t does not take what is given here as its argument 'path'"):
+    with pytest.raises(UsageError, match="s:t does not accept the value given for its argument 'path'"):
         tools(Server(), t=schema, plain=NAMED).transformed(
             transform=FixArguments({"path": "/safe"}, tools=["t", "plain"])
         )
@@ -119,8 +119,8 @@ TWO: dict[str, Any] = {"properties": {"token": {"type": "string"}, "q": {"type":
 @pytest.mark.parametrize(
     ("more", "given", "told"),
     [
-        ({"allOf": [{"patternProperties": {"^to": {"maxLength": 3}}}]}, {"word": "x"}, "do not fit together"),
-        ({"not": {"required": ["token", "q"]}}, {"word": "x"}, "do not fit together"),
+        ({"allOf": [{"patternProperties": {"^to": {"maxLength": 3}}}]}, {"word": "x"}, "conflict with fixed arguments"),
+        ({"not": {"required": ["token", "q"]}}, {"word": "x"}, "conflict with fixed arguments"),
         ({"allOf": [{"patternProperties": {"^q": {"maxLength": 3}}}]}, {"word": "long"}, 'arguments.word .*: "long"'),
         ({"dependentRequired": {"token": ["else"]}}, {"word": "x"}, 'needs the property "else"'),
     ],

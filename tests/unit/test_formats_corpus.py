@@ -1,7 +1,6 @@
-"""Real servers' tools go out to every provider without loss, and each difference is listed.
+"""Real servers' tools reach every provider without loss, and each difference is listed.
 
-What is compared here is read from both schemas by a reader of this file's own: every place that a value can have, with
-its types, the values it is limited to, and whether it must be given.
+`Reader` finds every place a value can have in a schema, with its types, its enum values, and whether it is required.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,32 +42,21 @@ NESTED = {
 OWN = {"own": [{"name": "nested", "inputSchema": NESTED}, {"name": "bare", "inputSchema": {}}]}
 
 
-def catalogs() -> dict[str, list[dict[str, Any]]]:
-    read = [json.loads(path.read_text()) for path in CATALOGS]
-    return OWN | {catalog["server"]: catalog["tools"] for catalog in read}
-
-
-ALL = catalogs()
+ALL = OWN | {catalog["server"]: catalog["tools"] for catalog in (json.loads(path.read_text()) for path in CATALOGS)}
 
 
 def offers(**options: dict[str, Any]) -> Iterator[OfferedTool]:
     for server, tools in ALL.items():
         raw = tuple(json.dumps(tool).encode() for tool in tools)
         for tool in Catalog.build({server: raw}, version=1).tools:
-            yield OfferedTool(
-                tool=tool,
-                name=tool.names.plain,
-                description=tool.description,
-                schema=tool.input_schema,
-                options=options,
-            )
+            yield replace(OfferedTool.of(tool), name=tool.names.plain, options=options)
 
 
 @dataclass
 class Mode:
     define: Callable[[OfferedTool], Definition]
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    null_is_left_out: bool = False
+    null_is_absent: bool = False
 
     @cached_property
     def all(self) -> list[tuple[OfferedTool, Definition]]:
@@ -78,7 +66,7 @@ class Mode:
 MODES = {
     "openai chat": Mode(openai.definition),
     "openai responses": Mode(lambda offer: openai.definition(offer, "responses")),
-    "openai strict": Mode(openai.definition, {"openai": {"strict": True}}, null_is_left_out=True),
+    "openai strict": Mode(openai.definition, {"openai": {"strict": True}}, null_is_absent=True),
     "anthropic": Mode(anthropic.definition),
     "anthropic strict": Mode(anthropic.definition, {"anthropic": {"strict": True}}),
     "google": Mode(google.definition),
@@ -104,11 +92,11 @@ class Place:
 
 
 class Reader:
-    """All places of a schema. Knows the documented forms in which a strict wire schema holds what has no name."""
+    """All places of a schema. Knows the documented forms of unnamed properties in strict schemas."""
 
-    def __init__(self, root: dict[str, Any], *, null_is_left_out: bool) -> None:
+    def __init__(self, root: dict[str, Any], *, null_is_absent: bool) -> None:
         self.root = root
-        self.null_is_left_out = null_is_left_out
+        self.null_is_absent = null_is_absent
         self.places: dict[str, Place] = {}
         self.read(root, "", ())
         self.places[""].types = {"object"}
@@ -116,11 +104,8 @@ class Reader:
     def read(self, node: Any, place: str, above: tuple[str, ...]) -> None:
         found = self.places.setdefault(place, Place())
         if not isinstance(node, dict) or self._is_text(node):
-            found.types.add(
-                "any"
-                if not isinstance(node, dict) or "value" in node["properties"]["json"]["description"]
-                else "object"
-            )
+            is_object = isinstance(node, dict) and "value" not in node["properties"]["json"]["description"]
+            found.types.add("object" if is_object else "any")
             return
         if "$ref" in node:
             if node["$ref"] in above:
@@ -139,7 +124,7 @@ class Reader:
                 continue
             inner = f"{place}.{name}"
             self.read(sub, inner, above)
-            given = name in node.get("required", ()) and not (self.null_is_left_out and self._takes_null(sub))
+            given = name in node.get("required", ()) and not (self.null_is_absent and self._takes_null(sub))
             self.places[inner].needed.add(given)
         for name in set(node.get("required", ())) - set(node.get("properties", {})):
             self.places.setdefault(f"{place}.{name}", Place(types={"any"})).needed.add(True)
@@ -174,25 +159,19 @@ class Reader:
 
     @staticmethod
     def _is_text(node: dict[str, Any]) -> bool:
-        return set(node.get("properties", ())) == {"json"} and "JSON" in node["properties"]["json"].get(
-            "description", ""
-        )
+        return set(properties := node.get("properties", {})) == {"json"} and "JSON" in str(properties["json"])
 
     @staticmethod
     def _is_entries(node: dict[str, Any]) -> bool:
-        items = node.get("items")
-        return (
-            isinstance(items, dict)
-            and set(items.get("properties", ())) == {"name", "value"}
-            and (items.get("additionalProperties") is False)
-        )
+        items = node.get("items") or {}
+        return set(items.get("properties", ())) == {"name", "value"} and items.get("additionalProperties") is False
 
 
-def lost(original: dict[str, Any], wire: dict[str, Any], *, null_is_left_out: bool) -> list[str]:
-    """What the wire schema does not say as the original does."""
-    before = Reader(original, null_is_left_out=null_is_left_out).places
-    after = Reader(wire, null_is_left_out=null_is_left_out).places
-    found = [f"{place} is there once only" for place in set(before) ^ set(after)]
+def lost(original: dict[str, Any], wire: dict[str, Any], *, null_is_absent: bool) -> list[str]:
+    """How the wire schema differs from the original."""
+    before = Reader(original, null_is_absent=null_is_absent).places
+    after = Reader(wire, null_is_absent=null_is_absent).places
+    found = [f"{place} is in one schema only" for place in set(before) ^ set(after)]
     for place in set(before) & set(after):
         for aspect in ("types", "choices", "needed"):
             said, written = getattr(before[place], aspect), getattr(after[place], aspect)
@@ -203,35 +182,24 @@ def lost(original: dict[str, Any], wire: dict[str, Any], *, null_is_left_out: bo
 
 @pytest.mark.req("ENG-8")
 @EVERY_MODE
-def test_no_place_type_choice_or_duty_is_lost(mode: Mode) -> None:
+def test_no_place_type_enum_or_requirement_is_lost(mode: Mode) -> None:
     for offer, definition in mode.all:
-        problems = lost(dict(offer.schema), schema_of(definition), null_is_left_out=mode.null_is_left_out)
+        problems = lost(dict(offer.schema), schema_of(definition), null_is_absent=mode.null_is_absent)
         assert not problems, (offer.name, problems)
+
+
+def keyword_changed(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], bool]:
+    def damage(node: dict[str, Any]) -> bool:
+        if not node.get(key):
+            return False
+        node[key] = change(node[key])
+        return True
+
+    return damage
 
 
 def without_an_enum(node: dict[str, Any]) -> bool:
     return node.pop("enum", None) is not None or node.pop("const", None) is not None
-
-
-def with_a_shorter_enum(node: dict[str, Any]) -> bool:
-    if len(node.get("enum", ())) < 2:
-        return False
-    node["enum"] = node["enum"][1:]
-    return True
-
-
-def without_a_duty(node: dict[str, Any]) -> bool:
-    if not node.get("required"):
-        return False
-    node["required"] = node["required"][1:]
-    return True
-
-
-def without_a_property(node: dict[str, Any]) -> bool:
-    if not node.get("properties"):
-        return False
-    node["properties"].popitem()
-    return True
 
 
 def with_another_type(node: dict[str, Any]) -> bool:
@@ -241,7 +209,13 @@ def with_another_type(node: dict[str, Any]) -> bool:
     return True
 
 
-DAMAGES = [without_an_enum, with_a_shorter_enum, without_a_duty, without_a_property, with_another_type]
+DAMAGES = [
+    without_an_enum,
+    with_another_type,
+    keyword_changed("enum", lambda values: values[1:]),
+    keyword_changed("required", lambda names: names[1:]),
+    keyword_changed("properties", lambda subs: dict(list(subs.items())[:-1])),
+]
 
 
 def nodes(node: Any) -> Iterator[dict[str, Any]]:
@@ -265,7 +239,7 @@ def test_the_comparison_sees_every_kind_of_loss(damage: Callable[[dict[str, Any]
         for index in range(len(list(nodes(whole)))):
             wire = copy.deepcopy(whole)
             if damage(list(nodes(wire))[index]) and wire != whole:
-                assert lost(dict(offer.schema), wire, null_is_left_out=False), (offer.name, index)
+                assert lost(dict(offer.schema), wire, null_is_absent=False), (offer.name, index)
                 done += 1
                 break
     assert done
@@ -308,7 +282,7 @@ def differences(before: Any, after: Any, path: str) -> Iterator[str]:
 
 
 def _kind(node: dict[str, Any]) -> Any:
-    """An object that became a list of entries or a text is not looked into any further."""
+    """An object that became a list of entries or JSON text is not compared any deeper."""
     kinds = node.get("type")
     return "json" if set(node.get("properties", ())) == {"json"} else kinds if kinds in ("object", "array") else None
 
@@ -332,7 +306,7 @@ def test_each_difference_is_listed_at_its_place(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", [MODES["openai chat"], MODES["anthropic"]], ids=["openai", "anthropic"])
-def test_a_schema_that_the_provider_takes_goes_out_as_it_is(mode: Mode) -> None:
+def test_a_schema_that_the_provider_accepts_stays_unchanged(mode: Mode) -> None:
     changed = [offer.name for offer, definition in mode.all if schema_of(definition) is not offer.schema]
     empty = [offer.name for offer in offers() if "type" not in offer.schema or '"enum": []' in json.dumps(offer.schema)]
     assert changed == empty
@@ -342,31 +316,10 @@ def test_a_schema_that_the_provider_takes_goes_out_as_it_is(mode: Mode) -> None:
 
 
 REFUSED_BY_STRICT = {
-    "allOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
-    "dependentRequired",
-    "dependentSchemas",
-    "default",
-} | {
-    "patternProperties",
-    "propertyNames",
-    "minProperties",
-    "maxProperties",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "contains",
-    "minContains",
-    "maxContains",
-    "uniqueItems",
-    "prefixItems",
-    "$schema",
-    "$id",
-    "examples",
-    "definitions",
+    *("allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "default"),
+    *("patternProperties", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties"),
+    *("unevaluatedItems", "contains", "minContains", "maxContains", "uniqueItems", "prefixItems", "$schema"),
+    *("$id", "examples", "definitions"),
 }
 
 
@@ -389,54 +342,29 @@ def strict_faults(wire: dict[str, Any], *, all_required: bool) -> list[str]:
     return found
 
 
-def test_openai_strict_schemas_keep_its_rules() -> None:
+def test_strict_schemas_keep_the_providers_rules() -> None:
     for offer, definition in MODES["openai strict"].all:
         assert definition.wire["function"]["strict"] is True, (offer.name, definition.adaptations)
         assert not strict_faults(schema_of(definition), all_required=True), offer.name
-
-
-def test_anthropic_strict_schemas_keep_its_rules() -> None:
     for offer, definition in MODES["anthropic strict"].all:
         if definition.wire.get("strict"):
             assert not strict_faults(schema_of(definition), all_required=False), offer.name
         else:
-            reasons = ("refers to itself", "takes at most")
+            reasons = ("refers to itself", "accepts at most")
             assert any(reason in definition.adaptations[0].why for reason in reasons), offer.name
 
 
-GOOGLE_TAKES = {
-    "$defs",
-    "$ref",
-    "type",
-    "format",
-    "title",
-    "description",
-    "enum",
-    "items",
-    "prefixItems",
-    "minItems",
-} | {
-    "maxItems",
-    "minimum",
-    "maximum",
-    "anyOf",
-    "oneOf",
-    "properties",
-    "additionalProperties",
-    "required",
-    "default",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "minProperties",
-    "maxProperties",
+GOOGLE_ACCEPTS = {
+    *("$defs", "$ref", "type", "format", "title", "description", "enum", "items", "prefixItems", "minItems"),
+    *("maxItems", "minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties", "required"),
+    *("default", "minLength", "maxLength", "pattern", "minProperties", "maxProperties"),
 }
 
 
 def test_google_gets_only_keywords_that_it_knows() -> None:
     for offer, definition in MODES["google"].all:
         for node in nodes(schema_of(definition)):
-            assert set(node) <= GOOGLE_TAKES, (offer.name, node)
+            assert set(node) <= GOOGLE_ACCEPTS, (offer.name, node)
             assert "$ref" not in node or set(node) == {"$ref"}, offer.name
             assert all(isinstance(value, str | int | float) for value in node.get("enum", ())), offer.name
 

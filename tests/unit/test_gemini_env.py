@@ -39,7 +39,7 @@ def order(tmp_path: Path) -> LaunchRequest:
     )
 
 
-def said(order: LaunchRequest, project: bytes = b"", person: bytes = b"") -> dict[str, str]:
+def output(order: LaunchRequest, project: bytes = b"", person: bytes = b"") -> dict[str, str]:
     home = Path(order.environ["HOME"])
     (order.workdir / ".gemini" / ".env").write_bytes(project)
     (home / ".gemini" / ".env").write_bytes(person)
@@ -57,8 +57,8 @@ def test_whatever_character_is_taken_for_blank_the_name_is_emptied() -> None:
 @pytest.mark.parametrize("blank", ["\ufeff", "\u180e", "\x1c", "\u00a0", "\u2028", "\r", "\r\n", "\v", "\n\n", ""])
 @pytest.mark.parametrize("start", ["", "\ufeff", "# c\r", "A='\n", "\u2029", "\xff"])
 def test_odd_blanks_around_a_name_do_not_hide_it(order: LaunchRequest, blank: str, start: str) -> None:
-    assert said(order, f"{start}{blank}{NAME}{blank}=x".encode("latin-1", "ignore"))[NAME] == ""
-    assert said(order, f"{start}{blank}{NAME}{blank}=x".encode())[NAME] == ""
+    assert output(order, f"{start}{blank}{NAME}{blank}=x".encode("latin-1", "ignore"))[NAME] == ""
+    assert output(order, f"{start}{blank}{NAME}{blank}=x".encode())[NAME] == ""
 
 
 AS_GEMINI_READS = re.compile(
@@ -81,20 +81,20 @@ PIECES = st.sampled_from(
 @example(text="A='\nB=x'")
 def test_every_name_that_gemini_finds_is_emptied(order: LaunchRequest, text: str) -> None:
     names = {match[1] for match in AS_GEMINI_READS.finditer(re.sub("\r\n?", "\n", text))}
-    assert names <= said(order, text.encode()).keys()
+    assert names <= output(order, text.encode()).keys()
 
 
 def test_values_are_not_taken_for_names(order: LaunchRequest) -> None:
-    assert said(order, b"KEY=sk-0123\nOTHER='a secret'\n").keys() == {"KEY", "OTHER"}
+    assert output(order, b"KEY=sk-0123\nOTHER='a secret'\n").keys() == {"KEY", "OTHER"}
 
 
 def test_a_file_with_too_many_names_is_refused_and_a_long_one_is_looked_through_fast(order: LaunchRequest) -> None:
     many = "".join(f"NAME_{number}=\n" for number in range(10_000))
     with pytest.raises(ConfigError, match="too many variables"):
-        said(order, many.encode())
-    assert said(order, b"x" * 1_000_000) == {}
-    assert said(order, b" \n" * 500_000 + b"A=1")["A"] == ""
-    assert said(order, b"A \n" + b"\n" * 500_000 + b"=1")["A"] == ""
+        output(order, many.encode())
+    assert output(order, b"x" * 1_000_000) == {}
+    assert output(order, b" \n" * 500_000 + b"A=1")["A"] == ""
+    assert output(order, b"A \n" + b"\n" * 500_000 + b"=1")["A"] == ""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,5 @@ def test_a_file_with_too_many_names_is_refused_and_a_long_one_is_looked_through_
         ("KEY=it's", "it's"),
     ],
 )
-def test_the_persons_own_file_is_understood_as_gemini_understands_it(
-    order: LaunchRequest, text: str, wanted: str
-) -> None:
-    assert said(order, b"KEY=other\n", text.encode())["KEY"] == wanted
+def test_the_users_env_file_is_parsed_as_gemini_does(order: LaunchRequest, text: str, wanted: str) -> None:
+    assert output(order, b"KEY=other\n", text.encode())["KEY"] == wanted

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_links_that_lead_in_are_told_by_their_names_and_others_are_not(folder: Path, tmp_path: Path) -> None:
+def test_only_links_into_the_folders_are_found(folder: Path, tmp_path: Path) -> None:
     (folder / "one").symlink_to(".kept")
     (folder / "a" / "two").symlink_to(folder / ".kept" / "inner")
     (folder / "a" / "b" / "three").symlink_to("../two")
@@ -56,15 +56,15 @@ def test_a_kept_folder_that_is_the_whole_one_is_refused(folder: Path) -> None:
         found(folder)
 
 
-def test_more_links_than_can_be_told_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemini_policy, "MOST_ALIASES", 2)
+def test_too_many_links_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemini_policy, "MAX_ALIASES", 2)
     for name in ("one", "two", "three"):
         (folder / name).symlink_to(".kept")
     with pytest.raises(UsageError, match=r"3 links lead into \.kept"):
         found(folder)
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_ENTRIES", 3), ("SECONDS", -1.0)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ENTRIES", 3), ("MAX_SECONDS", -1.0)])
 def test_a_folder_that_is_too_large_is_not_said_to_be_looked_through(
     folder: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:

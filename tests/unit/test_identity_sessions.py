@@ -26,7 +26,7 @@ pytestmark = pytest.mark.req("KSI-3", "KSI-9")
 DAY = 24 * 3600.0
 
 
-class House:
+class SessionsHarness:
     """Sessions on a store that can be closed and opened again, as by a restart."""
 
     def __init__(self, url: str) -> None:
@@ -69,14 +69,14 @@ class House:
 
 
 @pytest.fixture
-def house(store_url: str) -> House:
-    return House(store_url)
+def harness(store_url: str) -> SessionsHarness:
+    return SessionsHarness(store_url)
 
 
 @pytest.fixture
-def light(tmp_path: Any) -> House:
+def light(tmp_path: Any) -> SessionsHarness:
     """On SQLite alone, for what does not depend on the engine."""
-    return House(str(tmp_path / "crib.db"))
+    return SessionsHarness(str(tmp_path / "crib.db"))
 
 
 class Clock:
@@ -103,7 +103,7 @@ def use(sessions: SessionRegistry, session: Session) -> None:
     sessions.used(session, catalog_version=1, permission_version=1)
 
 
-async def test_a_session_is_found_by_its_agent_and_conversation_alone(light: House) -> None:
+async def test_a_session_is_found_by_its_agent_and_conversation_alone(light: SessionsHarness) -> None:
     async with light.open() as sessions:
         assert sessions.find("a", "x") is None
         session = await sessions.begin("a", "x")
@@ -116,14 +116,14 @@ async def test_a_session_is_found_by_its_agent_and_conversation_alone(light: Hou
             sessions.by_id("s_0")
 
 
-async def test_a_session_that_began_is_in_the_store_before_anybody_is_told(house: House) -> None:
-    async with house.open() as sessions:
+async def test_a_session_that_began_is_in_the_store_before_anybody_is_told(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
         session = await sessions.begin("a", "x")
-        row = (await house.stored())["a", "x"]
+        row = (await harness.stored())["a", "x"]
         assert (row.id, row.agent, row.conversation) == (session.id, "a", "x")
 
 
-async def test_who_comes_while_a_session_is_being_written_waits_as_well(light: House) -> None:
+async def test_who_comes_while_a_session_is_being_written_waits_as_well(light: SessionsHarness) -> None:
     async with light.open() as sessions:
         first = asyncio.create_task(sessions.begin("a", "x"))
         await asyncio.sleep(0)
@@ -133,8 +133,8 @@ async def test_who_comes_while_a_session_is_being_written_waits_as_well(light: H
         assert len(sessions) == 1
 
 
-async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(house: House) -> None:
-    async with house.open() as sessions:
+async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
         session = await sessions.begin("a", "x")
         sessions.used(session, catalog_version=7, permission_version=9, mode="full")
         sessions.listed(session)
@@ -143,7 +143,7 @@ async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(hous
         session.add_tokens((40, True))
         session.add_tokens((2, False))
         before = session.row()
-    async with house.open() as sessions:
+    async with harness.open() as sessions:
         found = sessions.find("a", "x")
         assert found is not None
         assert found.row() == before
@@ -153,7 +153,7 @@ async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(hous
 
 
 async def test_what_was_counted_is_written_after_a_moment_without_being_asked(
-    light: House, monkeypatch: pytest.MonkeyPatch
+    light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_WRITE_AFTER", 0.01)
     async with light.open() as sessions:
@@ -164,7 +164,9 @@ async def test_what_was_counted_is_written_after_a_moment_without_being_asked(
         await light.until(lambda stored: stored["a", "x"].calls == 2)
 
 
-async def test_more_changes_than_one_batch_holds_are_all_written(light: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_changes_than_one_batch_holds_are_all_written(
+    light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_WRITE_AFTER", 0.01)
     monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 3)
     async with light.open() as sessions:
@@ -174,49 +176,49 @@ async def test_more_changes_than_one_batch_holds_are_all_written(light: House, m
 
 
 class TestTheEnd:
-    async def test_an_ended_session_is_gone_from_memory_and_store(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_an_ended_session_is_gone_from_memory_and_store(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             session = await sessions.begin("a", "x")
             await sessions.begin("a", "y")
             sessions.count(session, CallOutcome.OK, 1)
             await sessions.end(session)
             await sessions.end(session)
             assert sessions.find("a", "x") is None
-            assert list(await house.stored()) == [("a", "y")]
+            assert list(await harness.stored()) == [("a", "y")]
             assert len(sessions) == 1
 
-    async def test_what_is_counted_after_the_end_does_not_bring_it_back(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_what_is_counted_after_the_end_does_not_bring_it_back(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             session = await sessions.begin("a", "x")
             await sessions.end(session)
             sessions.count(session, CallOutcome.OK, 1)
             use(sessions, session)
             session.add_tokens((1, False))
-        assert await house.stored() == {}
+        assert await harness.stored() == {}
 
-    async def test_a_new_session_may_take_the_place_of_an_ended_one(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_a_new_session_may_take_the_place_of_an_ended_one(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             old = await sessions.begin("a", "x")
             ending = asyncio.create_task(sessions.end(old))
             await asyncio.sleep(0)
             new = await sessions.begin("a", "x")
             await ending
             assert new.id != old.id
-            assert (await house.stored())["a", "x"].id == new.id
+            assert (await harness.stored())["a", "x"].id == new.id
 
-    async def test_an_agent_takes_its_sessions_along_and_nobody_elses(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_an_agent_takes_its_sessions_along_and_nobody_elses(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             ended: list[str] = []
             for agent in ("a", "b"):
                 for conversation in ("x", "y"):
                     session = await sessions.begin(agent, conversation)
                     session.begin(lambda name=f"{agent}{conversation}": ended.append(name))
-            house.bus.publish(AgentEnded(agent="a"))
+            harness.bus.publish(AgentEnded(agent="a"))
             assert sorted(ended) == ["ax", "ay"]
             assert {one.agent for one in sessions} == {"b"}
-        assert sorted(await house.stored()) == [("b", "x"), ("b", "y")]
+        assert sorted(await harness.stored()) == [("b", "x"), ("b", "y")]
 
-    async def test_a_new_token_ends_what_is_open_and_keeps_the_conversation(self, light: House) -> None:
+    async def test_a_new_token_ends_what_is_open_and_keeps_the_conversation(self, light: SessionsHarness) -> None:
         async with light.open() as sessions:
             ended: list[str] = []
             session = await sessions.begin("a", "x")
@@ -225,7 +227,7 @@ class TestTheEnd:
             assert ended == ["x"]
             assert sessions.find("a", "x") is session
 
-    async def test_all_sessions_of_an_agent_can_be_ended_by_hand(self, light: House) -> None:
+    async def test_all_sessions_of_an_agent_can_be_ended_by_hand(self, light: SessionsHarness) -> None:
         async with light.open() as sessions:
             for conversation in "xyz":
                 await sessions.begin("a", conversation)
@@ -234,18 +236,18 @@ class TestTheEnd:
             assert await sessions.end_agent("a") == 0
             assert [(one.agent, one.conversation) for one in sessions] == [("b", "x")]
 
-    async def test_after_a_restart_sessions_of_agents_that_are_gone_are_over(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_after_a_restart_sessions_of_agents_that_are_gone_are_over(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             await sessions.begin("a", "x")
             id, _ = await sessions.begin_legacy("a", None)
             await sessions.begin("b", "x")
-        house.agents.discard("a")
-        async with house.open() as sessions:
+        harness.agents.discard("a")
+        async with harness.open() as sessions:
             assert [one.agent for one in sessions] == ["b"]
             assert sessions.legacy(id, "a") is None
-        assert list(await house.stored()) == [("b", "x")]
+        assert list(await harness.stored()) == [("b", "x")]
 
-    async def test_what_is_under_way_is_cut_short_once(self, light: House) -> None:
+    async def test_what_is_under_way_is_cut_short_once(self, light: SessionsHarness) -> None:
         async with light.open() as sessions:
             session = await sessions.begin("a", "x")
             ended: list[int] = []
@@ -261,7 +263,7 @@ class TestTheEnd:
 
 
 class TestIdle:
-    async def test_a_session_that_nobody_uses_is_swept_and_one_at_work_is_not(self, light: House) -> None:
+    async def test_a_session_that_nobody_uses_is_swept_and_one_at_work_is_not(self, light: SessionsHarness) -> None:
         async with light.open(idle=0.2) as sessions:
             idle, busy = await sessions.begin("a", "idle"), await sessions.begin("a", "busy")
             busy.begin(lambda: None)
@@ -270,7 +272,7 @@ class TestIdle:
             assert sessions.find("a", "busy") is busy
         assert list(await light.stored()) == [("a", "busy")]
 
-    async def test_use_keeps_a_session(self, light: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_use_keeps_a_session(self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         async with light.open() as sessions:
             clock = Clock(sessions, monkeypatch)
             kept, idle = await sessions.begin("a", "kept"), await sessions.begin("a", "idle")
@@ -282,7 +284,9 @@ class TestIdle:
             assert idle.ended
             assert not kept.ended
 
-    async def test_idle_time_goes_on_over_a_restart(self, light: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_idle_time_goes_on_over_a_restart(
+        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async with light.open() as sessions:
             await sessions.begin("a", "x")
         real = time.time
@@ -296,7 +300,7 @@ class TestIdle:
             assert len(sessions) == 0
 
     async def test_a_clock_that_was_set_back_makes_no_session_immortal(
-        self, light: House, monkeypatch: pytest.MonkeyPatch
+        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with light.open() as sessions:
             await sessions.begin("a", "x")
@@ -310,7 +314,7 @@ class TestIdle:
 
 class TestRoom:
     async def test_of_an_agent_with_too_many_the_one_unused_for_longest_goes(
-        self, light: House, monkeypatch: pytest.MonkeyPatch
+        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "MOST_OF_AN_AGENT", 3)
         async with light.open() as sessions:
@@ -322,20 +326,22 @@ class TestRoom:
             assert third.ended
             assert not (first.ended or second.ended or other.ended)
 
-    async def test_where_all_are_at_work_the_limit_is_told(self, light: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_agent_whose_sessions_are_all_active_gets_no_more(
+        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "MOST_OF_AN_AGENT", 2)
         async with light.open() as sessions:
             for name in "12":
                 (await sessions.begin("a", name)).begin(lambda: None)
             with pytest.raises(TooManySessions) as caught:
                 await sessions.begin("a", "3")
-            assert "2 sessions" in caught.value.text()
+            assert "2 active sessions" in caught.value.text()
             assert caught.value.http_status == 503
             assert len(sessions) == 2
             await sessions.begin("b", "1")
 
     async def test_over_all_agents_the_one_unused_for_longest_goes(
-        self, light: House, monkeypatch: pytest.MonkeyPatch
+        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "MOST", 4)
         async with light.open() as sessions:
@@ -351,21 +357,21 @@ class TestRoom:
 
 
 class TestLegacyIds:
-    async def test_an_id_without_a_label_is_a_conversation_of_its_own(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_an_id_without_a_label_is_a_conversation_of_its_own(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             id, session = await sessions.begin_legacy("a", None)
             assert session.conversation == id
             assert sessions.legacy(id, "a") is session
-            assert await house.stored_ids() == {id: ("a", id)}
+            assert await harness.stored_ids() == {id: ("a", id)}
 
-    async def test_ids_under_one_label_share_its_session(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_ids_under_one_label_share_its_session(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             first, session = await sessions.begin_legacy("a", "x")
             second, same = await sessions.begin_legacy("a", "x")
             assert same is session is await sessions.begin("a", "x")
-            assert set(await house.stored_ids()) == {first, second}
+            assert set(await harness.stored_ids()) == {first, second}
 
-    async def test_anothers_id_is_as_unknown_as_none(self, light: House) -> None:
+    async def test_anothers_id_is_as_unknown_as_none(self, light: SessionsHarness) -> None:
         async with light.open() as sessions:
             id, _ = await sessions.begin_legacy("a", None)
             assert sessions.legacy(id, "b") is None
@@ -373,25 +379,25 @@ class TestLegacyIds:
             assert sessions.legacy(id[:-1], "a") is None
             assert sessions.legacy("", "a") is None
 
-    async def test_ids_cannot_be_guessed(self, light: House) -> None:
+    async def test_ids_cannot_be_guessed(self, light: SessionsHarness) -> None:
         async with light.open() as sessions:
             ids = {(await sessions.begin_legacy("a", "x"))[0] for _ in range(50)}
             assert len(ids) == 50
             assert all(re.fullmatch(r"[0-9a-f]{32}", id) for id in ids)
 
-    async def test_after_a_restart_an_id_leads_to_the_same_session(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_after_a_restart_an_id_leads_to_the_same_session(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             id, session = await sessions.begin_legacy("a", None)
             labelled, other = await sessions.begin_legacy("a", "x")
-        async with house.open() as sessions:
+        async with harness.open() as sessions:
             for one, before in ((id, session), (labelled, other)):
                 found = sessions.legacy(one, "a")
                 assert found is not None
                 assert found.id == before.id
                 assert sessions.legacy(one, "b") is None
 
-    async def test_a_client_that_leaves_ends_its_id_and_a_session_of_its_own(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_a_client_that_leaves_ends_its_id_and_a_session_of_its_own(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             own, _ = await sessions.begin_legacy("a", None)
             one, shared = await sessions.begin_legacy("a", "x")
             other, _ = await sessions.begin_legacy("a", "x")
@@ -401,18 +407,18 @@ class TestLegacyIds:
             assert sessions.legacy(own, "a") is None
             assert sessions.legacy(one, "a") is None
             assert sessions.legacy(other, "a") is shared
-            assert await house.stored_ids() == {other: ("a", "x")}
-            assert list(await house.stored()) == [("a", "x")]
+            assert await harness.stored_ids() == {other: ("a", "x")}
+            assert list(await harness.stored()) == [("a", "x")]
 
-    async def test_the_end_of_a_session_is_the_end_of_its_ids(self, house: House) -> None:
-        async with house.open() as sessions:
+    async def test_the_end_of_a_session_is_the_end_of_its_ids(self, harness: SessionsHarness) -> None:
+        async with harness.open() as sessions:
             id, session = await sessions.begin_legacy("a", "x")
             await sessions.end(session)
             assert sessions.legacy(id, "a") is None
-            assert await house.stored_ids() == {}
+            assert await harness.stored_ids() == {}
 
     async def test_a_client_that_begins_again_and_again_keeps_the_ids_it_uses(
-        self, light: House, monkeypatch: pytest.MonkeyPatch
+        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "MOST_LEGACY_IDS", 3)
         async with light.open() as sessions:
@@ -434,7 +440,7 @@ class Broken(GroupCommit):
         raise StoreError("no room")
 
 
-async def test_a_store_that_cannot_be_written_ends_no_conversation(light: House) -> None:
+async def test_a_store_that_cannot_be_written_ends_no_conversation(light: SessionsHarness) -> None:
     store = await Store.open(light.url)
     commits = Broken(store)
     sessions = await SessionRegistry.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
@@ -449,7 +455,7 @@ async def test_a_store_that_cannot_be_written_ends_no_conversation(light: House)
 
 
 async def test_a_store_that_does_not_answer_holds_up_a_beginning_only_for_a_while(
-    light: House, monkeypatch: pytest.MonkeyPatch
+    light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
     async with light.open() as sessions:
@@ -466,7 +472,7 @@ async def test_a_store_that_does_not_answer_holds_up_a_beginning_only_for_a_whil
 
 
 @pytest.mark.slow
-async def test_ten_thousand_sessions_are_cheap(light: House) -> None:
+async def test_ten_thousand_sessions_are_cheap(light: SessionsHarness) -> None:
     light.agents |= {f"agent-{number}" for number in range(100)}
     store = await Store.open(light.url)
     commits = GroupCommit(store)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from parts.job_house import LIMIT, SECRET, House, agent, order
+from parts.job_harness import LIMIT, SECRET, JobHarness, agent, order
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.run_lifecycle import entered_workdir
 from toolcrib.coding_agents.run_preparation import RunRequest
@@ -31,18 +31,18 @@ pytestmark = pytest.mark.req("KAI-9")
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def harness(tmp_path: Path) -> JobHarness:
     (tmp_path / "project" / "src").mkdir(parents=True)
-    return House(tmp_path)
+    return JobHarness(tmp_path)
 
 
 @contextlib.asynccontextmanager
-async def lent(house: House, desk: JobQueue, row: JobRow) -> AsyncIterator[dict[str, Any]]:
+async def lent(harness: JobHarness, desk: JobQueue, row: JobRow) -> AsyncIterator[dict[str, Any]]:
     """What the process of a job is told when it asks for its agent."""
     assert desk.crib is not None
     told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     described = {"endpoint": "http://127.0.0.1:1/mcp", "for_runs": False, "pid": 1}
-    host = SimpleNamespace(jobs=desk, leases=house.leases, describe=lambda: described)
+    host = SimpleNamespace(jobs=desk, leases=harness.leases, describe=lambda: described)
     context = CommandContext(
         crib=desk.crib,
         request=RequestContext(OWNER, await desk.crib.projects.at(project_of(Path(row.workdir)))),
@@ -76,23 +76,23 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("program", ["claude", "codex", "gemini"])
-async def test_agents_may_have_a_program_run_only_where_the_person_named_it(house: House, program: str) -> None:
-    async with house.open() as desk:
-        for who in (await agent(desk, "a", profile="trusted", workdir=house.root), CLIENT):
+async def test_agents_may_have_a_program_run_only_where_the_person_named_it(harness: JobHarness, program: str) -> None:
+    async with harness.open() as desk:
+        for who in (await agent(desk, "a", profile="trusted", workdir=harness.root), CLIENT):
             with pytest.raises(Denied) as raised:
-                await desk.submit(who, house.root, order(runs=program))
+                await desk.submit(who, harness.root, order(runs=program))
             assert ("`jobs: {programs: " in raised.value.remedy) is (program != "gemini")
         with pytest.raises(NotFound, match="not installed"):
-            await desk.submit(OWNER, house.root, order(runs=program))
+            await desk.submit(OWNER, harness.root, order(runs=program))
 
 
-async def test_a_program_that_was_named_is_taken(house: House) -> None:
-    async with house.open(programs=["claude"]) as desk:
+async def test_a_program_that_was_named_is_taken(harness: JobHarness) -> None:
+    async with harness.open(programs=["claude"]) as desk:
         who = await agent(desk, "a")
         with pytest.raises(NotFound, match="not installed"):
-            await desk.submit(who, house.root, order(runs="claude"))
+            await desk.submit(who, harness.root, order(runs="claude"))
         with pytest.raises(Denied, match="codex"):
-            await desk.submit(who, house.root, order(runs="codex"))
+            await desk.submit(who, harness.root, order(runs="codex"))
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ async def test_a_program_that_was_named_is_taken(house: House) -> None:
     ],
 )
 async def test_by_its_own_hands_a_job_s_program_does_only_what_it_keeps_to_its_folder(
-    house: House, monkeypatch: pytest.MonkeyPatch, who: str, program: str, expected: OwnTools
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch, who: str, program: str, expected: OwnTools
 ) -> None:
     install(monkeypatch)
-    async with house.open(programs=["claude", "codex"]) as desk:
+    async with harness.open(programs=["claude", "codex"]) as desk:
         callers = {"owner": OWNER, "client": CLIENT}
         # A profile may submit or not; what it may by hand is another matter.
         rules = (Rule(effect=Verdict.ALLOW, tools="crib:job_*", origin=RuleOrigin.AGENT),)
-        caller = callers.get(who) or await agent(desk, "a", profile=who, workdir=house.root, rules=rules)
+        caller = callers.get(who) or await agent(desk, "a", profile=who, workdir=harness.root, rules=rules)
         profile = "trusted" if who == "owner" else ""
-        row = await desk.submit(caller, house.root, order(runs=program, profile=profile))
-        await house.begun("do it")
-        async with lent(house, desk, row) as lease:
+        row = await desk.submit(caller, harness.root, order(runs=program, profile=profile))
+        await harness.begun("do it")
+        async with lent(harness, desk, row) as lease:
             assert lease["own_tools"] == expected
 
 
@@ -137,19 +137,19 @@ async def test_by_its_own_hands_a_job_s_program_does_only_what_it_keeps_to_its_f
     ],
 )
 async def test_what_the_folder_does_not_offer_no_program_does_by_its_own_hands(
-    house: House, settings: str, workspace: bool, expected: OwnTools
+    harness: JobHarness, settings: str, workspace: bool, expected: OwnTools
 ) -> None:
     """The desk's crib has no sandbox: a workspace that is read-only then runs nothing at all."""
-    house.config = {"workspace": workspace}
+    harness.config = {"workspace": workspace}
     if settings:
-        (house.root / ".toolcrib").mkdir()
-        (house.root / ".toolcrib" / "workspace.yml").write_text(settings)
-    async with house.open() as desk:
+        (harness.root / ".toolcrib").mkdir()
+        (harness.root / ".toolcrib" / "workspace.yml").write_text(settings)
+    async with harness.open() as desk:
         assert desk.crib is not None
         await agent(desk, "lead")
         await agent(desk, "child", parent="lead", profile="trusted")
         crib = desk.crib
-        held = await settings_in(crib, house.root)
+        held = await settings_in(crib, harness.root)
         assert (
             own_tools_of(crib, crib.projects.home, crib.services.agents.find("child"), held, job_with="claude").tools
             is expected
@@ -157,32 +157,32 @@ async def test_what_the_folder_does_not_offer_no_program_does_by_its_own_hands(
 
 
 @pytest.mark.parametrize("workdir", [True, False])
-async def test_a_folder_that_became_a_link_while_the_job_waited_is_refused(house: House, workdir: bool) -> None:
-    outside = house.home / "private"
+async def test_a_folder_that_became_a_link_while_the_job_waited_is_refused(harness: JobHarness, workdir: bool) -> None:
+    outside = harness.home / "private"
     outside.mkdir()
-    async with house.open() as desk:
+    async with harness.open() as desk:
         assert desk.crib is not None
-        caller = await agent(desk, "a", **({"workdir": house.root} if workdir else {}))
-        row = await desk.submit(caller, house.root, order(workdir="src"))
-        await house.begun("do it")
-        (house.root / "src").rmdir()
-        (house.root / "src").symlink_to(outside)
+        caller = await agent(desk, "a", **({"workdir": harness.root} if workdir else {}))
+        row = await desk.submit(caller, harness.root, order(workdir="src"))
+        await harness.begun("do it")
+        (harness.root / "src").rmdir()
+        (harness.root / "src").symlink_to(outside)
         with pytest.raises(Denied, match="is a link now"):
-            async with lent(house, desk, row):
+            async with lent(harness, desk, row):
                 pass
         assert [one.name for one in desk.crib.services.agents.agents] == ["a"]
 
 
-async def test_only_a_job_that_runs_is_lent_an_agent(house: House) -> None:
-    async with house.open(max_running=1) as desk:
+async def test_only_a_job_that_runs_is_lent_an_agent(harness: JobHarness) -> None:
+    async with harness.open(max_running=1) as desk:
         caller = await agent(desk, "a")
-        first = await desk.submit(caller, house.root, order("first"))
-        waits = await desk.submit(caller, house.root, order("second"))
-        await house.begun("first")
+        first = await desk.submit(caller, harness.root, order("first"))
+        waits = await desk.submit(caller, harness.root, order("second"))
+        await harness.begun("first")
         with pytest.raises(Denied, match="that runs"):
-            async with lent(house, desk, waits):
+            async with lent(harness, desk, waits):
                 pass
-        async with lent(house, desk, first) as lease:
+        async with lent(harness, desk, first) as lease:
             assert lease["agent"] == "model-c1"
 
 
@@ -211,45 +211,45 @@ def test_a_job_s_program_starts_in_the_folder_itself_whatever_stands_at_its_path
 
 @pytest.mark.parametrize("prompt", ["@secret.txt", "what is in @/etc/passwd?", 'see "@x"', "a\n@b", "(@../c)"])
 async def test_a_file_is_not_read_by_being_mentioned(
-    house: House, monkeypatch: pytest.MonkeyPatch, prompt: str
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch, prompt: str
 ) -> None:
     install(monkeypatch)
-    async with house.open(programs=["claude"]) as desk:
+    async with harness.open(programs=["claude"]) as desk:
         who = await agent(desk, "a")
         with pytest.raises(UsageError, match="mentions") as raised:
-            await desk.submit(who, house.root, order(prompt, runs="claude"))
+            await desk.submit(who, harness.root, order(prompt, runs="claude"))
         assert "without the @" in raised.value.remedy
-        await desk.submit(OWNER, house.root, order(prompt, runs="claude"))
-        await desk.submit(who, house.root, order("write to me@example.com @ noon", runs="claude"))
+        await desk.submit(OWNER, harness.root, order(prompt, runs="claude"))
+        await desk.submit(who, harness.root, order("write to me@example.com @ noon", runs="claude"))
 
 
-async def test_a_job_stays_in_its_submitter_s_project(house: House) -> None:
-    (house.root / "app" / ".toolcrib").mkdir(parents=True)
-    (house.root / "app" / ".toolcrib" / "config.json").write_text("{}")
-    async with house.open() as desk:
-        for who in (await agent(desk, "a", workdir=house.root), CLIENT):
+async def test_a_job_stays_in_its_submitter_s_project(harness: JobHarness) -> None:
+    (harness.root / "app" / ".toolcrib").mkdir(parents=True)
+    (harness.root / "app" / ".toolcrib" / "config.json").write_text("{}")
+    async with harness.open() as desk:
+        for who in (await agent(desk, "a", workdir=harness.root), CLIENT):
             with pytest.raises(Denied, match="a project of its own"):
-                await desk.submit(who, house.root, order(workdir="app"))
-        assert (await desk.submit(OWNER, house.root, order(workdir="app"))).workdir == str(house.root / "app")
+                await desk.submit(who, harness.root, order(workdir="app"))
+        assert (await desk.submit(OWNER, harness.root, order(workdir="app"))).workdir == str(harness.root / "app")
 
 
-async def test_a_folder_that_became_a_project_while_the_job_waited_is_refused(house: House) -> None:
-    async with house.open() as desk:
-        row = await desk.submit(CLIENT, house.root, order(workdir="src"))
-        await house.begun("do it")
-        (house.root / ".git").mkdir()
-        (house.root / ".git" / "HEAD").touch()
+async def test_a_folder_that_became_a_project_while_the_job_waited_is_refused(harness: JobHarness) -> None:
+    async with harness.open() as desk:
+        row = await desk.submit(CLIENT, harness.root, order(workdir="src"))
+        await harness.begun("do it")
+        (harness.root / ".git").mkdir()
+        (harness.root / ".git" / "HEAD").touch()
         with pytest.raises(Denied, match="is in another now"):
-            async with lent(house, desk, row):
+            async with lent(harness, desk, row):
                 pass
 
 
-async def test_the_keys_of_jobs_are_known_as_secrets_and_withheld_from_programs(house: House) -> None:
-    house.config = {"servers": {}}
-    async with house.open(api_keys={"openai": "${SMALL_SECRET}", "google": "literal-key-0123"}) as desk:
+async def test_the_keys_of_jobs_are_known_as_secrets_and_withheld_from_programs(harness: JobHarness) -> None:
+    harness.config = {"servers": {}}
+    async with harness.open(api_keys={"openai": "${SMALL_SECRET}", "google": "literal-key-0123"}) as desk:
         assert desk.crib is not None
         assert desk.crib.environment.mask.known(f"{SECRET}, literal-key-0123") == "****, ****"
-        row = await desk.submit(OWNER, house.root, order())
-        await house.begun("do it")
-        async with lent(house, desk, row) as lease:
+        row = await desk.submit(OWNER, harness.root, order())
+        await harness.begun("do it")
+        async with lent(harness, desk, row) as lease:
             assert lease["withheld"] == ["SMALL_SECRET"]

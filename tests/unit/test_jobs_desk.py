@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parts.job_house import LIMIT, SECRET, House, agent, order, over
+from parts.job_harness import LIMIT, SECRET, JobHarness, agent, order, over
 from toolcrib.commands.job import SubmitJob
 from toolcrib.commands.run import own_tools_of
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.req("KAI-9")
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def harness(tmp_path: Path) -> JobHarness:
     (tmp_path / "project" / "src").mkdir(parents=True)
-    return House(tmp_path)
+    return JobHarness(tmp_path)
 
 
-async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House) -> None:
-    async with house.open() as desk:
-        caller = await agent(desk, "heartbeat", workdir=house.root)
+async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(harness: JobHarness) -> None:
+    async with harness.open() as desk:
+        caller = await agent(desk, "heartbeat", workdir=harness.root)
         row = await desk.submit(caller, Path("/elsewhere"), order(workdir="src"))
-        worker = await house.begun("do it")
+        worker = await harness.begun("do it")
         assert worker.order == {
             "job": row.id,
             "runs": "model",
@@ -42,7 +42,7 @@ async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House)
             "api_key": "",
             "profile": "trusted",
             "parent": "heartbeat",
-            "workdir": str(house.root / "src"),
+            "workdir": str(harness.root / "src"),
             "timeout": 60,
             "max_steps": 5,
         }
@@ -62,37 +62,37 @@ async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House)
         ]
 
 
-async def test_only_so_many_run_and_wait_and_the_first_come_first(house: House) -> None:
-    async with house.open() as desk:
-        rows = [await desk.submit(OWNER, house.root, order(f"p{n}")) for n in range(4)]
-        await house.begun("p0")
-        await house.begun("p1")
+async def test_only_so_many_run_and_wait_and_the_first_come_first(harness: JobHarness) -> None:
+    async with harness.open() as desk:
+        rows = [await desk.submit(OWNER, harness.root, order(f"p{n}")) for n in range(4)]
+        await harness.begun("p0")
+        await harness.begun("p1")
         assert desk.counts == {"running": 2, "waiting": 2}
         with pytest.raises(UsageError, match="2 jobs wait already"):
-            await desk.submit(OWNER, house.root, order("p4"))
-        assert set(house.workers) == {"p0", "p1"}
-        house.workers["p1"].done()
-        await house.begun("p2")
-        assert set(house.workers) == {"p0", "p1", "p2"}
+            await desk.submit(OWNER, harness.root, order("p4"))
+        assert set(harness.workers) == {"p0", "p1"}
+        harness.workers["p1"].done()
+        await harness.begun("p2")
+        assert set(harness.workers) == {"p0", "p1", "p2"}
         assert (await over(desk, rows[1].id)).status is JobStatus.DONE
 
 
-async def test_one_agent_cannot_take_all_the_room(house: House) -> None:
-    async with house.open(max_waiting=50) as desk:
+async def test_one_agent_cannot_take_all_the_room(harness: JobHarness) -> None:
+    async with harness.open(max_waiting=50) as desk:
         greedy, other = await agent(desk, "greedy"), await agent(desk, "other")
         for number in range(3):
-            await desk.submit(greedy, house.root, order(f"g{number}"))
+            await desk.submit(greedy, harness.root, order(f"g{number}"))
         with pytest.raises(UsageError, match="greedy has 3 jobs"):
-            await desk.submit(greedy, house.root, order("g3"))
-        await desk.submit(other, house.root, order("o"))
+            await desk.submit(greedy, harness.root, order("g3"))
+        await desk.submit(other, harness.root, order("o"))
 
 
-async def test_everybody_sees_their_own_and_their_childrens_jobs_and_the_owner_all(house: House) -> None:
-    async with house.open(max_waiting=50) as desk:
+async def test_everybody_sees_their_own_and_their_childrens_jobs_and_the_owner_all(harness: JobHarness) -> None:
+    async with harness.open(max_waiting=50) as desk:
         parent, other = await agent(desk, "lead"), await agent(desk, "other")
         child = await agent(desk, "helper", parent="lead")
         jobs = {
-            who.name: (await desk.submit(who, house.root, order(who.name))).id
+            who.name: (await desk.submit(who, harness.root, order(who.name))).id
             for who in (parent, child, other, CLIENT, OWNER)
         }
 
@@ -112,11 +112,11 @@ async def test_everybody_sees_their_own_and_their_childrens_jobs_and_the_owner_a
         assert (await desk.cancel(parent, jobs["helper"])).status is JobStatus.CANCELLED
 
 
-async def test_a_later_agent_of_the_same_name_does_not_see_what_an_earlier_one_did(house: House) -> None:
-    async with house.open() as desk:
+async def test_a_later_agent_of_the_same_name_does_not_see_what_an_earlier_one_did(harness: JobHarness) -> None:
+    async with harness.open() as desk:
         before = await agent(desk, "heartbeat")
-        row = await desk.submit(before, house.root, order())
-        (await house.begun("do it")).done("private")
+        row = await desk.submit(before, harness.root, order())
+        (await harness.begun("do it")).done("private")
         await over(desk, row.id)
         assert desk.crib is not None
         await desk.crib.services.agents.remove("heartbeat")
@@ -126,86 +126,86 @@ async def test_a_later_agent_of_the_same_name_does_not_see_what_an_earlier_one_d
             await desk.result(after, row.id, wait=0)
 
 
-async def test_cancelling_ends_what_runs_and_what_waits(house: House) -> None:
-    async with house.open(max_running=1) as desk:
-        first = await desk.submit(OWNER, house.root, order("first"))
-        second = await desk.submit(OWNER, house.root, order("second"))
-        worker = await house.begun("first")
+async def test_cancelling_ends_what_runs_and_what_waits(harness: JobHarness) -> None:
+    async with harness.open(max_running=1) as desk:
+        first = await desk.submit(OWNER, harness.root, order("first"))
+        second = await desk.submit(OWNER, harness.root, order("second"))
+        worker = await harness.begun("first")
         assert (await desk.cancel(OWNER, second.id)).status is JobStatus.CANCELLED
         ended = await desk.cancel(OWNER, first.id)
         assert worker.stopped
         assert (ended.status, ended.error) == (JobStatus.CANCELLED, "It was cancelled by owner.")
-        assert "second" not in house.workers
+        assert "second" not in harness.workers
         assert (await desk.cancel(OWNER, first.id)) == ended, "what is over stays as it was"
 
 
-async def test_the_jobs_of_an_agent_end_with_it(house: House) -> None:
-    async with house.open(max_running=1) as desk:
+async def test_the_jobs_of_an_agent_end_with_it(harness: JobHarness) -> None:
+    async with harness.open(max_running=1) as desk:
         caller = await agent(desk, "heartbeat")
-        running = await desk.submit(caller, house.root, order("running"))
-        waiting = await desk.submit(caller, house.root, order("waiting"))
-        worker = await house.begun("running")
+        running = await desk.submit(caller, harness.root, order("running"))
+        waiting = await desk.submit(caller, harness.root, order("waiting"))
+        worker = await harness.begun("running")
         assert desk.crib is not None
         await desk.crib.services.agents.remove("heartbeat")
         for job in (running.id, waiting.id):
             row = await over(desk, job)
             assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter heartbeat is no more.")
         assert worker.stopped
-        assert set(house.workers) == {"running"}
+        assert set(harness.workers) == {"running"}
 
 
 @pytest.mark.parametrize("lasts", list(DaemonLifetime))
 async def test_a_daemon_that_ends_interrupts_what_runs_and_the_next_one_begins_only_what_waited(
-    house: House, lasts: DaemonLifetime
+    harness: JobHarness, lasts: DaemonLifetime
 ) -> None:
-    house.leases = ActiveLeases(lasts)
-    async with house.open(max_running=1) as desk:
-        ran = await desk.submit(OWNER, house.root, order("ran"))
-        waited = await desk.submit(OWNER, house.root, order("waited"))
-        await house.begun("ran")
-        assert not house.leases.idle, "a daemon for runs stays for its jobs"
-    assert house.leases.idle
-    assert house.workers.pop("ran").stopped
-    async with house.open(max_running=1) as desk:
+    harness.leases = ActiveLeases(lasts)
+    async with harness.open(max_running=1) as desk:
+        ran = await desk.submit(OWNER, harness.root, order("ran"))
+        waited = await desk.submit(OWNER, harness.root, order("waited"))
+        await harness.begun("ran")
+        assert not harness.leases.idle, "a daemon for runs stays for its jobs"
+    assert harness.leases.idle
+    assert harness.workers.pop("ran").stopped
+    async with harness.open(max_running=1) as desk:
         row = await desk.result(OWNER, ran.id, wait=0)
         assert (row.status, row.error) == (JobStatus.INTERRUPTED, "The daemon was stopped while it ran.")
-        (await house.begun("waited")).done()
+        (await harness.begun("waited")).done()
         assert (await over(desk, waited.id)).status is JobStatus.DONE
-        assert "ran" not in house.workers
+        assert "ran" not in harness.workers
 
 
-async def test_a_prompt_with_a_secret_runs_whole_but_is_kept_masked_and_not_begun_later(house: House) -> None:
-    async with house.open(max_running=1) as desk:
-        first = await desk.submit(OWNER, house.root, order(f"log in with {SECRET}"))
-        second = await desk.submit(OWNER, house.root, order(f"again {SECRET}"))
-        worker = await house.begun(f"log in with {SECRET}")
+async def test_a_prompt_with_a_secret_runs_whole_but_is_kept_masked_and_not_begun_later(harness: JobHarness) -> None:
+    async with harness.open(max_running=1) as desk:
+        first = await desk.submit(OWNER, harness.root, order(f"log in with {SECRET}"))
+        second = await desk.submit(OWNER, harness.root, order(f"again {SECRET}"))
+        worker = await harness.begun(f"log in with {SECRET}")
         worker.done(f"I used {SECRET}")
         row = await over(desk, first.id)
         assert row.prompt == "log in with ****"
         assert row.text == "I used ****"
-        await house.begun(f"again {SECRET}")
-        third = await desk.submit(OWNER, house.root, order(f"third {SECRET}"))
+        await harness.begun(f"again {SECRET}")
+        third = await desk.submit(OWNER, harness.root, order(f"third {SECRET}"))
         assert second.masked
-    async with house.open() as desk:
+    async with harness.open() as desk:
         row = await desk.result(OWNER, third.id, wait=0)
         assert row.status is JobStatus.INTERRUPTED
         assert "secret" in row.error
-    everything = b"".join(path.read_bytes() for path in (house.home / "t").rglob("*") if path.is_file())
+    everything = b"".join(path.read_bytes() for path in (harness.home / "t").rglob("*") if path.is_file())
     assert SECRET.encode() not in everything
 
 
-async def test_a_worker_that_ends_without_a_word_is_a_failure_that_says_how(house: House) -> None:
-    async with house.open() as desk:
-        row = await desk.submit(OWNER, house.root, order())
-        (await house.begun("do it")).said.put_nowait(None)
+async def test_a_worker_that_ends_without_a_word_is_a_failure_that_says_how(harness: JobHarness) -> None:
+    async with harness.open() as desk:
+        row = await desk.submit(OWNER, harness.root, order())
+        (await harness.begun("do it")).said.put_nowait(None)
         ended = await over(desk, row.id)
         assert (ended.status, ended.error) == (JobStatus.FAILED, "Its process ended with code 3, saying: oh.")
 
 
-async def test_a_failure_keeps_what_was_said_and_a_long_result_is_cut_and_says_so(house: House) -> None:
-    async with house.open() as desk:
-        row = await desk.submit(OWNER, house.root, order())
-        (await house.begun("do it")).done("x" * (LONGEST_RESULT + 5), status="failed", error="Its time was up.")
+async def test_a_failure_keeps_what_was_said_and_a_long_result_is_cut_and_says_so(harness: JobHarness) -> None:
+    async with harness.open() as desk:
+        row = await desk.submit(OWNER, harness.root, order())
+        (await harness.begun("do it")).done("x" * (LONGEST_RESULT + 5), status="failed", error="Its time was up.")
         ended = await over(desk, row.id)
         assert (ended.status, ended.error) == (JobStatus.FAILED, "Its time was up.")
         assert ended.text.endswith("x\n[5 more characters were not kept]")
@@ -234,53 +234,55 @@ WRONG: list[tuple[str, dict[str, Any], type[ToolcribError], str]] = [
 
 @pytest.mark.parametrize(("who", "wanted", "error", "told"), WRONG)
 async def test_an_order_that_cannot_be_is_refused_with_a_remedy_before_anything_is_kept(
-    house: House, who: str, wanted: dict[str, Any], error: type[ToolcribError], told: str
+    harness: JobHarness, who: str, wanted: dict[str, Any], error: type[ToolcribError], told: str
 ) -> None:
-    async with house.open() as desk:
-        callers = {"owner": OWNER, "client": CLIENT, "agent": await agent(desk, "a", workdir=house.root)}
+    async with harness.open() as desk:
+        callers = {"owner": OWNER, "client": CLIENT, "agent": await agent(desk, "a", workdir=harness.root)}
         with pytest.raises(error, match=told) as raised:
-            await desk.submit(callers[who], house.root, SubmitJob(**{"prompt": "p", "max_steps": 3, **wanted}))
+            await desk.submit(callers[who], harness.root, SubmitJob(**{"prompt": "p", "max_steps": 3, **wanted}))
         assert raised.value.remedy
         assert (await desk.latest(OWNER, status=None, most=9))[1] == 0
 
 
-async def test_a_link_out_of_the_folder_is_outside(house: House) -> None:
-    (house.root / "out").symlink_to(house.home)
-    async with house.open() as desk:
-        caller = await agent(desk, "a", workdir=house.root)
+async def test_a_link_out_of_the_folder_is_outside(harness: JobHarness) -> None:
+    (harness.root / "out").symlink_to(harness.home)
+    async with harness.open() as desk:
+        caller = await agent(desk, "a", workdir=harness.root)
         with pytest.raises(Denied, match="not beneath"):
-            await desk.submit(caller, house.root, order(workdir="out"))
+            await desk.submit(caller, harness.root, order(workdir="out"))
 
 
-async def test_agents_choose_among_the_allowed_models_and_the_owner_among_all(house: House) -> None:
-    async with house.open() as desk:
+async def test_agents_choose_among_the_allowed_models_and_the_owner_among_all(harness: JobHarness) -> None:
+    async with harness.open() as desk:
         caller = await agent(desk, "a")
-        assert (await desk.submit(caller, house.root, order(model="anthropic:small-1"))).model == "anthropic:small-1"
-        assert (await desk.submit(OWNER, house.root, order(model="openai:dear"))).model == "openai:dear"
+        assert (await desk.submit(caller, harness.root, order(model="anthropic:small-1"))).model == "anthropic:small-1"
+        assert (await desk.submit(OWNER, harness.root, order(model="openai:dear"))).model == "openai:dear"
 
 
-async def test_without_a_model_or_with_settings_that_cannot_be_read_nothing_is_taken(house: House) -> None:
-    async with house.open(model="") as desk:
+async def test_without_a_model_or_with_settings_that_cannot_be_read_nothing_is_taken(harness: JobHarness) -> None:
+    async with harness.open(model="") as desk:
         with pytest.raises(ToolcribError) as raised:
-            await desk.submit(OWNER, house.root, order())
+            await desk.submit(OWNER, harness.root, order())
         assert raised.value.remedy
-    async with house.open(max_running="many") as desk:
+    async with harness.open(max_running="many") as desk:
         with pytest.raises(ToolcribError, match="max_running"):
-            await desk.submit(OWNER, house.root, order())
+            await desk.submit(OWNER, harness.root, order())
 
 
-async def test_where_a_key_goes_is_the_configuration_s_word(house: House) -> None:
+async def test_where_a_key_goes_is_the_configuration_s_word(harness: JobHarness) -> None:
     places = {"base_urls": {"openai": "http://127.0.0.1:9/v1"}, "api_keys": {"openai": "${SMALL_SECRET}"}}
-    async with house.open(**places) as desk:
-        row = await desk.submit(OWNER, house.root, order())
-        worker = await house.begun("do it")
+    async with harness.open(**places) as desk:
+        row = await desk.submit(OWNER, harness.root, order())
+        worker = await harness.begun("do it")
         assert (worker.order["base_url"], worker.order["api_key"]) == ("http://127.0.0.1:9/v1", SECRET)
         worker.done(f"the key is {SECRET}")
         assert (await over(desk, row.id)).text == "the key is ****"
 
 
-async def test_nothing_is_acknowledged_that_could_not_be_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with house.open() as desk:
+async def test_nothing_is_acknowledged_that_could_not_be_written(
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with harness.open() as desk:
         assert desk.crib is not None
         store = desk.crib.services.store
 
@@ -290,17 +292,17 @@ async def test_nothing_is_acknowledged_that_could_not_be_written(house: House, m
         with monkeypatch.context() as patched:
             patched.setattr(store, "write", refuse)
             with pytest.raises(StoreError, match="full"):
-                await desk.submit(OWNER, house.root, order())
+                await desk.submit(OWNER, harness.root, order())
         assert desk.counts == {"running": 0, "waiting": 0}
-        assert house.leases.idle
-        assert not house.workers
+        assert harness.leases.idle
+        assert not harness.workers
 
 
-async def test_a_daemon_that_stops_takes_no_more(house: House) -> None:
-    async with house.open() as desk:
-        house.leases.close()
+async def test_a_daemon_that_stops_takes_no_more(harness: JobHarness) -> None:
+    async with harness.open() as desk:
+        harness.leases.close()
         with pytest.raises(DaemonNotRunning):
-            await desk.submit(OWNER, house.root, order())
+            await desk.submit(OWNER, harness.root, order())
 
 
 @pytest.mark.parametrize(
@@ -316,9 +318,9 @@ async def test_a_daemon_that_stops_takes_no_more(house: House) -> None:
     ],
 )
 async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its_parent_may(
-    house: House, above: str, rules: tuple[tuple[Verdict, str], ...], expected: OwnTools, *, shell: bool
+    harness: JobHarness, above: str, rules: tuple[tuple[Verdict, str], ...], expected: OwnTools, *, shell: bool
 ) -> None:
-    async with house.open() as desk:
+    async with harness.open() as desk:
         assert desk.crib is not None
         held = [Rule(effect=effect, tools=tools, origin=RuleOrigin.AGENT) for effect, tools in rules]
         await agent(desk, "lead", profile=above, rules=held)

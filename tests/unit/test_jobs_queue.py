@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from parts.job_house import LIMIT, House, agent, order, over, resettle
+from parts.job_harness import LIMIT, JobHarness, agent, order, over, resettle
 from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.jobs import queue as desks
@@ -28,15 +28,15 @@ pytestmark = pytest.mark.req("KAI-9")
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def harness(tmp_path: Path) -> JobHarness:
     (tmp_path / "project" / "src").mkdir(parents=True)
-    return House(tmp_path)
+    return JobHarness(tmp_path)
 
 
-async def kept(desk: JobQueue, prompt: str, house: House, **usage: int) -> JobRow:
+async def kept(desk: JobQueue, prompt: str, harness: JobHarness, **usage: int) -> JobRow:
     """A job that is over."""
-    row = await desk.submit(OWNER, house.root, order(prompt))
-    worker = await house.begun(prompt)
+    row = await desk.submit(OWNER, harness.root, order(prompt))
+    worker = await harness.begun(prompt)
     worker.say(end={"status": "done", "text": prompt, "error": "", "usage": usage})
     worker.said.put_nowait(None)
     return await over(desk, row.id)
@@ -56,36 +56,36 @@ async def noted(desk: JobQueue, outcome: str) -> list[dict[str, Any]]:
     return [one for one in await desk.crib.services.audit.query(limit=50) if one["outcome"] == outcome]
 
 
-async def test_while_the_settings_cannot_be_read_nothing_begins_and_nothing_is_let_go(house: House) -> None:
-    async with house.open(max_running=1, keep_days=3650) as desk:
-        old = await kept(desk, "precious", house)
+async def test_while_the_settings_cannot_be_read_nothing_begins_and_nothing_is_let_go(harness: JobHarness) -> None:
+    async with harness.open(max_running=1, keep_days=3650) as desk:
+        old = await kept(desk, "precious", harness)
         await grow_old(desk, 40)
-        first = await desk.submit(OWNER, house.root, order("first"))
-        second = await desk.submit(OWNER, house.root, order("second"))
-        worker = await house.begun("first")
+        first = await desk.submit(OWNER, harness.root, order("first"))
+        second = await desk.submit(OWNER, harness.root, order("second"))
+        worker = await harness.begun("first")
         await resettle(desk, max_running="one")
         worker.done()
         await over(desk, first.id)
         assert (await desk.result(OWNER, second.id, wait=0)).status is JobStatus.QUEUED
         assert (await desk.result(OWNER, old.id, wait=0)).text == "precious"
-        assert "second" not in house.workers
+        assert "second" not in harness.workers
         await resettle(desk, max_running=1)
-        await house.begun("second")
+        await harness.begun("second")
         assert (await desk.result(OWNER, old.id, wait=0)).text == "precious"
 
 
-async def test_counted_tokens_are_not_taken_for_a_secret(house: House) -> None:
-    async with house.open(api_keys={"openai": "100000"}) as desk:
-        row = await kept(desk, "the key is 100000", house, input_tokens=1_000_001)
+async def test_counted_tokens_are_not_taken_for_a_secret(harness: JobHarness) -> None:
+    async with harness.open(api_keys={"openai": "100000"}) as desk:
+        row = await kept(desk, "the key is 100000", harness, input_tokens=1_000_001)
         assert json.loads(row.usage) == {"input_tokens": 1_000_001}
         assert row.text == "the key is ****"
 
 
 async def test_daemons_that_share_a_store_leave_each_other_s_jobs_alone(tmp_path: Path) -> None:
-    houses = [House(tmp_path / name, config={"store": str(tmp_path / "shared.db")}) for name in "ab"]
-    for one in houses:
+    harnesses = [JobHarness(tmp_path / name, config={"store": str(tmp_path / "shared.db")}) for name in "ab"]
+    for one in harnesses:
         one.root.mkdir(parents=True)
-    a, b = houses
+    a, b = harnesses
     async with a.open(max_running=1) as mine:
         runs = await mine.submit(OWNER, a.root, order("runs"))
         waits = await mine.submit(OWNER, a.root, order("waits"))
@@ -101,59 +101,61 @@ async def test_daemons_that_share_a_store_leave_each_other_s_jobs_alone(tmp_path
         assert (await over(mine, runs.id)).status is (await over(mine, waits.id)).status is JobStatus.DONE
 
 
-async def test_what_does_not_wait_any_more_is_not_begun(house: House) -> None:
-    async with house.open(max_running=1) as desk:
+async def test_what_does_not_wait_any_more_is_not_begun(harness: JobHarness) -> None:
+    async with harness.open(max_running=1) as desk:
         assert desk.crib is not None
-        await desk.submit(OWNER, house.root, order("first"))
-        second = await desk.submit(OWNER, house.root, order("second"))
-        third = await desk.submit(OWNER, house.root, order("third"))
-        worker = await house.begun("first")
+        await desk.submit(OWNER, harness.root, order("first"))
+        second = await desk.submit(OWNER, harness.root, order("second"))
+        third = await desk.submit(OWNER, harness.root, order("third"))
+        worker = await harness.begun("first")
         await desk.crib.services.store.write(
             jobs.end, second.id, JobStatus.CANCELLED, time.time(), {"error": "elsewhere"}
         )
         worker.done()
-        (await house.begun("third")).done()
+        (await harness.begun("third")).done()
         await over(desk, third.id)
         assert (await desk.result(OWNER, second.id, wait=0)).error == "elsewhere"
-        assert "second" not in house.workers
+        assert "second" not in harness.workers
         assert desk.counts == {"running": 0, "waiting": 0}
 
 
 async def test_a_process_that_never_reads_its_order_can_be_cancelled(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "WORKER_COMMAND", ("/bin/sleep", "60"))
-    house.start = start_worker
-    async with asyncio.timeout(LIMIT), house.open() as desk:
-        row = await desk.submit(OWNER, house.root, order("x" * 200_000))
+    harness.start = start_worker
+    async with asyncio.timeout(LIMIT), harness.open() as desk:
+        row = await desk.submit(OWNER, harness.root, order("x" * 200_000))
         assert (await desk.cancel(OWNER, row.id)).status is JobStatus.CANCELLED
 
 
 async def test_a_process_that_never_reads_its_order_fails_after_a_while(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "WORKER_COMMAND", ("/bin/sleep", "60"))
     monkeypatch.setattr(workers, "_TAKEN_WITHIN", 0.2)
-    house.start = start_worker
-    async with asyncio.timeout(LIMIT), house.open() as desk:
-        row = await over(desk, (await desk.submit(OWNER, house.root, order("x" * 200_000))).id)
+    harness.start = start_worker
+    async with asyncio.timeout(LIMIT), harness.open() as desk:
+        row = await over(desk, (await desk.submit(OWNER, harness.root, order("x" * 200_000))).id)
         assert row.status is JobStatus.FAILED
         assert "did not read its order" in row.error
 
 
-async def test_old_results_are_let_go_at_the_start(house: House) -> None:
-    async with house.open(keep_days=1) as desk:
-        old = await kept(desk, "old", house)
+async def test_old_results_are_let_go_at_the_start(harness: JobHarness) -> None:
+    async with harness.open(keep_days=1) as desk:
+        old = await kept(desk, "old", harness)
         await grow_old(desk, 2)
-    async with house.open(keep_days=1) as desk:
+    async with harness.open(keep_days=1) as desk:
         with pytest.raises(NotFound):
             await desk.result(OWNER, old.id, wait=0)
 
 
-async def test_old_results_are_let_go_although_no_job_ends(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_results_are_let_go_although_no_job_ends(
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(desks, "_UPKEEP", 0.05)
-    async with house.open(keep_days=1) as desk:
-        await kept(desk, "old", house)
+    async with harness.open(keep_days=1) as desk:
+        await kept(desk, "old", harness)
         await grow_old(desk, 2)
         async with asyncio.timeout(LIMIT):
             while (await desk.latest(OWNER, status=None, most=1))[1]:
@@ -205,16 +207,16 @@ def test_submitters_take_turns_and_the_owner_comes_first(came: str, room: int, b
     assert order_of_begin == begun.split()
 
 
-async def test_one_submitter_s_many_do_not_keep_others_waiting(house: House) -> None:
-    async with house.open(max_running=1, max_waiting=9) as desk:
+async def test_one_submitter_s_many_do_not_keep_others_waiting(harness: JobHarness) -> None:
+    async with harness.open(max_running=1, max_waiting=9) as desk:
         greedy, other = await agent(desk, "greedy"), await agent(desk, "other")
         for number in range(3):
-            await desk.submit(greedy, house.root, order(f"g{number}"))
-        await desk.submit(other, house.root, order("o"))
-        await desk.submit(OWNER, house.root, order("mine"))
+            await desk.submit(greedy, harness.root, order(f"g{number}"))
+        await desk.submit(other, harness.root, order("o"))
+        await desk.submit(OWNER, harness.root, order("mine"))
         for prompt in ("g0", "mine", "o", "g1"):
-            worker = await house.begun(prompt)
-            assert "g2" not in house.workers
+            worker = await harness.begun(prompt)
+            assert "g2" not in harness.workers
             worker.done()
 
 
@@ -225,14 +227,16 @@ async def test_one_submitter_s_many_do_not_keep_others_waiting(house: House) -> 
         ("model", "may not use the model"),
     ],
 )
-async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(house: House, change: str, told: str) -> None:
-    async with house.open(max_running=1) as desk:
+async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(
+    harness: JobHarness, change: str, told: str
+) -> None:
+    async with harness.open(max_running=1) as desk:
         assert desk.crib is not None
         who = await agent(desk, "a")
-        await desk.submit(OWNER, house.root, order("first"))
-        row = await desk.submit(who, house.root, order("second"))
-        client = await desk.submit(CLIENT, house.root, order("third"))
-        worker = await house.begun("first")
+        await desk.submit(OWNER, harness.root, order("first"))
+        row = await desk.submit(who, harness.root, order("second"))
+        client = await desk.submit(CLIENT, harness.root, order("third"))
+        worker = await harness.begun("first")
         if change == "rule":
             deny = Rule(effect=Verdict.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
             await desk.crib.services.agents.add_rule("a", deny)
@@ -240,36 +244,36 @@ async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(house: Ho
             await resettle(desk, model="openai:other")
         worker.done()
         ended = await over(desk, row.id)
-        assert (ended.status, "second" in house.workers) == (JobStatus.FAILED, False)
+        assert (ended.status, "second" in harness.workers) == (JobStatus.FAILED, False)
         assert told in ended.error
         if change == "rule":
-            (await house.begun("third")).done()
+            (await harness.begun("third")).done()
         else:
             assert told in (await over(desk, client.id)).error
 
 
-async def test_what_was_interrupted_stands_in_the_audit_log(house: House) -> None:
-    async with house.open() as desk:
+async def test_what_was_interrupted_stands_in_the_audit_log(harness: JobHarness) -> None:
+    async with harness.open() as desk:
         assert desk.crib is not None
-        row = await desk.submit(OWNER, house.root, order())
-        (await house.begun("do it")).done()
+        row = await desk.submit(OWNER, harness.root, order())
+        (await harness.begun("do it")).done()
         await over(desk, row.id)
         # As a daemon leaves it that was killed.
         await desk.crib.services.store.write(
             lambda connection: connection.exec_driver_sql("update jobs set status = 'running'")
         )
-    async with house.open() as desk:
+    async with harness.open() as desk:
         assert (await desk.result(OWNER, row.id, wait=0)).status is JobStatus.INTERRUPTED
         [entry] = await noted(desk, "job interrupted")
         assert entry["detail"]["job"] == row.id
 
 
-async def test_who_names_no_model_is_told_where_to_name_one(house: House) -> None:
-    house.config = {"jobs": {}}
-    async with house.open() as desk:
+async def test_who_names_no_model_is_told_where_to_name_one(harness: JobHarness) -> None:
+    harness.config = {"jobs": {}}
+    async with harness.open() as desk:
         for who, words in ((OWNER, "--model"), (CLIENT, "The owner sets one")):
             with pytest.raises(UsageError, match="No model is named") as raised:
-                await desk.submit(who, house.root, order())
+                await desk.submit(who, harness.root, order())
             assert words in raised.value.remedy
 
 

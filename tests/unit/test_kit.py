@@ -13,8 +13,8 @@ import pytest
 from msgspec import Raw
 
 from parts import leftovers
+from parts.recording_server import Notes
 from parts.sizes import some
-from parts.witness import Notes
 from toolcrib.config.from_code import HttpServer, StdioServer
 from toolcrib.core.kit import Client, Kit
 from toolcrib.core.provider import run_to_completion
@@ -22,7 +22,7 @@ from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, Un
 from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.servers.model import ServerState, ToolCall
 
-ODD = Path(__file__).parents[1] / "servers_own" / "odd_stdio.py"
+ODD = Path(__file__).parents[1] / "parts" / "servers" / "odd_stdio.py"
 LIMIT = 60.0
 
 

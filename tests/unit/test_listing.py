@@ -134,16 +134,16 @@ def test_only_so_many_listings_are_kept_and_the_one_used_last_stays() -> None:
     listings = ListingCache(NameStyle.SERVER)
     first = catalog(0, A)
     made = listings.tools(first, OWNER.permission())
-    for version in range(1, listing._KEPT * 3):
+    for version in range(1, listing._MAX_CACHED * 3):
         listings.tools(catalog(version, A), OWNER.permission())
         assert listings.tools(first, OWNER.permission()) is made
-    assert len(listings._kept) == listing._KEPT
+    assert len(listings._kept) == listing._MAX_CACHED
 
 
 def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     listings = ListingCache(NameStyle.SERVER)
     size = len(listings.tools(catalog(0, A), OWNER.permission()))
-    monkeypatch.setattr(listing, "_KEPT_BYTES", 3 * size)
+    monkeypatch.setattr(listing, "_MAX_CACHED_BYTES", 3 * size)
     for version in range(1, 10):
         listings.tools(catalog(version, A), OWNER.permission())
     assert [version for version, *_ in listings._kept] == [7, 8, 9]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.req("KSI-5")
 MINE = {"description": "Looks.", "rules": [{"allow": "files:*"}]}
 
 
-def test_the_built_in_profiles_say_what_a_program_may_do_by_itself() -> None:
+def test_built_in_profiles_have_a_level_of_own_tools() -> None:
     assert {name: profile.own_tools for name, profile in BUILTIN.items()} == {
         "owner": OwnTools.ALL,
         "trusted": OwnTools.ALL,
@@ -32,7 +32,7 @@ def test_the_built_in_profiles_say_what_a_program_may_do_by_itself() -> None:
     }
 
 
-def test_a_profile_that_says_nothing_allows_nothing_and_is_kept_as_it_always_was() -> None:
+def test_a_profile_without_a_level_allows_nothing_and_is_stored_unchanged() -> None:
     profile = profile_from("mine", MINE)
     assert profile.own_tools is OwnTools.NONE
     assert stored_profile(profile) == '{"description": "Looks.", "rules": [{"allow": "files:*"}]}'
@@ -124,7 +124,7 @@ async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_pat
         ("read_only: [\n", "", OwnTools.NONE, False),
     ],
 )
-def test_what_workspace_yml_forbids_no_program_does_by_itself(
+def test_workspace_yml_limits_built_in_tools(
     tmp_path: Path, settings: str, ci: str, tools: OwnTools, *, shell: bool
 ) -> None:
     (tmp_path / ".toolcrib").mkdir()

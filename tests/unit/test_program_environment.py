@@ -102,12 +102,12 @@ def test_a_withheld_variable_that_was_named_is_passed_on_and_masked() -> None:
     ("name", "why"),
     [
         ("NOT_SET", "NOT_SET is not set"),
-        ("KEY=sesame-open", "takes a name alone, here KEY"),
-        ("=sesame-open", "takes a name alone:"),
-        ("", "no name of a variable"),
-        ("two words", "no name of a variable"),
-        ("9LIVES", "no name of a variable"),
-        ("TOOLCRIB_HOME", "is Toolcrib's own"),
+        ("KEY=sesame-open", "takes only a name, here KEY"),
+        ("=sesame-open", "takes only a name:"),
+        ("", "not a valid variable name"),
+        ("two words", "not a valid variable name"),
+        ("9LIVES", "not a valid variable name"),
+        ("TOOLCRIB_HOME", "belongs to Toolcrib"),
     ],
 )
 def test_what_cannot_be_passed_on_by_name_is_refused_without_its_value(name: str, why: str) -> None:
@@ -126,7 +126,7 @@ def test_folders_in_path_that_would_be_the_project_s_are_not_passed_on() -> None
 
 
 @pytest.mark.parametrize("own_tools", [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT])
-def test_the_project_s_own_folders_are_left_out_of_path_below_all_and_the_person_is_told(
+def test_below_all_the_projects_folders_are_removed_from_path_with_a_warning(
     tmp_path: Path, own_tools: OwnTools
 ) -> None:
     project = tmp_path / "project"
@@ -152,7 +152,7 @@ def test_a_path_with_the_project_s_folders_alone_becomes_the_usual_one(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("said", "upper", "lower"),
+    ("output", "upper", "lower"),
     [
         ({}, "127.0.0.1", "127.0.0.1"),
         ({"HTTP_PROXY": "http://proxy:1", "NO_PROXY": ""}, "127.0.0.1", "127.0.0.1"),
@@ -162,10 +162,10 @@ def test_a_path_with_the_project_s_folders_alone_becomes_the_usual_one(tmp_path:
         ({"NO_PROXY": "*"}, "*", "*"),
     ],
 )
-def test_no_proxy_stands_between_a_program_and_toolcrib(said: dict[str, str], upper: str, lower: str) -> None:
-    wanted = {**PERSONS, **said, "NO_PROXY": upper, "no_proxy": lower}
-    assert without_proxy({**PERSONS, **said}, "http://127.0.0.1:4911/mcp") == wanted
-    assert without_proxy({**PERSONS, **said}, "") == {**PERSONS, **said}
+def test_no_proxy_is_used_for_toolcrib(output: dict[str, str], upper: str, lower: str) -> None:
+    wanted = {**PERSONS, **output, "NO_PROXY": upper, "no_proxy": lower}
+    assert without_proxy({**PERSONS, **output}, "http://127.0.0.1:4911/mcp") == wanted
+    assert without_proxy({**PERSONS, **output}, "") == {**PERSONS, **output}
 
 
 def test_a_file_s_values_win_and_are_masked(tmp_path: Path) -> None:
@@ -209,20 +209,18 @@ def test_a_file_s_values_win_and_are_masked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"sesame", "no = in it"),
-        (b"se same=x", "no name of a variable"),
-        (b"=sesame", "no name of a variable"),
+        (b"sesame", "it has no ="),
+        (b"se same=x", "not a valid variable name"),
+        (b"=sesame", "not a valid variable name"),
         (b"A='sesame", "a quote is not closed"),
         (b'A="sesame\\"', "a quote is not closed"),
-        (b'A="sesame" sesame', "something follows the closing quote"),
-        (b"A=sesame\0sesame", "the character 0"),
+        (b'A="sesame" sesame', "text after the closing quote"),
+        (b"A=sesame\0sesame", "a null character"),
         (b"A=sesame\xff", "not UTF-8"),
-        (b"TOOLCRIB_HOME=sesame", "Toolcrib's own"),
+        (b"TOOLCRIB_HOME=sesame", "Toolcrib's variables"),
     ],
 )
-def test_a_mistake_in_a_file_names_file_and_line_but_never_what_stands_there(
-    tmp_path: Path, line: bytes, why: str
-) -> None:
+def test_a_mistake_in_a_file_names_file_and_line_but_not_the_content(tmp_path: Path, line: bytes, why: str) -> None:
     file = env_file(tmp_path, b"# one\nGOOD=1\n" + line + b"\nMORE=2\n")
     with pytest.raises(UsageError, match=re.escape(why)) as refused:
         given_to_claude(file=file)
@@ -231,11 +229,11 @@ def test_a_mistake_in_a_file_names_file_and_line_but_never_what_stands_there(
     assert refused.value.__cause__ is None
 
 
-@pytest.mark.parametrize(("mode", "told"), [(0o600, ""), (0o640, ""), (0o644, "read"), (0o666, "change")])
-def test_a_file_that_every_user_can_read_or_change_is_warned_of(tmp_path: Path, mode: int, told: str) -> None:
+@pytest.mark.parametrize(("mode", "reported"), [(0o600, ""), (0o640, ""), (0o644, "read"), (0o666, "change")])
+def test_a_file_that_every_user_can_read_or_change_is_warned_of(tmp_path: Path, mode: int, reported: str) -> None:
     seen = given_to_claude(file=env_file(tmp_path, "A=1", mode))
-    assert bool(seen.warnings) == bool(told)
-    assert all(f"can {told} {tmp_path}" in warning for warning in seen.warnings)
+    assert bool(seen.warnings) == bool(reported)
+    assert all(f"can {reported} {tmp_path}" in warning for warning in seen.warnings)
 
 
 def test_a_file_that_is_missing_a_folder_or_too_large_is_refused(
@@ -244,7 +242,7 @@ def test_a_file_that_is_missing_a_folder_or_too_large_is_refused(
     for file in (tmp_path / "none", tmp_path, Path("a\0b"), tmp_path / ("x" * 300)):
         with pytest.raises(UsageError, match="cannot be read"):
             given_to_claude(file=file)
-    monkeypatch.setattr(environment, "LARGEST_FILE", 100)
+    monkeypatch.setattr(environment, "MAX_FILE_SIZE", 100)
     assert given_to_claude({}, file=env_file(tmp_path, "A=" + "x" * 98)).environ["A"] == "x" * 98
     with pytest.raises(UsageError, match="larger than"):
         given_to_claude(file=env_file(tmp_path, "A=" + "x" * 99))
@@ -299,5 +297,5 @@ def test_a_shell_reads_a_file_with_quotes_as_we_do(tmp_path: Path) -> None:
     file = env_file(tmp_path, 'A=\'it is # so\'\nexport B="a \\"b\\" \\\\ \\$HOME"\nC=plain#word # comment\nD=\nE=#x\n')
     ours = given_to_claude({}, file=file).environ
     script = f'. "{file}"; for v in "$A" "$B" "$C" "$D" "$E"; do printf "%s\\n" "$v"; done'
-    said = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, env={}, timeout=60, check=True)
-    assert said.stdout.split("\n")[:-1] == [ours[name] for name in "ABCDE"]
+    output = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, env={}, timeout=60, check=True)
+    assert output.stdout.split("\n")[:-1] == [ours[name] for name in "ABCDE"]

@@ -1,4 +1,4 @@
-"""A program's lines all arrive, in order and bounded; and nothing of it is left, however it or we end."""
+"""A program's lines arrive completely, in order and bounded, and nothing is left however it ends."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def open_files() -> int:
     return sum("pipe:" in str(entry.readlink()) for entry in folder.glob("*") if entry.is_symlink())
 
 
-async def python(code: str, *words: str, stdin: str = "", cwd: Path = Path("/")) -> RunningProgram:
-    argv = [sys.executable, "-I", "-S", "-u", "-c", textwrap.dedent(code), *words]
+async def python(code: str, *args: str, stdin: str = "", cwd: Path = Path("/")) -> RunningProgram:
+    argv = [sys.executable, "-I", "-S", "-u", "-c", textwrap.dedent(code), *args]
     return await RunningProgram.start(argv, environ=ENVIRON, cwd=cwd, stdin=stdin)
 
 
@@ -117,11 +117,6 @@ async def test_it_reads_its_input_and_prints_lines_on_both_streams() -> None:
     assert not is_there(running.pid)
 
 
-async def test_what_it_reads_is_a_pipe_so_that_it_can_be_opened_by_name() -> None:
-    running = await python("print(open('/dev/stdin').read())", stdin="hello")
-    assert [line.text for line in await read(running)] == ["hello"]
-
-
 async def test_lines_of_both_streams_come_in_the_order_of_their_arrival() -> None:
     running = await python(
         """
@@ -139,29 +134,29 @@ async def test_lines_of_both_streams_come_in_the_order_of_their_arrival() -> Non
         assert len(numbers) == 100
 
 
-async def test_a_program_that_never_reads_its_input_does_not_block_us() -> None:
-    running = await python("print('done')", stdin="x" * 5_000_000)
-    assert [line.text for line in await read(running)] == ["done"]
+@pytest.mark.parametrize(
+    ("code", "stdin", "lines"),
+    [
+        pytest.param("print(open('/dev/stdin').read())", "hello", ["hello"], id="a pipe that can be opened by name"),
+        pytest.param("print('done')", "x" * 5_000_000, ["done"], id="input that is never read"),
+        pytest.param("import os; os.close(0); print('still here')", "x" * 5_000_000, ["still here"], id="closed input"),
+        pytest.param("import sys; print(len(sys.stdin.buffer.read()))", "ä" * 3_000_000, ["6000000"], id="long input"),
+        pytest.param(
+            "import os; os.write(1, b'a\\xff\\xfeb\\n' + os.read(0, 99))",
+            "\ud800!",
+            ["a\ufffd\ufffdb", "?!"],
+            id="not UTF-8",
+        ),
+    ],
+)
+async def test_input_and_output_of_any_kind_do_not_block(code: str, stdin: str, lines: list[str]) -> None:
+    running = await python(code, stdin=stdin)
+    assert [line.text for line in await read(running)] == lines
     assert running.exit_code == 0
 
 
-async def test_a_program_that_closes_its_input_does_not_disturb_us() -> None:
-    running = await python("import os; os.close(0); print('still here')", stdin="x" * 5_000_000)
-    assert [line.text for line in await read(running)] == ["still here"]
-
-
-async def test_a_long_input_arrives_whole() -> None:
-    running = await python("import sys; print(len(sys.stdin.buffer.read()))", stdin="ä" * 3_000_000)
-    assert [line.text for line in await read(running)] == ["6000000"]
-
-
-async def test_bytes_that_are_no_text_are_replaced_and_a_lone_surrogate_is_sent_as_a_question_mark() -> None:
-    running = await python("import os; os.write(1, b'a\\xff\\xfeb\\n' + os.read(0, 99))", stdin="\ud800!")
-    assert [line.text for line in await read(running)] == ["a\ufffd\ufffdb", "?!"]
-
-
 async def test_a_line_that_is_too_long_comes_in_pieces_that_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_process, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(program_process, "MAX_PIECE_SIZE", 1000)
     running = await python("print('kurz'); print('ä€😀' * 1000); print('b' * 1000); print('c' * 1001, end='')")
     lines = await read(running)
     assert not lines[0].partial
@@ -180,14 +175,14 @@ async def test_a_line_of_forty_megabytes_comes_in_two_pieces() -> None:
     running = await python("import sys; sys.stdout.write('x' * 40_000_000 + '\\n' + 'y')")
     lines = await read(running)
     assert [(len(line.text), line.partial) for line in lines] == [
-        (program_process.LONGEST_PIECE, True),
-        (40_000_000 - program_process.LONGEST_PIECE, False),
+        (program_process.MAX_PIECE_SIZE, True),
+        (40_000_000 - program_process.MAX_PIECE_SIZE, False),
         (1, False),
     ]
 
 
 @needs_proc
-async def test_a_program_that_nobody_reads_waits_and_our_memory_stays() -> None:
+async def test_an_unread_program_waits_and_memory_stays_bounded() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     running = await python(
         """
@@ -214,7 +209,7 @@ async def test_a_program_that_nobody_reads_waits_and_our_memory_stays() -> None:
 
 
 @needs_proc
-async def test_a_program_that_waits_because_nobody_reads_can_be_stopped() -> None:
+async def test_an_unread_program_can_be_stopped() -> None:
     running = await python("while True: print('x' * 1000)")
     await until(Written(running), "the program to wait")
     await running.stop()
@@ -224,7 +219,7 @@ async def test_a_program_that_waits_because_nobody_reads_can_be_stopped() -> Non
     assert len(lines) > 1000
 
 
-async def test_what_is_in_the_pipe_when_a_program_ends_that_nobody_reads_is_not_lost() -> None:
+async def test_unread_output_in_the_pipe_is_not_lost() -> None:
     others = own_children()
     running = await python("print('x' * 1_100_000)")
     await until(lambda: running.exit_code is not None and not runners() and own_children() <= others, "its end")
@@ -267,7 +262,7 @@ async def test_reading_can_be_cancelled_and_taken_up_again_without_loss() -> Non
 
 
 @pytest.mark.parametrize(("hears", "ignores"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGINT")])
-async def test_stop_asks_first_and_lets_the_program_say_its_last_words(hears: str, ignores: str) -> None:
+async def test_stop_signals_first_and_keeps_the_last_output(hears: str, ignores: str) -> None:
     running = await python(
         f"""
         import signal, sys
@@ -359,7 +354,7 @@ async def test_a_grandchild_that_left_its_session_and_cleared_its_environment_en
     assert open_files() <= files
 
 
-async def test_a_grandchild_that_goes_on_alone_is_ended_although_nobody_reads() -> None:
+async def test_a_remaining_grandchild_is_ended_even_without_a_reader() -> None:
     running = await python(
         """
         import os, sys, time
@@ -417,7 +412,7 @@ async def test_a_second_impatience_kills_at_once() -> None:
 async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     others = own_children()
     (tmp_path / "text").write_text("no program")
-    for words, cwd, why in (
+    for args, cwd, why in (
         (["/no/such/program"], tmp_path, "No such file"),
         ([str(tmp_path / "text")], tmp_path, "Permission denied"),
         (["/bin/true"], tmp_path / "gone", "No such file"),
@@ -425,7 +420,7 @@ async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(t
         (["/bin/true", "x" * 5_000_000], tmp_path, "too long"),
     ):
         with pytest.raises(ToolcribError, match=why):
-            await RunningProgram.start(words, environ=ENVIRON, cwd=cwd, stdin="")
+            await RunningProgram.start(args, environ=ENVIRON, cwd=cwd, stdin="")
     assert own_children() <= others
 
 
@@ -501,7 +496,7 @@ asyncio.run(main())
 """
 
 
-def test_after_kill_9_of_whoever_holds_it_nothing_is_left() -> None:
+def test_after_kill_9_of_the_parent_nothing_is_left() -> None:
     code = HOLDER.replace("ENVIRON", repr(ENVIRON))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

@@ -86,7 +86,7 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"temperature": "hot"}}, "number"),
     ({"settings": {"max_tokens": 1.5}}, "whole number"),
     ({"settings": {"max_retries": 3}}, "retries"),
-    ({"settings": {"openai_logprobs": True}}, "There are"),
+    ({"settings": {"openai_logprobs": True}}, "Available: "),
     ({"environ": "x"}, "os.environ"),
 ]
 

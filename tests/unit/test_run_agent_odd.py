@@ -125,7 +125,7 @@ async def test_not_all_calls_of_an_answer_run_at_once(monkeypatch: pytest.Monkey
     in_memory(monkeypatch, [Calls(tool="act")] * 100, ["Done."], kit=Bench({"desk": {"act": act}}))
     events = await run(**SERVERS)
     assert len(of(ToolFinished, events)) == 100
-    assert most == loop.MOST_AT_ONCE
+    assert most == loop.MAX_CONCURRENT_CALLS
 
 
 # Who is asked.
@@ -244,7 +244,7 @@ async def test_a_reader_that_stops_stops_the_answer(monkeypatch: pytest.MonkeyPa
         assert isinstance(await anext(events), TextDelta)
         for _ in range(20_000):
             await asyncio.sleep(0)
-        assert event_queue.MOST_WAITING <= said <= event_queue.MOST_WAITING + 2
+        assert event_queue.MAX_UNREAD_EVENTS <= said <= event_queue.MAX_UNREAD_EVENTS + 2
         rest = [event async for event in events]
     assert isinstance(rest[-1], RunFinished)
     assert len(of(TextDelta, rest)) == 1999

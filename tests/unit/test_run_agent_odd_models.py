@@ -16,7 +16,7 @@ from pydantic_ai.messages import BinaryContent, ToolCallPart, ToolReturnPart
 
 from parts.agent_runs import Bench, Calls, Piece, Thinks, World, in_memory, options, other_tasks, result, run, turns
 from toolcrib.agent_loop import loop, messages
-from toolcrib.agent_loop.event_queue import MOST_WAITING
+from toolcrib.agent_loop.event_queue import MAX_UNREAD_EVENTS
 from toolcrib.agent_loop.events import (
     ReasoningDelta,
     RunEnd,
@@ -225,7 +225,7 @@ def test_telling_apart_many_calls_of_one_id_takes_no_time() -> None:
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize("calls", [loop.MOST_AT_ONCE - 1, 3 * loop.MOST_AT_ONCE])
+@pytest.mark.parametrize("calls", [loop.MAX_CONCURRENT_CALLS - 1, 3 * loop.MAX_CONCURRENT_CALLS])
 async def test_calls_of_one_answer_run_at_the_same_time_but_not_all_of_many(
     monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
@@ -242,7 +242,7 @@ async def test_calls_of_one_answer_run_at_the_same_time_but_not_all_of_many(
     in_memory(monkeypatch, [Calls(tool="act") for _ in range(calls)], ["Done."], kit=desk(act=act))
     events = await run(**SERVERS)
     assert sum(isinstance(event, ToolFinished) and event.tool_status is ToolStatus.OK for event in events) == calls
-    assert peak == min(calls, loop.MOST_AT_ONCE)
+    assert peak == min(calls, loop.MAX_CONCURRENT_CALLS)
 
 
 @pytest.mark.req("KAI-3")
@@ -254,7 +254,7 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
         told += 1
 
     pieces: list[Piece] = []
-    for _ in range(4 * MOST_WAITING):
+    for _ in range(4 * MAX_UNREAD_EVENTS):
         pieces += ["x", count]
     in_memory(monkeypatch, pieces)
     run_ = run_agent("Go.", options())
@@ -263,12 +263,12 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
             break
     for _ in range(20):
         await settled()
-    assert told <= MOST_WAITING + 2
+    assert told <= MAX_UNREAD_EVENTS + 2
     async with asyncio.timeout(60):
         rest = [event async for event in run_]
     assert (
         finished(rest).text
-        == "x" * 4 * MOST_WAITING
+        == "x" * 4 * MAX_UNREAD_EVENTS
         == "x" + "".join(event.text for event in rest if isinstance(event, TextDelta))
     )
 
@@ -277,7 +277,7 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
 @pytest.mark.parametrize("end", ["closed", "timeout"])
 async def test_a_run_that_waits_for_its_reader_can_be_ended(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     asked = asyncio.Event()
-    world = in_memory(monkeypatch, [asked.set, *["x"] * 4 * MOST_WAITING])
+    world = in_memory(monkeypatch, [asked.set, *["x"] * 4 * MAX_UNREAD_EVENTS])
     run_ = run_agent("Go.", options(timeout=0.3 if end == "timeout" else None))
     assert isinstance(await anext(run_), RunStarted)
     async with asyncio.timeout(60):
@@ -289,7 +289,7 @@ async def test_a_run_that_waits_for_its_reader_can_be_ended(monkeypatch: pytest.
             await asyncio.wait(other_tasks())
             rest = [event async for event in run_]
             assert finished(rest).ended is RunEnd.TIMEOUT
-            assert MOST_WAITING <= len(finished(rest).text) < 4 * MOST_WAITING
+            assert MAX_UNREAD_EVENTS <= len(finished(rest).text) < 4 * MAX_UNREAD_EVENTS
     assert world.opened == world.closed == 1
     assert not other_tasks()
 
@@ -310,51 +310,51 @@ def image(size: int) -> dict[str, Any]:
 
 
 async def test_a_result_that_is_too_long_is_cut_and_says_how_much_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole_text = "y" * (messages.MOST_TEXT + 12_345)
+    whole_text = "y" * (messages.MAX_TEXT_LENGTH + 12_345)
     world = in_memory(monkeypatch, [Calls(tool="act")], ["Done."], kit=desk(act=lambda _: result(whole_text)))
     events = await run(**SERVERS)
     (part,) = world.results
     assert isinstance(part.content, str)
-    assert part.content.startswith("y" * messages.MOST_TEXT + "\n(12345 more characters are left out. Ask for less")
-    assert len(part.content) < messages.MOST_TEXT + 200
+    assert part.content.startswith("y" * messages.MAX_TEXT_LENGTH + "\n(12345 more characters omitted. Ask for less")
+    assert len(part.content) < messages.MAX_TEXT_LENGTH + 200
     (ended,) = [event for event in events if isinstance(event, ToolFinished)]
     assert ended.text == part.content
     assert ended.blocks == (text(whole_text),)
 
 
 def test_all_texts_of_a_result_count_and_what_is_no_text_stays() -> None:
-    half = messages.MOST_TEXT // 2 + 1
+    half = messages.MAX_TEXT_LENGTH // 2 + 1
     first, picture, second, note = told(content=[text("a" * half), image(50), text("b" * half), text("c" * half)])
     assert first == "a" * half
     assert isinstance(picture, BinaryContent)
-    assert second == "b" * (messages.MOST_TEXT - half)
+    assert second == "b" * (messages.MAX_TEXT_LENGTH - half)
     # One of them ends the line between the two texts.
-    assert note.startswith(f"({half + 3} more characters are left out.")
-    assert told(content=[text("a" * messages.MOST_TEXT)]) == "a" * messages.MOST_TEXT
+    assert note.startswith(f"({half + 3} more characters omitted.")
+    assert told(content=[text("a" * messages.MAX_TEXT_LENGTH)]) == "a" * messages.MAX_TEXT_LENGTH
 
 
 def test_an_error_that_is_too_long_is_cut_too() -> None:
     words = messages.result_content(
-        ToolOutcome(status=ToolStatus.ERROR, words="z" * 2 * messages.MOST_TEXT), ToolFormat.OPENAI_CHAT
+        ToolOutcome(status=ToolStatus.ERROR, words="z" * 2 * messages.MAX_TEXT_LENGTH), ToolFormat.OPENAI_CHAT
     )
     assert isinstance(words, str)
-    assert f"({messages.MOST_TEXT} more characters are left out." in words[messages.MOST_TEXT :]
+    assert f"({messages.MAX_TEXT_LENGTH} more characters omitted." in words[messages.MAX_TEXT_LENGTH :]
 
 
 def test_a_file_that_is_too_large_is_said_in_words() -> None:
-    (fits,) = told(content=[image(messages.LARGEST_FILE)])
+    (fits,) = told(content=[image(messages.MAX_FILE_BYTES)])
     assert isinstance(fits, BinaryContent)
     # As it is sent; Anthropic counts these.
     assert len(base64.b64encode(fits.data)) <= 5 * 1024 * 1024
-    size = messages.LARGEST_FILE + 1
-    assert told(content=[text("See:"), image(size)]) == f"See:\n(image/png, {size} bytes: too large to be shown.)"
+    size = messages.MAX_FILE_BYTES + 1
+    assert told(content=[text("See:"), image(size)]) == f"See:\n(image/png, {size} bytes: too large to show.)"
 
 
 def test_many_files_together_can_be_too_large_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MOST_FILES", 250)
+    monkeypatch.setattr(messages, "MAX_TOTAL_FILE_BYTES", 250)
     *shown, words = told(content=[image(100), image(100), image(100)])
     assert [len(one.data) for one in shown] == [100, 100]
-    assert words == "(image/png, 100 bytes: too large to be shown.)"
+    assert words == "(image/png, 100 bytes: too large to show.)"
 
 
 # Halves

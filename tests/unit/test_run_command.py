@@ -1,4 +1,4 @@
-"""`toolcrib run` as a person and as a program meet it."""
+"""`toolcrib run`: text for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,28 @@ from toolcrib.coding_agents.run_result import OnMcpFailure, RunStatus
 from toolcrib.errors import NotFound
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
+pytestmark = pytest.mark.req("FRG-7")
+
 TESTS = Path(__file__).parents[1]
 
 Play = Callable[..., list[dict[str, Any]]]
+Execute = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made_project(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def execute(capsys: pytest.CaptureFixture[str]) -> Execute:
+    """Runs `toolcrib run` with these arguments; returns what it printed."""
+
+    def execute(*args: str, code: int = 0) -> Any:
+        assert run(["run", *args]) == code
+        return capsys.readouterr()
+
+    return execute
 
 
 @pytest.fixture
@@ -47,14 +61,12 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     return play
 
 
-@pytest.mark.req("FRG-7")
-def test_the_answer_alone_is_on_stdout_and_all_else_beside_it(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_alone_is_on_stdout_and_all_else_beside_it(play: Play, execute: Execute) -> None:
     about = metadata(governed=("its own tools: edit",), ungoverned=("its network",))
     play(about=about, events=(message("I look."), CALL, message("done")), end=summary(session="s"))
-    assert run(["run", "claude", "fix it"]) == 0
-    said = capsys.readouterr()
-    assert said.out == "done\n"
-    lines = said.err.splitlines()
+    printed = execute("claude", "fix it")
+    assert printed.out == "done\n"
+    lines = printed.err.splitlines()
     assert lines[0] == "claude 2.1.325 as developer in /project"
     assert "  governed      its own tools: edit" in lines
     assert "  not governed  its network" in lines
@@ -62,10 +74,10 @@ def test_the_answer_alone_is_on_stdout_and_all_else_beside_it(play: Play, capsys
     assert "done" not in lines, "the answer is not said twice"
     assert "✓ finished after 2.5 s" in lines
     assert f"  log           {LOG}" in lines
-    assert '  go on         toolcrib run claude "…" --conversation c0ffee --workdir /project' in lines
+    assert '  continue      toolcrib run claude "…" --conversation c0ffee --workdir /project' in lines
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.req("FRG-10")
 @pytest.mark.parametrize("words", [[], ["--log-events"]])
 @pytest.mark.parametrize("status", [RunStatus.TIMEOUT, RunStatus.REVOKED, RunStatus.NO_TOOLS, RunStatus.INTERRUPTED])
 def test_what_a_run_said_that_was_cut_off_is_no_answer(
@@ -74,44 +86,35 @@ def test_what_a_run_said_that_was_cut_off_is_no_answer(
     for events in ((CALL, message("I look.")), (message("I look."), CALL)):
         play(events=events, end=summary(status=status, text="I look.", error="Because."))
         assert run(["run", "claude", "x", *words]) != 0
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.count("I look.") == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("I look.") == 1
 
 
-@pytest.mark.req("FRG-7")
-def test_a_failed_runs_words_are_its_answer_only_where_they_were_its_last(
-    play: Play, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_runs_text_is_its_answer_only_if_it_came_last(play: Play, execute: Execute) -> None:
     end = summary(status=RunStatus.FAILED, text="I give up.", error="Code 1.")
     play(events=(CALL, message("I give up.")), end=end)
-    assert run(["run", "claude", "x"]) == 10
-    said = capsys.readouterr()
-    assert said.out == "I give up.\n"
-    assert "I give up." not in said.err
+    printed = execute("claude", "x", code=10)
+    assert printed.out == "I give up.\n"
+    assert "I give up." not in printed.err
     play(events=(message("I give up."), CALL), end=end)
-    assert run(["run", "claude", "x"]) == 10
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("I give up.") == 1
+    printed = execute("claude", "x", code=10)
+    assert printed.out == ""
+    assert printed.err.count("I give up.") == 1
 
 
-@pytest.mark.req("FRG-6", "FRG-7")
-def test_the_answer_is_said_once_also_beside_all_events(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.req("FRG-6")
+def test_the_answer_is_said_once_also_beside_all_events(play: Play, execute: Execute) -> None:
     over = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="success")
     play(events=(message("done"), CALL, message("done"), over))
-    assert run(["run", "claude", "x", "--log-events"]) == 0
-    said = capsys.readouterr()
-    assert said.out == "done\n"
-    kinds = [line.split()[1] for line in said.err.splitlines() if line[2:3] == line[5:6] == ":"]
+    printed = execute("claude", "x", "--log-events")
+    assert printed.out == "done\n"
+    kinds = [line.split()[1] for line in printed.err.splitlines() if line[2:3] == line[5:6] == ":"]
     assert kinds == ["message", "tool", "log"]
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("words", [[], ["--log-events"], ["--json"], ["--json", "--log-events"]])
-def test_secrets_of_the_run_are_masked_in_all_that_is_shown(
-    play: Play, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_secrets_of_the_run_are_masked_in_all_that_is_shown(play: Play, words: list[str], execute: Execute) -> None:
     secret = "hunter2-" + "z" * 80
     call = replace(
         CALL, tool_args={"key": secret}, raw={"k": [secret]}, tool_status=ToolStatus.DENIED, rule=secret, server=secret
@@ -119,13 +122,12 @@ def test_secrets_of_the_run_are_masked_in_all_that_is_shown(
     warning = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="toolcrib", text=secret)
     end = summary(status=RunStatus.FAILED, text=secret, error=secret, tools={f"{secret}:read_file": 1}, remedy=secret)
     play(events=(message(secret), call, warning, message(secret)), end=end, secrets=(secret,))
-    assert run(["run", "claude", "x", *words]) == 10
-    said = capsys.readouterr()
-    assert "hunter2" not in said.out + said.err
-    assert "*" in said.out
+    printed = execute("claude", "x", *words, code=10)
+    assert "hunter2" not in printed.out + printed.err
+    assert "*" in printed.out
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.req("FRG-10")
 @pytest.mark.parametrize(
     ("status", "code"),
     [
@@ -137,17 +139,14 @@ def test_secrets_of_the_run_are_masked_in_all_that_is_shown(
         (RunStatus.INTERRUPTED, 130),
     ],
 )
-def test_the_exit_code_says_how_it_ended(
-    play: Play, status: RunStatus, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_depends_on_the_status(play: Play, status: RunStatus, code: int, execute: Execute) -> None:
     play(end=summary(status=status, error="" if code == 0 else "Because."))
-    assert run(["run", "claude", "x"]) == code
-    assert ("Because." in capsys.readouterr().err) == (code in (10, 12))
+    assert ("Because." in execute("claude", "x", code=code).err) == (code in (10, 12))
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.req("FRG-10")
 @pytest.mark.parametrize("status", [RunStatus.FAILED, RunStatus.TIMEOUT, RunStatus.NO_TOOLS, RunStatus.REVOKED])
-def test_a_run_that_did_not_finish_says_the_same_to_people_and_programs(
+def test_an_unfinished_run_reports_the_same_as_text_and_json(
     play: Play, status: RunStatus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end = summary(
@@ -159,38 +158,36 @@ def test_a_run_that_did_not_finish_says_the_same_to_people_and_programs(
     assert "  remedy        Do this." in lines
     assert "  unavailable   git: No answer." in lines
     assert run(["run", "claude", "x", "--json"]) == code != 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["exit_code"], told["program_exit_code"]) == (code, 0)
-    assert (told["error"], told["remedy"], told["unavailable"]) == ("Because.", "Do this.", {"git": "No answer."})
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["exit_code"], reported["program_exit_code"]) == (code, 0)
+    assert (reported["error"], reported["remedy"], reported["unavailable"]) == (
+        "Because.",
+        "Do this.",
+        {"git": "No answer."},
+    )
 
 
-@pytest.mark.req("FRG-7")
-def test_of_a_program_that_failed_its_own_last_words_are_shown(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_programs_last_log_lines_are_shown(play: Play, execute: Execute) -> None:
     words = [AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text=f"word {n}") for n in range(9)]
     play(events=tuple(words), end=summary(status=RunStatus.FAILED, text="", error="Code 1."))
-    assert run(["run", "claude", "x"]) == 10
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "word 8" in said.err
-    assert "word 3" not in said.err
+    printed = execute("claude", "x", code=10)
+    assert printed.out == ""
+    assert "word 8" in printed.err
+    assert "word 3" not in printed.err
     play(events=tuple(words), end=summary(status=RunStatus.FAILED, text="", error="word 8"))
-    assert run(["run", "claude", "x"]) == 10
-    assert capsys.readouterr().err.count("word") == 1, "a reason is not said twice"
+    assert execute("claude", "x", code=10).err.count("word") == 1, "a reason is not said twice"
     play(events=tuple(words))
-    assert run(["run", "claude", "x"]) == 0
-    assert "word 8" not in capsys.readouterr().err
+    assert "word 8" not in execute("claude", "x").err
 
 
-@pytest.mark.req("FRG-7")
-def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_on_one_line(play: Play, execute: Execute) -> None:
     end = summary(
         usage=TokenUsage(input=5, output=2, cached=1), tools={"workspace:read_file": 2}, denials=1, session="s"
     )
     play(events=(message("x"), CALL), end=end)
-    assert run(["run", "claude", "x", "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    (line,) = said.out.splitlines()
+    printed = execute("claude", "x", "--json")
+    assert printed.err == ""
+    (line,) = printed.out.splitlines()
     assert json.loads(line) == {
         "run_id": "20261116-100000-00000a",
         "log": LOG,
@@ -217,8 +214,10 @@ def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixtur
     }
 
 
-@pytest.mark.req("FRG-6", "FRG-7")
-def test_every_event_can_be_had_as_lines_and_as_json(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.req("FRG-6")
+def test_every_event_can_be_had_as_lines_and_as_json(
+    play: Play, execute: Execute, capsys: pytest.CaptureFixture[str]
+) -> None:
     raw = AgentEvent(kind=AgentEventKind.RAW, provider="claude", raw={"new": "\ud800"}, time=0.0)
     play(events=(message("x"), raw, CALL))
     assert run(["run", "claude", "x", "--json", "--log-events"]) == 0
@@ -227,17 +226,16 @@ def test_every_event_can_be_had_as_lines_and_as_json(play: Play, capsys: pytest.
     assert events[1]["event"]["raw"] == {"new": "\ud800"}
     assert events[2]["event"] == CALL.to_json()
     assert last["status"] == "finished"
-    assert run(["run", "claude", "x", "--log-events"]) == 0
-    said = capsys.readouterr()
-    assert said.out == "done\n"
-    assert [line.split()[1] for line in said.err.splitlines() if line[2:3] == line[5:6] == ":"] == [
+    printed = execute("claude", "x", "--log-events")
+    assert printed.out == "done\n"
+    assert [line.split()[1] for line in printed.err.splitlines() if line[2:3] == line[5:6] == ":"] == [
         "message",
         "raw",
         "tool",
     ]
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.req("FRG-10")
 def test_what_was_asked_for_reaches_the_run(play: Play, tmp_path: Path) -> None:
     made = play()
     words = ["run", "codex", "do it", "--profile", "read-only", "--workdir", str(tmp_path), "--timeout", "1h30m"]
@@ -259,7 +257,6 @@ def test_what_was_asked_for_reaches_the_run(play: Play, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("words", [[], ["-"], ["--", "--model", "x"], ["-", "--", "y"]])
 def test_the_prompt_can_come_by_a_pipe(play: Play, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     made = play()
@@ -269,30 +266,28 @@ def test_the_prompt_can_come_by_a_pipe(play: Play, monkeypatch: pytest.MonkeyPat
     assert made[0]["extra"] == tuple(words[words.index("--") + 1 :] if "--" in words else ())
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (["claude"], "There is no prompt"),
         *(
             (["claude", "x", "--timeout", time], "more than 0, at most 7d")
             for time in ("0", "0s", "1h0m", "-5", "100d", "8d", "h", "1h30", "1.2.3s", "soon", "")
         ),
-        (["claude", "fix", "the", "test"], "A prompt of several words stands in quotes."),
-        (["claude", "x", "--model", "y"], "Words for the program come after `--`"),
-        (["claude", "- x"], "comes by a pipe"),
+        (["claude", "fix", "the", "test"], "Quote a prompt of several words."),
+        (["claude", "x", "--model", "y"], "Put arguments for the program after `--`"),
+        (["claude", "- x"], "Pipe in a prompt"),
     ],
 )
-def test_wrong_words_are_told_before_anything_begins(
-    play: Play, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_refused_before_anything_starts(
+    play: Play, words: list[str], printed: str, execute: Execute
 ) -> None:
     made = play()
-    assert run(["run", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert printed in execute(*words, code=2).err
     assert not any("prompt" in one for one in made)
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.req("FRG-10")
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [("90", 90), ("90s", 90), ("1.5", 1.5), ("2h", 7200), ("1h30m", 5400), ("1d2h3m4s", 93784), ("7d", 604800)],
@@ -303,34 +298,30 @@ def test_a_time_limit_is_written_as_people_do(play: Play, written: str, seconds:
     assert made[0]["timeout"] == seconds
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
-def test_wrong_words_are_told_with_the_option_and_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["run", "claude", "x", "--on-mcp-failure", "maybe"]) == 2
-    assert "--on-mcp-failure) cannot be 'maybe'. Say stop or continue." in capsys.readouterr().err
-    assert run(["run", "cursor", "x"]) == 4
-    assert capsys.readouterr().err.endswith("Known: claude, codex, gemini.\n")
-    assert run(["run", "claude", "x", "--conversation", "last"]) == 4
-    assert "There is no conversation with claude yet in " in capsys.readouterr().err
+@pytest.mark.req("FRG-10")
+def test_invalid_values_are_reported_with_the_option_and_the_choices(execute: Execute) -> None:
+    assert (
+        "--on-mcp-failure) cannot be 'maybe'. Use stop or continue."
+        in execute("claude", "x", "--on-mcp-failure", "maybe", code=2).err
+    )
+    assert execute("cursor", "x", code=4).err.endswith("Known: claude, codex, gemini.\n")
+    assert (
+        "There is no conversation with claude yet in " in execute("claude", "x", "--conversation", "last", code=4).err
+    )
 
 
-@pytest.mark.req("FRG-7")
-def test_a_run_that_cannot_start_says_why_and_for_programs_on_one_line(
-    play: Play, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_cannot_start_reports_why_as_text_and_json(play: Play, execute: Execute) -> None:
     def missing() -> None:
         raise NotFound("There is no claude here.", remedy="npm install -g claude")
 
     play(before=missing)
-    assert run(["run", "claude", "x"]) == 4
-    assert capsys.readouterr().err == "Error: There is no claude here. npm install -g claude\n"
-    assert run(["run", "claude", "x", "--json"]) == 4
-    (line,) = capsys.readouterr().out.splitlines()
+    assert execute("claude", "x", code=4).err == "Error: There is no claude here. npm install -g claude\n"
+    (line,) = execute("claude", "x", "--json", code=4).out.splitlines()
     assert json.loads(line)["error"]["exit_code"] == 4
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("before", ["nothing", "read-only", "developer"])
-def test_a_conversation_goes_on_with_the_profile_that_it_had(play: Play, project: Path, before: str) -> None:
+def test_a_conversation_keeps_its_profile(play: Play, project: Path, before: str) -> None:
     made = play()
     written(project, metadata(OLD, profile=before), end=summary())
     assert run(["run", "claude", "x", "--conversation", "last"]) == 0
@@ -339,19 +330,14 @@ def test_a_conversation_goes_on_with_the_profile_that_it_had(play: Play, project
     assert made[1]["profile"] == "trusted"
 
 
-@pytest.mark.req("FRG-7")
-def test_a_log_in_the_project_cannot_give_a_run_more_than_is_usual(
-    play: Play, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_in_the_project_cannot_give_a_run_more_than_is_usual(play: Play, project: Path, execute: Execute) -> None:
     made = play()
     written(project, metadata(OLD, profile="owner"), end=summary())
-    assert run(["run", "claude", "x", "--conversation", "last"]) == 2
-    assert "Say --profile owner to go on so" in capsys.readouterr().err
+    assert "Add --profile owner to keep it" in execute("claude", "x", "--conversation", "last", code=2).err
     assert made == []
 
 
-@pytest.mark.req("FRG-7")
-def test_what_an_agent_says_cannot_move_the_terminal(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agents_output_cannot_control_the_terminal(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "\x1b[2J\x1b]0;evil\x07[red]\x9b1m"
     call = replace(CALL, tool_name=evil, tool_status=ToolStatus.DENIED, rule=evil, tool_args={evil: evil})
     begun = replace(call, tool_status=ToolStatus.STARTED, call="2")
@@ -367,7 +353,6 @@ def test_what_an_agent_says_cannot_move_the_terminal(play: Play, monkeypatch: py
     assert "[red]" in beside.getvalue()
 
 
-@pytest.mark.req("FRG-7")
 def test_a_reader_that_leaves_ends_the_run_in_order(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     class Left(io.StringIO):
         def write(self, text: str) -> int:
@@ -422,7 +407,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"it never said {text!r}")
 
 
-@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.req("FRG-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_ends_in_order(
     interruptible: Callable[..., subprocess.Popen[str]], number: signal.Signals
@@ -437,7 +422,6 @@ def test_an_interrupted_run_ends_in_order(
     assert err.splitlines().count("x") == 1, "what it said last is told like all it said"
 
 
-@pytest.mark.req("FRG-7")
 def test_an_ignored_sigint_or_sighup_does_not_end_it_but_sigterm_does(
     interruptible: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -451,7 +435,6 @@ def test_an_ignored_sigint_or_sighup_does_not_end_it_but_sigterm_does(
     assert "✗ interrupted" in err, "a second signal that it hears would have ended it at once"
 
 
-@pytest.mark.req("FRG-7")
 def test_a_second_interruption_ends_it_at_once(interruptible: Callable[..., subprocess.Popen[str]]) -> None:
     process = interruptible("stubborn")
     wait_for(process, "begun")

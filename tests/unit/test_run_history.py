@@ -24,6 +24,8 @@ from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.run_events import AgentEvent, AgentEventKind
 
+pytestmark = pytest.mark.req("FRG-7")
+
 OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"
 SESSION = "0b5a3c9e-6f0a-4c7c-9d1e-2f3a4b5c6d7e"
 
@@ -43,26 +45,32 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         one.kill()
 
 
+def recorded(root: Path) -> list[Any]:
+    return list(run_history.recorded_runs(root, SEALS))
+
+
+def found(root: Path, which: str = "last") -> Any:
+    return run_history.find_run(root, which, SEALS)
+
+
+def state(root: Path, which: str = "last", client: str = "claude") -> run_history.ConversationState:
+    return run_history.conversation_state(root, which, client, SEALS)
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait(60)
 
 
-@pytest.mark.req("FRG-7")
 def test_runs_are_listed_newest_first_with_what_became_of_them(tmp_path: Path) -> None:
-    assert list(run_history.recorded_runs(tmp_path, SEALS)) == []
+    assert recorded(tmp_path) == []
     written(tmp_path, metadata(OLD), message("hi"), end=summary(status=RunStatus.TIMEOUT))
     written(tmp_path, metadata(NEW), message("hi"))
     written(tmp_path, metadata("20261114-100000-00000a", pid_began=NOBODY), message("hi"))
-    found = [(run.run_id, run.status) for run in run_history.recorded_runs(tmp_path, SEALS)]
-    assert found == [
-        (NEW, RunStatus.RUNNING),
-        (OLD, RunStatus.TIMEOUT),
-        ("20261114-100000-00000a", RunStatus.KILLED),
-    ]
+    listed = [(run.run_id, run.status) for run in recorded(tmp_path)]
+    assert listed == [(NEW, RunStatus.RUNNING), (OLD, RunStatus.TIMEOUT), ("20261114-100000-00000a", RunStatus.KILLED)]
 
 
-@pytest.mark.req("FRG-7")
 def test_a_run_whose_process_is_gone_was_killed_also_if_another_has_its_number(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
@@ -70,35 +78,33 @@ def test_a_run_whose_process_is_gone_was_killed_also_if_another_has_its_number(
     assert born is not None
     written(tmp_path, metadata(NEW, pid=process.pid, pid_began=born))
     written(tmp_path, metadata(OLD, pid=process.pid, pid_began=born - 1))
-    assert [run.status for run in run_history.recorded_runs(tmp_path, SEALS)] == [RunStatus.RUNNING, RunStatus.KILLED]
+    assert [run.status for run in recorded(tmp_path)] == [RunStatus.RUNNING, RunStatus.KILLED]
     end(process)
-    assert [run.status for run in run_history.recorded_runs(tmp_path, SEALS)] == [RunStatus.KILLED, RunStatus.KILLED]
+    assert [run.status for run in recorded(tmp_path)] == [RunStatus.KILLED, RunStatus.KILLED]
 
 
-@pytest.mark.req("FRG-7")
 def test_a_run_is_found_by_last_by_its_id_and_by_a_beginning_that_is_its_own(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="No runs are on record"):
-        run_history.find_run(tmp_path, "last", SEALS)
+    with pytest.raises(NotFound, match="has no recorded runs"):
+        found(tmp_path)
     written(tmp_path, metadata(OLD), end=summary())
     written(tmp_path, metadata(NEW), end=summary())
     for which, run_id in (("last", NEW), (OLD, OLD), ("20261115", OLD), (NEW[:-1], NEW)):
-        assert run_history.find_run(tmp_path, which, SEALS).run_id == run_id
+        assert found(tmp_path, which).run_id == run_id
     with pytest.raises(UsageError, match="2 runs begin with 2026"):
-        run_history.find_run(tmp_path, "2026", SEALS)
+        found(tmp_path, "2026")
     for nothing in ("", "2027", "../" + NEW, "/etc/passwd", "notes"):
         with pytest.raises(NotFound, match="There is no run"):
-            run_history.find_run(tmp_path, nothing, SEALS)
+            found(tmp_path, nothing)
 
 
-@pytest.mark.req("FRG-7", "FRG-6")
+@pytest.mark.req("FRG-6")
 def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     events = [message(f"{number}", raw={"n": number}) for number in range(3)]
     about, over = metadata(governed=("a",)), summary(tools={"x": 1})
     written(tmp_path, about, *events, end=over)
-    assert list(run_history.log_entries(run_history.find_run(tmp_path, "last", SEALS))) == [about, *events, over]
+    assert list(run_history.log_entries(found(tmp_path))) == [about, *events, over]
 
 
-@pytest.mark.req("FRG-7")
 def test_a_list_reads_the_first_and_the_last_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, metadata(), *(message("x" * 1000) for _ in range(2000)), end=summary(text="y" * 200_000))
     line(path, 1000, b"nonsense\n")
@@ -110,69 +116,65 @@ def test_a_list_reads_the_first_and_the_last_line_alone(tmp_path: Path, monkeypa
         return real(text, **options)
 
     monkeypatch.setattr(json, "loads", loads)
-    (run,) = run_history.recorded_runs(tmp_path, SEALS)
+    (run,) = recorded(tmp_path)
     assert run.summary is not None
     assert run.summary.text == "y" * 200_000
     assert len(decoded) == 2
 
 
-@pytest.mark.req("FRG-7")
-def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     path = written(tmp_path, metadata(pid_began=NOBODY), message("one"))
     for torn in (b'{"event": {"ki', b'{"summary": {}}'):
         whole = path.read_bytes()
         path.write_bytes(whole + torn)
-        run = run_history.find_run(tmp_path, "last", SEALS)
+        run = found(tmp_path)
         assert run.status is RunStatus.KILLED
         assert len(list(run_history.log_entries(run))) == 2
         path.write_bytes(whole)
 
 
-@pytest.mark.req("FRG-7")
 def test_a_log_that_has_no_first_line_yet_is_no_run_yet(tmp_path: Path) -> None:
     path = written(tmp_path, metadata(OLD))
     path.with_name(f"{NEW}.jsonl").touch()
-    assert [run.run_id for run in run_history.recorded_runs(tmp_path, SEALS)] == [OLD]
-    assert run_history.find_run(tmp_path, "last", SEALS).run_id == OLD
-    with pytest.raises(NotFound, match="holds no line yet"):
-        run_history.find_run(tmp_path, NEW, SEALS)
+    assert [run.run_id for run in recorded(tmp_path)] == [OLD]
+    assert found(tmp_path).run_id == OLD
+    with pytest.raises(NotFound, match="is still empty"):
+        found(tmp_path, NEW)
 
 
 WRONG: list[tuple[int, Any, str]] = [
-    (1, b"\xff\xfe\n", "no JSON"),
+    (1, b"\xff\xfe\n", "not JSON"),
     (1, b"[" * 100_000 + b"]" * 100_000 + b"\n", "nested too deeply"),
-    (1, b"1" * 5000 + b"\n", "no JSON"),
+    (1, b"1" * 5000 + b"\n", "not JSON"),
     (1, ["metadata"], "neither metadata nor an event nor a summary"),
     (1, {"metadata": {}, "event": {}}, "neither metadata nor an event nor a summary"),
-    (1, {"metadata": {"run_id": 5}}, "no metadata"),
+    (1, {"metadata": {"run_id": 5}}, "not a valid metadata"),
     (1, {"metadata": metadata(NEW).to_json() | {"run_id": OLD}}, "not the metadata of this run"),
-    (1, {"metadata": metadata(NEW).to_json() | {"pid": "1"}}, "no metadata"),
+    (1, {"metadata": metadata(NEW).to_json() | {"pid": "1"}}, "not a valid metadata"),
     (1, {"event": {"kind": "log", "provider": "x"}}, "not the metadata of this run"),
-    (2, {"event": {"kind": "dance", "provider": "x"}}, "no event"),
-    (2, {"event": {"kind": "tool", "provider": "x", "tool_args": []}}, "no event"),
-    (2, {"event": {"kind": "tool", "provider": "x", "time": float("nan")}}, "no JSON"),
-    (2, {"event": None}, "no event"),
-    (3, {"summary": {"status": "fine"}}, "no summary"),
-    (3, {"summary": summary().to_json() | {"tools": {"x": "y"}}}, "no summary"),
+    (2, {"event": {"kind": "dance", "provider": "x"}}, "not a valid event"),
+    (2, {"event": {"kind": "tool", "provider": "x", "tool_args": []}}, "not a valid event"),
+    (2, {"event": {"kind": "tool", "provider": "x", "time": float("nan")}}, "not JSON"),
+    (2, {"event": None}, "not a valid event"),
+    (3, {"summary": {"status": "fine"}}, "not a valid summary"),
+    (3, {"summary": summary().to_json() | {"tools": {"x": "y"}}}, "not a valid summary"),
 ]
 
 
-@pytest.mark.req("FRG-7")
-@pytest.mark.parametrize(("number", "record", "said"), WRONG)
-def test_what_is_wrong_with_a_log_is_told_with_file_and_line(
-    tmp_path: Path, number: int, record: Any, said: str
+@pytest.mark.parametrize(("number", "record", "output"), WRONG)
+def test_a_mistake_in_a_log_is_reported_with_file_and_line(
+    tmp_path: Path, number: int, record: Any, output: str
 ) -> None:
     path = written(tmp_path, metadata(NEW), message("hi"), end=summary())
     line(path, number, record)
     with pytest.raises(ToolcribError) as caught:
-        list(run_history.log_entries(run_history.find_run(tmp_path, NEW, SEALS)))
+        list(run_history.log_entries(found(tmp_path, NEW)))
     where = "its last line" if number == 3 else f"line {number}"
-    assert caught.value.message.startswith(f"{path}, {where}: this is {said}")
+    assert caught.value.message.startswith(f"{path}, {where}: this is {output}")
     assert caught.value.remedy
 
 
-@pytest.mark.req("FRG-7")
-def test_one_bad_log_is_told_and_the_others_are_listed(tmp_path: Path) -> None:
+def test_one_bad_log_is_reported_and_the_others_are_listed(tmp_path: Path) -> None:
     written(tmp_path, metadata(OLD), end=summary())
     line(written(tmp_path, metadata(NEW), end=summary()), 1, b"nonsense\n")
     problems: list[ToolcribError] = []
@@ -180,17 +182,15 @@ def test_one_bad_log_is_told_and_the_others_are_listed(tmp_path: Path) -> None:
     assert [NEW in problem.message for problem in problems] == [True]
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
 def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path, metadata(OLD), end=summary())
     planted = path.with_name(f"{NEW}.jsonl")
     {"link": lambda: planted.symlink_to(path), "folder": planted.mkdir, "fifo": lambda: os.mkfifo(planted)}[kind]()
     with pytest.raises(ToolcribError, match=NEW):
-        run_history.find_run(tmp_path, NEW, SEALS)
+        found(tmp_path, NEW)
 
 
-@pytest.mark.req("FRG-7")
 def test_logs_behind_a_link_are_not_the_projects(tmp_path: Path) -> None:
     other, project = tmp_path / "other", tmp_path / "project"
     other.mkdir()
@@ -198,57 +198,51 @@ def test_logs_behind_a_link_are_not_the_projects(tmp_path: Path) -> None:
     written(other, metadata(NEW), end=summary())
     (project / ".toolcrib").symlink_to(other / ".toolcrib")
     with pytest.raises(ToolcribError, match="is a link, not a folder"):
-        run_history.find_run(project, "last", SEALS)
+        found(project, "last")
 
 
-@pytest.mark.req("FRG-7")
-def test_a_conversation_goes_on_where_its_newest_run_left_a_session(tmp_path: Path) -> None:
+def test_a_conversation_continues_in_its_newest_session(tmp_path: Path) -> None:
     written(tmp_path, metadata(OLD, profile="read-only"), end=summary(session=SESSION))
     written(tmp_path, metadata(NEW, conversation="other"), end=summary(session="x"))
     later = metadata("20261117-100000-00000a", profile="developer", pid_began=NOBODY)
     written(tmp_path, later, message("killed before it said who it is"))
-    found = run_history.conversation_state(tmp_path, "c0ffee", "claude", SEALS)
-    assert (found.conversation, found.provider, found.profile) == ("c0ffee", "claude", "developer")
-    assert found.session == SESSION
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS) == found
+    current = state(tmp_path, "c0ffee")
+    assert (current.conversation, current.provider, current.profile) == ("c0ffee", "claude", "developer")
+    assert current.session == SESSION
+    assert state(tmp_path) == current
     with pytest.raises(NotFound, match="no conversation nobody"):
-        run_history.conversation_state(tmp_path, "nobody", "claude", SEALS)
+        state(tmp_path, "nobody")
 
 
-@pytest.mark.req("FRG-7")
 def test_the_last_conversation_is_that_of_the_client_who_is_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="There is no conversation with claude yet in"):
-        run_history.conversation_state(tmp_path, "last", "claude", SEALS)
+        state(tmp_path)
     written(tmp_path, metadata(OLD, conversation="ours"), end=summary(session=SESSION))
     written(tmp_path, metadata(NEW, conversation="theirs", provider="codex"), end=summary(session=SESSION))
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).conversation == "ours"
-    assert run_history.conversation_state(tmp_path, "last", "codex", SEALS).conversation == "theirs"
-    assert run_history.conversation_state(tmp_path, "theirs", "claude", SEALS).provider == "codex", (
-        "for an error that says so"
-    )
+    assert state(tmp_path).conversation == "ours"
+    assert state(tmp_path, "last", "codex").conversation == "theirs"
+    assert state(tmp_path, "theirs").provider == "codex", "for an error that says so"
     with pytest.raises(NotFound, match="There is no conversation with gemini yet in"):
-        run_history.conversation_state(tmp_path, "last", "gemini", SEALS)
+        state(tmp_path, "last", "gemini")
 
 
-@pytest.mark.req("FRG-7")
-def test_a_killed_run_goes_on_in_the_session_that_was_noted_last(tmp_path: Path) -> None:
+def test_a_killed_run_continues_in_its_last_logged_session(tmp_path: Path) -> None:
     other = "1b5a3c9e-6f0a-4c7c-9d1e-2f3a4b5c6d7e"
     log = RunLog.open(tmp_path, metadata(NEW, pid_began=NOBODY), seals=SEALS)
     for session in ("", other, other, SESSION):
         log.session(session)
         log.event(message("working"))
     assert log.path.read_bytes().count(b'\n{"session":') == 2
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == SESSION
-    run = run_history.find_run(tmp_path, NEW, SEALS)
+    assert state(tmp_path).session == SESSION
+    run = found(tmp_path, NEW)
     assert [type(one) for one in run_history.log_entries(run)] == [RunMetadata, *[AgentEvent] * 4]
 
 
-@pytest.mark.req("FRG-7")
-def test_a_session_that_stands_only_in_what_the_program_printed_is_not_gone_on_in(tmp_path: Path) -> None:
-    told = {"type": "system", "subtype": "init", "session_id": SESSION}
-    init = AgentEvent(kind=AgentEventKind.LOG, provider="claude", raw=told)
+def test_a_session_only_in_printed_output_is_not_continued(tmp_path: Path) -> None:
+    reported = {"type": "system", "subtype": "init", "session_id": SESSION}
+    init = AgentEvent(kind=AgentEventKind.LOG, provider="claude", raw=reported)
     written(tmp_path, metadata(NEW, pid_began=NOBODY), init)
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == ""
+    assert state(tmp_path).session == ""
 
 
 def planted(root: Path, run_id: str, **given: Any) -> Path:
@@ -257,23 +251,21 @@ def planted(root: Path, run_id: str, **given: Any) -> Path:
     return written(root, about, session=SESSION, end=summary(session=SESSION), seals=LogSeals(b"x" * 32))
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("key", [None, b"x" * 32])
-def test_a_planted_log_is_shown_as_such_and_says_nothing_about_the_next_run(tmp_path: Path, key: bytes | None) -> None:
+def test_a_planted_log_is_marked_and_does_not_influence_the_next_run(tmp_path: Path, key: bytes | None) -> None:
     written(tmp_path, metadata(OLD, profile="read-only"), end=summary(session=SESSION))
-    before = run_history.conversation_state(tmp_path, "last", "claude", SEALS)
+    before = state(tmp_path)
     for number, conversation in enumerate(("c0ffee", "other")):
         about = metadata(f"29990101-00000{number}-00000a", profile="developer", conversation=conversation)
         written(tmp_path, about, end=summary(session="9" + SESSION[1:]), seals=LogSeals(key))
-    assert [run.sealed for run in run_history.recorded_runs(tmp_path, SEALS)] == [False, False, True]
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS) == before
-    assert run_history.conversation_state(tmp_path, "c0ffee", "claude", SEALS) == before
+    assert [run.sealed for run in recorded(tmp_path)] == [False, False, True]
+    assert state(tmp_path) == before
+    assert state(tmp_path, "c0ffee") == before
     assert before.profile == "read-only"
     with pytest.raises(NotFound, match="1 that came from elsewhere, or were changed or moved, are not trusted"):
-        run_history.conversation_state(tmp_path, "other", "claude", SEALS)
+        state(tmp_path, "other")
 
 
-@pytest.mark.req("FRG-7")
 def test_without_a_key_nothing_is_trusted(tmp_path: Path) -> None:
     written(tmp_path, metadata(NEW), end=summary(session=SESSION), seals=LogSeals(None))
     (run,) = run_history.recorded_runs(tmp_path, LogSeals(None))
@@ -287,7 +279,6 @@ def changed(path: Path, number: int, kind: str, **fields: Any) -> None:
     line(path, number, {kind: record[kind] | fields})
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize(
     ("number", "kind", "field", "value"),
     [
@@ -305,15 +296,14 @@ def changed(path: Path, number: int, kind: str, **fields: Any) -> None:
 )
 def test_a_line_that_was_changed_is_not_trusted(tmp_path: Path, number: int, kind: str, field: str, value: Any) -> None:
     path = written(tmp_path, metadata(NEW), end=summary(session=SESSION))
-    assert run_history.find_run(tmp_path, NEW, SEALS).sealed
+    assert found(tmp_path, NEW).sealed
     changed(path, number, kind, **{field: value})
-    assert not run_history.find_run(tmp_path, NEW, SEALS).sealed
+    assert not found(tmp_path, NEW).sealed
     for which in ("last", "c0ffee", "other"):
         with pytest.raises(NotFound):
-            run_history.conversation_state(tmp_path, which, "claude", SEALS)
+            state(tmp_path, which)
 
 
-@pytest.mark.req("FRG-7")
 def test_a_seal_holds_for_its_run_and_its_project_alone(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -322,16 +312,15 @@ def test_a_seal_holds_for_its_run_and_its_project_alone(tmp_path: Path) -> None:
     other = written(here, metadata(NEW), end=summary(session="9" + SESSION[1:]))
     moved = written(there, metadata("20260101-000000-00000a")).with_name(path.name)
     moved.write_bytes(path.read_bytes())
-    assert not run_history.find_run(there, OLD, SEALS).sealed, "of another project"
+    assert not found(there, OLD).sealed, "of another project"
     line(path, 2, other.read_bytes().splitlines(keepends=True)[1])
-    assert not run_history.find_run(here, OLD, SEALS).sealed, "the end of another run"
+    assert not found(here, OLD).sealed, "the end of another run"
     renamed = other.with_name("20261117-100000-00000b.jsonl")
     renamed.write_bytes(other.read_bytes().replace(NEW.encode(), b"20261117-100000-00000b"))
-    assert not run_history.find_run(here, "20261117", SEALS).sealed, "another name"
-    assert run_history.find_run(here, NEW, SEALS).sealed
+    assert not found(here, "20261117").sealed, "another name"
+    assert found(here, NEW).sealed
 
 
-@pytest.mark.req("FRG-7")
 def test_a_session_line_of_another_run_or_hand_is_not_trusted(tmp_path: Path) -> None:
     theirs = written(tmp_path, metadata(OLD), session=SESSION).read_bytes().splitlines(keepends=True)[1]
     for number, planted_line in enumerate(
@@ -339,19 +328,17 @@ def test_a_session_line_of_another_run_or_hand_is_not_trusted(tmp_path: Path) ->
     ):
         path = written(tmp_path, metadata(f"20261118-10000{number}-00000a", conversation=f"c{number}"))
         path.write_bytes(path.read_bytes() + planted_line)
-        assert run_history.conversation_state(tmp_path, f"c{number}", "claude", SEALS).session == ""
+        assert state(tmp_path, f"c{number}").session == ""
 
 
-@pytest.mark.req("FRG-7")
 def test_many_planted_logs_do_not_hide_the_real_ones(tmp_path: Path) -> None:
     real = written(tmp_path, metadata(OLD), end=summary(session=SESSION))
     fake = planted(tmp_path, "29990101-000000-00000a").read_bytes()
     for number in range(1100):
         real.with_name(f"29990102-{number:06d}-00000a.jsonl").write_bytes(fake)
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == SESSION
+    assert state(tmp_path).session == SESSION
 
 
-@pytest.mark.req("FRG-7")
 def test_the_key_is_made_once_for_the_person_alone_and_a_bad_one_is_not_trusted(tmp_path: Path) -> None:
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     file = tmp_path / "home" / "state" / "runs.key"
@@ -369,27 +356,21 @@ def test_the_key_is_made_once_for_the_person_alone_and_a_bad_one_is_not_trusted(
         assert LogSeals.made(environ).key is None, "one that may come back is not written over"
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("session", ["--dangerously-skip-permissions", "../../etc", "x\ny", ""])
 def test_a_session_that_cannot_be_one_is_not_handed_on(tmp_path: Path, session: str) -> None:
     written(tmp_path, metadata(NEW), end=summary(session=session))
-    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == ""
+    assert state(tmp_path).session == ""
 
 
-@pytest.mark.req("FRG-7")
-def test_following_gives_what_is_there_and_what_comes_until_the_summary(tmp_path: Path) -> None:
+def test_following_yields_existing_and_new_entries_until_the_summary(tmp_path: Path) -> None:
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("before"))
     later = [lambda: log.event(message("after")), lambda: log.end(summary())]
-    seen = [
-        type(one)
-        for one in run_history.follow_log(run_history.find_run(tmp_path, "last", SEALS), wait=lambda _: later.pop(0)())
-    ]
+    seen = [type(one) for one in run_history.follow_log(found(tmp_path), wait=lambda _: later.pop(0)())]
     assert seen == [RunMetadata, AgentEvent, AgentEvent, RunSummary]
     assert not later
 
 
-@pytest.mark.req("FRG-7")
 def test_following_puts_pieces_of_a_line_together(tmp_path: Path) -> None:
     path = written(tmp_path, metadata())
     whole = json.dumps({"event": message("in three pieces").to_json()}).encode() + b"\n"
@@ -400,12 +381,11 @@ def test_following_puts_pieces_of_a_line_together(tmp_path: Path) -> None:
         with path.open("ab") as stream:
             stream.write(pieces.pop(0))
 
-    _, event, _ = run_history.follow_log(run_history.find_run(tmp_path, "last", SEALS), wait=more)
+    _, event, _ = run_history.follow_log(found(tmp_path), wait=more)
     assert isinstance(event, AgentEvent)
     assert event.text == "in three pieces"
 
 
-@pytest.mark.req("FRG-7")
 def test_following_ends_with_the_process_and_loses_nothing(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     log = RunLog.open(tmp_path, metadata(pid=process.pid, pid_began=process_started_at(process.pid)), seals=SEALS)
 
@@ -413,23 +393,20 @@ def test_following_ends_with_the_process_and_loses_nothing(tmp_path: Path, proce
         log.event(message("last words"))
         end(process)
 
-    *_, last = run_history.follow_log(run_history.find_run(tmp_path, "last", SEALS), wait=last_words)
+    *_, last = run_history.follow_log(found(tmp_path), wait=last_words)
     assert isinstance(last, AgentEvent)
     assert last.text == "last words"
 
 
-@pytest.mark.req("FRG-7")
 @given(content=st.binary(max_size=300) | st.text(max_size=300).map(str.encode), after=st.booleans())
-def test_whatever_a_file_holds_there_is_an_answer_or_an_error_of_ours(
-    tmp_path: Path, content: bytes, after: bool
-) -> None:
+def test_any_file_content_is_read_or_raises_a_toolcrib_error(tmp_path: Path, content: bytes, after: bool) -> None:
     path = tmp_path / ".toolcrib" / "runs" / f"{NEW}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     first = json.dumps({"metadata": metadata(NEW, pid_began=NOBODY).to_json()}).encode() + b"\n"
     path.write_bytes(first + content if after else content)
     try:
-        run = run_history.find_run(tmp_path, NEW, SEALS)
+        run = found(tmp_path, NEW)
         list(run_history.log_entries(run))
-        run_history.conversation_state(tmp_path, "last", "claude", SEALS)
+        state(tmp_path)
     except ToolcribError as error:
         assert str(path) in error.message or "conversation" in error.message

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolcrib.config.paths import Paths
-from toolcrib.daemon_client import lease as houses
+from toolcrib.daemon_client import lease as harnesses
 from toolcrib.daemon_client import lease as leases
 from toolcrib.daemon_client.lease import LeaseClient, LeaseEvent, LeaseLost, LeaseRequest, open_lease_client
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
@@ -88,8 +88,8 @@ async def daemon_that(*answers: Answer) -> AsyncIterator[LeaseClient]:
         paths = Paths.of_user(environ)
         paths.run_dir.mkdir()
         server = await asyncio.start_unix_server(connected, paths.socket)
-        async with asyncio.timeout(LIMIT), server, open_lease_client(paths, Path("/"), environ) as house:
-            yield house
+        async with asyncio.timeout(LIMIT), server, open_lease_client(paths, Path("/"), environ) as harness:
+            yield harness
             server.close()
 
 
@@ -115,27 +115,27 @@ async def noted(stream: AsyncIterator[LeaseEvent]) -> list[LeaseEvent]:
 
 
 async def test_a_daemon_that_is_just_ending_is_asked_again_until_the_next_one_lends() -> None:
-    async with daemon_that(hangs_up, is_stopping, hangs_up, lends) as house:
-        lease = await house.lease(wanted())
+    async with daemon_that(hangs_up, is_stopping, hangs_up, lends) as harness:
+        lease = await harness.lease(wanted())
         assert (lease.agent, lease.names) == ("claude-c1", {"w_note": ("w", "note")})
         assert lease.warnings == ("The server w is not there: it ended",)
         assert "tcb_t" not in repr(lease)
 
 
 async def test_a_daemon_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(houses, "CONNECT_TIMEOUT", 0.2)
-    async with daemon_that(hangs_up) as house:
+    monkeypatch.setattr(harnesses, "CONNECT_TIMEOUT", 0.2)
+    async with daemon_that(hangs_up) as harness:
         with pytest.raises(DaemonNotRunning, match="ended before it had lent"):
-            await house.lease(wanted())
+            await harness.lease(wanted())
 
 
 async def test_a_daemon_of_an_older_version_is_said_to_be_one() -> None:
     async def does_not_know(_: dict[str, Any], peer: Peer) -> None:
         await peer.refuse("UnknownCommand")
 
-    async with daemon_that(does_not_know) as house:
+    async with daemon_that(does_not_know) as harness:
         with pytest.raises(DaemonNotRunning, match="older version") as caught:
-            await house.lease(wanted())
+            await harness.lease(wanted())
     assert "toolcrib down" in caught.value.remedy
 
 
@@ -147,9 +147,9 @@ async def test_what_the_daemon_refuses_is_raised_as_it_raised_it(kind: str, rais
     async def refuses(_: dict[str, Any], peer: Peer) -> None:
         await peer.refuse(kind, "Not so.")
 
-    async with daemon_that(refuses) as house:
+    async with daemon_that(refuses) as harness:
         with pytest.raises(ToolcribError, match=r"Not so\.") as caught:
-            await house.lease(wanted())
+            await harness.lease(wanted())
     assert type(caught.value) is raised
     assert (caught.value.remedy, caught.value.data) == ("Do.", {"more": 1})
 
@@ -158,9 +158,9 @@ async def test_an_answer_that_is_no_lease_is_an_error() -> None:
     async def babbles(_: dict[str, Any], peer: Peer) -> None:
         await peer.event(weather="fine")
 
-    async with daemon_that(babbles) as house:
+    async with daemon_that(babbles) as harness:
         with pytest.raises(ProtocolViolation):
-            await house.lease(wanted())
+            await harness.lease(wanted())
 
 
 async def test_notes_that_cannot_be_understood_are_a_lost_lease_and_no_silence() -> None:
@@ -170,8 +170,8 @@ async def test_notes_that_cannot_be_understood_are_a_lost_lease_and_no_silence()
         await peer.event(listed={"tools": 1})
         await peer.until_they_disconnect()
 
-    async with daemon_that(tells_otherwise) as house:
-        (lost,) = await noted((await house.lease(wanted())).events())
+    async with daemon_that(tells_otherwise) as harness:
+        (lost,) = await noted((await harness.lease(wanted())).events())
     assert lost == LeaseLost(why="The daemon sends listed in another form.")
 
 
@@ -184,8 +184,8 @@ async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() ->
         await peer.event(listed={"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "names": {}, "at": 1.0})
         over.set()
 
-    async with daemon_that(tells_at_the_end) as house:
-        lease = await house.lease(wanted())
+    async with daemon_that(tells_at_the_end) as harness:
+        lease = await harness.lease(wanted())
         await asyncio.gather(lease.release(), lease.release())
         assert over.is_set(), "who releases waits for the daemon's end of it"
         assert [type(note).__name__ for note in await noted(lease.events())] == ["ListingSeen"]
@@ -201,8 +201,8 @@ async def test_a_daemon_that_never_hangs_up_does_not_hold_a_run(monkeypatch: pyt
         await peer.event(lease=LEASE)
         await done.wait()
 
-    async with daemon_that(clings) as house:
-        lease = await house.lease(wanted())
+    async with daemon_that(clings) as harness:
+        lease = await harness.lease(wanted())
         await lease.release()
         assert await noted(lease.events()) == []
         done.set()
@@ -221,8 +221,8 @@ async def test_a_run_comes_back_with_its_token_and_says_whose() -> None:
         await peer.event(ended={"why": "removed"})
         await peer.until_they_disconnect()
 
-    async with daemon_that(lends_and_falls, hangs_up, is_stopping, lends_again) as house:
-        (ended,) = await noted((await house.lease(wanted())).events())
+    async with daemon_that(lends_and_falls, hangs_up, is_stopping, lends_again) as harness:
+        (ended,) = await noted((await harness.lease(wanted())).events())
     assert ended == leases.LeaseEnded(why="removed")
     assert [params.get("resume") for params in asked] == [None, {"agent": "claude-c1", "token": "tcb_t"}]
 

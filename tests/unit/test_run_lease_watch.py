@@ -191,11 +191,11 @@ async def test_a_listing_is_measured_as_it_was_handed_out_and_counted_once(
 
 
 async def test_a_list_too_long_for_one_count_is_counted_all_the_same(redact: Masker) -> None:
-    shown = b'[{"name":"a","description":"' + b"word " * (tokens.COUNTED_UP_TO // 2) + b'"}]'
+    shown = b'[{"name":"a","description":"' + b"word " * (tokens.MAX_COUNTED_BYTES // 2) + b'"}]'
     bus = Bus()
     with AgentWatch(bus, "mine") as watch:
         bus.publish(ToolsListed(agent="mine", tools=shown, by_name={}))
-        assert (await next_note(watch, redact)).tokens > tokens.COUNTED_UP_TO // 2
+        assert (await next_note(watch, redact)).tokens > tokens.MAX_COUNTED_BYTES // 2
 
 
 async def test_what_is_under_way_when_the_agent_ends_is_told_before_the_end(redact: Masker) -> None:

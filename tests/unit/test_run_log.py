@@ -22,9 +22,11 @@ from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
 from toolcrib.coding_agents import run_history
 from toolcrib.coding_agents.client_spec import TokenUsage
 from toolcrib.coding_agents.run_folder import LogSeals
-from toolcrib.coding_agents.run_log import MOST_LOGS, RunLog, ValueMasker
+from toolcrib.coding_agents.run_log import MAX_LOGS, RunLog, ValueMasker
 from toolcrib.coding_agents.run_result import RunStatus
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+pytestmark = pytest.mark.req("FRG-7")
 
 TOKEN = "tcb_abcdefgh12345678"
 KEY = 'pass"word/1 é'
@@ -46,7 +48,7 @@ def small_files() -> Iterator[int]:
     signal.signal(signal.SIGXFSZ, ignored)
 
 
-@pytest.mark.req("FRG-7", "FRG-6")
+@pytest.mark.req("FRG-6")
 def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path: Path) -> None:
     about = metadata(governed=("its own tools",))
     call = AgentEvent(
@@ -77,7 +79,6 @@ def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path
     assert last == {"summary": end.to_json()}
 
 
-@pytest.mark.req("FRG-7")
 def test_only_the_person_can_read_it_and_git_does_not_see_it(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=20)
     path = written(tmp_path, metadata(), end=summary())
@@ -90,9 +91,8 @@ def test_only_the_person_can_read_it_and_git_does_not_see_it(tmp_path: Path) -> 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, "rights that others had are taken back"
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("place", [".toolcrib", ".toolcrib/runs"])
-def test_a_link_that_the_project_laid_is_not_followed_and_the_run_goes_on(tmp_path: Path, place: str) -> None:
+def test_a_planted_link_is_not_followed_and_the_run_continues(tmp_path: Path, place: str) -> None:
     outside, project = tmp_path / "outside", tmp_path / "project"
     outside.mkdir()
     (project / place).parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,6 @@ def test_a_link_that_the_project_laid_is_not_followed_and_the_run_goes_on(tmp_pa
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.req("FRG-7")
 def test_a_file_that_waits_in_the_logs_place_is_not_written_over(tmp_path: Path) -> None:
     folder = tmp_path / ".toolcrib" / "runs"
     folder.mkdir(parents=True)
@@ -118,7 +117,6 @@ def test_a_file_that_waits_in_the_logs_place_is_not_written_over(tmp_path: Path)
     assert precious.read_text() == "mine"
 
 
-@pytest.mark.req("FRG-7")
 def test_a_killed_run_leaves_whole_lines_up_to_the_last_event(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
@@ -139,7 +137,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert texts == [str(number) for number in range(50)]
 
 
-@pytest.mark.req("FRG-7")
 def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     writes: list[bytes] = []
@@ -157,36 +154,31 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all(one.endswith(b"}\n") and one.count(b"\n") == 1 for one in writes)
 
 
-@pytest.mark.req("FRG-7")
-def test_a_full_disk_is_told_once_leaves_whole_lines_and_says_later_what_is_missing(
-    tmp_path: Path, small_files: int
-) -> None:
+def test_a_full_disk_is_reported_once_and_leaves_complete_lines(tmp_path: Path, small_files: int) -> None:
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("fits"))
     assert log.failure == ""
     log.event(message("x" * small_files))
-    told = log.failure
-    assert "cannot be written: File too large" in told
+    shown = log.failure
+    assert "cannot be written: File too large" in shown
     log.event(message("y" * small_files))
-    assert log.failure == told
+    assert log.failure == shown
     log.event(message("fits again"))
     log.end(summary())
     texts = [record["event"]["text"] for record in records(log.path)[1:-1]]
-    assert texts == ["fits", f"2 lines are missing here: {told}", "fits again"]
+    assert texts == ["fits", f"2 lines are missing here: {shown}", "fits again"]
     assert "summary" in records(log.path)[-1]
 
 
-@pytest.mark.req("FRG-7")
-def test_a_log_that_is_removed_while_the_run_goes_on_is_told(tmp_path: Path) -> None:
+def test_a_log_removed_during_the_run_is_reported(tmp_path: Path) -> None:
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("one"))
     log.path.unlink()
     log.event(message("two"))
     log.end(summary())
-    assert log.failure == f"{log.path} was removed while the run went on."
+    assert log.failure == f"{log.path} was removed during the run."
 
 
-@pytest.mark.req("FRG-7")
 def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / ".toolcrib").write_text("a file")
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
@@ -195,7 +187,6 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) ->
     assert log.failure == f"{log.path} cannot be written: .toolcrib is a file, not a folder."
 
 
-@pytest.mark.req("FRG-7")
 def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> None:
     log = RunLog.open(
         tmp_path, metadata(prompt=f"use {KEY}"), seals=SEALS, secrets=[KEY, "31415926", "short", "finished", "output"]
@@ -219,16 +210,12 @@ def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> No
     for form in (KEY, json.dumps(KEY)[1:-1], json.dumps(KEY, ensure_ascii=False)[1:-1], "pass%22", TOKEN):
         assert form not in text
     _, called, last = records(log.path)
-    assert called["event"]["raw"] == {
-        "****": [{"deep": ["x****x", "****"]}],
-        "quoted": '{"k": "****"}',
-    }
+    assert called["event"]["raw"] == {"****": [{"deep": ["x****x", "****"]}], "quoted": '{"k": "****"}'}
     assert called["event"]["tool_args"]["b"] == "short", "what is short stands in too many texts"
     assert last["summary"]["status"] == "finished", "Toolcrib's own words stay, or nobody could read the log"
     assert last["summary"]["usage"] == {"input": None, "output": 31415926, "cached": None, "reported": {"k": "****"}}
 
 
-@pytest.mark.req("FRG-7")
 def test_keys_that_look_alike_once_masked_keep_both_values() -> None:
     assert ValueMasker(["secret-1", "secret-2"])({"secret-1": 1, "secret-2": 2}) == {"****": 1, "*****": 2}
 
@@ -246,7 +233,7 @@ def test_what_holds_no_secret_is_kept_as_it_is(value: Any) -> None:
     assert ValueMasker(["a secret that nobody has"])(value) == value
 
 
-@pytest.mark.req("FRG-6", "FRG-7")
+@pytest.mark.req("FRG-6")
 def test_whatever_a_program_prints_becomes_a_line_of_json(tmp_path: Path) -> None:
     deep: Any = "bottom"
     for _ in range(5000):
@@ -260,11 +247,10 @@ def test_whatever_a_program_prints_becomes_a_line_of_json(tmp_path: Path) -> Non
     assert event["event"]["raw"]["5"] == "number"
 
 
-@pytest.mark.req("FRG-7")
-def test_the_newest_logs_are_kept_and_never_one_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_the_newest_logs_and_those_of_running_runs_are_kept(tmp_path: Path) -> None:
     alive = metadata("20250101-000000-00000a")
     written(tmp_path, alive)
-    for number in range(MOST_LOGS + 5):
+    for number in range(MAX_LOGS + 5):
         about = metadata(f"20260101-{number:06d}-00000a", pid_began=NOBODY)
         written(tmp_path, about, end=summary() if number % 2 else None)
     folder = tmp_path / ".toolcrib" / "runs"
@@ -274,22 +260,21 @@ def test_the_newest_logs_are_kept_and_never_one_of_a_run_that_goes_on(tmp_path: 
     assert left[0] == "20250101-000000-00000a.jsonl"
     assert left[-1] == "notes.jsonl"
     # The live one is beyond the number: what is old and over goes, whatever else has to stay.
-    assert len(left) - 2 == MOST_LOGS
+    assert len(left) - 2 == MAX_LOGS
     assert left[1] == "20260101-000006-00000a.jsonl"
 
 
-@pytest.mark.req("FRG-7")
 def test_planted_logs_take_no_room_from_ours_and_are_left_alone(tmp_path: Path) -> None:
     ours = [written(tmp_path, metadata(f"20260101-{number:06d}-00000a"), end=summary()) for number in range(3)]
     fake = written(tmp_path, metadata("29990101-000000-00000a"), end=summary(), seals=LogSeals(b"x" * 32))
-    theirs = [fake.with_name(f"29990102-{number:06d}-00000a.jsonl") for number in range(MOST_LOGS)]
+    theirs = [fake.with_name(f"29990102-{number:06d}-00000a.jsonl") for number in range(MAX_LOGS)]
     for path in theirs:
         path.write_bytes(fake.read_bytes().replace(b"29990101-000000", path.name[:15].encode()))
     new = written(tmp_path, metadata("20261116-100000-00000a"), end=summary())
     assert set(new.parent.glob("*.jsonl")) == {*ours, fake, *theirs, new}
 
 
-@pytest.mark.req("FRG-6", "FRG-7")
+@pytest.mark.req("FRG-6")
 def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
     large = 10**400
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
@@ -300,13 +285,12 @@ def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
     assert last["summary"]["usage"]["input"] == large
 
 
-@pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("letter", ["x", "é", "\x00", "\ud800"])
 def test_a_log_of_a_long_prompt_and_a_long_answer_can_be_read(tmp_path: Path, letter: str) -> None:
     much = letter * 5_000_000
     about = metadata(prompt=much, prompt_bytes=5_000_000)
-    told = TokenUsage(input=1, reported={"a": 1, "much": much})
-    over = summary(text=much, error=much, session=much, model=much, remedy=much, usage=told, tools={"a": 1, much: 2})
+    shown = TokenUsage(input=1, reported={"a": 1, "much": much})
+    over = summary(text=much, error=much, session=much, model=much, remedy=much, usage=shown, tools={"a": 1, much: 2})
     written(tmp_path, about, message(much), end=over)
     (run,) = run_history.recorded_runs(tmp_path, SEALS)
     assert (run.sealed, run.status, run.metadata.prompt_bytes) == (True, RunStatus.FINISHED, 5_000_000)

@@ -21,6 +21,8 @@ from toolcrib.coding_agents.client_spec import TokenUsage
 from toolcrib.coding_agents.run_result import RunStatus, ToolListSize
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
+pytestmark = pytest.mark.req("FRG-6", "FRG-7")
+
 
 def plain(lines: Any) -> list[str]:
     return ["".join(text for text, _ in line) for line in lines]
@@ -31,7 +33,7 @@ def tool(status: ToolStatus = ToolStatus.OK, **given: Any) -> AgentEvent:
     return AgentEvent(kind=AgentEventKind.TOOL, provider="claude", tool_status=status, **(usual | given))
 
 
-def told(*events: AgentEvent, times: EventTimes = EventTimes.LEFT_OUT, but: str = "") -> list[str]:
+def shown(*events: AgentEvent, times: EventTimes = EventTimes.LEFT_OUT, but: str = "") -> list[str]:
     telling = EventLines(times)
     lines: list[StyledLine] = []
     for event in events:
@@ -39,33 +41,29 @@ def told(*events: AgentEvent, times: EventTimes = EventTimes.LEFT_OUT, but: str 
     return plain([*lines, *telling.rest(but=but)])
 
 
-@pytest.mark.req("FRG-6")
-def test_a_tool_is_one_line_with_arguments_time_and_what_was_wrong() -> None:
-    assert told(tool(ToolStatus.STARTED), tool(tool_duration_ms=12.4)) == ["✓ workspace:read_file  path=a.py  12 ms"]
+def test_a_tool_is_one_line_with_arguments_time_and_error() -> None:
+    assert shown(tool(ToolStatus.STARTED), tool(tool_duration_ms=12.4)) == ["✓ workspace:read_file  path=a.py  12 ms"]
     denied = tool(ToolStatus.DENIED, rule="profile read-only: allow *:* only if read_only", decision="deny", text="no")
-    assert told(denied) == ["✗ workspace:read_file  path=a.py  denied: profile read-only: allow *:* only if read_only"]
+    assert shown(denied) == ["✗ workspace:read_file  path=a.py  denied: profile read-only: allow *:* only if read_only"]
     own = tool(ToolStatus.ERROR, server="", tool_name="Bash", tool_args={"command": "ls -l"}, text="exit 1\nbad")
-    assert told(own) == ['✗ Bash  command="ls -l"  failed: exit 1 bad']
-    assert told(tool(ToolStatus.CANCELLED)) == ["✗ workspace:read_file  path=a.py  not over"]
+    assert shown(own) == ['✗ Bash  command="ls -l"  failed: exit 1 bad']
+    assert shown(tool(ToolStatus.CANCELLED)) == ["✗ workspace:read_file  path=a.py  cancelled"]
 
 
-@pytest.mark.req("FRG-6")
 def test_what_is_shortened_shows_it() -> None:
-    (line,) = told(tool(tool_args={"text": "x" * 500, "n": 5}))
+    (line,) = shown(tool(tool_args={"text": "x" * 500, "n": 5}))
     assert "text=" + "x" * 59 + "… n=5" in line
-    (line,) = told(tool(tool_args={f"k{number}": "y" * 50 for number in range(9)}))
+    (line,) = shown(tool(tool_args={f"k{number}": "y" * 50 for number in range(9)}))
     assert line.endswith("…")
 
 
-@pytest.mark.req("FRG-6")
-def test_messages_are_told_in_order_and_the_answer_is_kept_for_its_own_place() -> None:
+def test_messages_are_shown_in_order_and_the_answer_is_held_back() -> None:
     events = [message("First I look.\nThen I write."), tool(), message("Done.")]
-    assert told(*events, but="Done.\n") == ["First I look.", "Then I write.", "✓ workspace:read_file  path=a.py"]
-    assert told(*events)[-1] == "Done."
-    assert told(message("one"), message("two"), but="two") == ["one"]
+    assert shown(*events, but="Done.\n") == ["First I look.", "Then I write.", "✓ workspace:read_file  path=a.py"]
+    assert shown(*events)[-1] == "Done."
+    assert shown(message("one"), message("two"), but="two") == ["one"]
 
 
-@pytest.mark.req("FRG-6")
 def test_all_events_come_in_order_and_the_answer_alone_is_kept_back() -> None:
     own = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="success")
     warning = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="toolcrib", text="away")
@@ -77,27 +75,24 @@ def test_all_events_come_in_order_and_the_answer_alone_is_kept_back() -> None:
     assert ends == ["one", "success", "two", "away", "success", '"a.py"}', "success"]
 
 
-@pytest.mark.req("FRG-6")
-def test_warnings_of_toolcrib_and_thoughts_are_told_the_programs_own_log_is_counted() -> None:
+def test_warnings_and_reasoning_are_shown_and_the_programs_log_is_counted() -> None:
     warning = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="toolcrib", text="The server git is away")
     thought = AgentEvent(kind=AgentEventKind.REASONING, provider="claude", role="assistant", text="hm\nhm")
     own = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="debug")
-    assert told(warning, thought, own) == ["! The server git is away", "· hm hm"]
+    assert shown(warning, thought, own) == ["! The server git is away", "· hm hm"]
     telling = EventLines(EventTimes.LEFT_OUT)
     for event in (warning, own, own, message("", raw={})):
         list(telling.of(event))
     assert telling.hidden == 3
 
 
-@pytest.mark.req("FRG-7")
 def test_out_of_a_log_each_has_its_time_and_lines_stay_aligned() -> None:
-    lines = told(message("one\ntwo", time=0.0), tool(time=1e300), times=EventTimes.SHOWN)
+    lines = shown(message("one\ntwo", time=0.0), tool(time=1e300), times=EventTimes.SHOWN)
     assert lines[0].endswith(":00  one")
     assert lines[1] == "          two"
     assert lines[2].startswith("?  ✓")
 
 
-@pytest.mark.req("FRG-6")
 def test_every_event_is_one_whole_line() -> None:
     text = "x" * 5000 + "\nend"
     (line,) = plain([run_text.event_line(message(text))])
@@ -108,7 +103,6 @@ def test_every_event_is_one_whole_line() -> None:
     assert line.endswith('workspace:read_file  ok  {"path": "a.py"}  5 ms  allow (why)')
 
 
-@pytest.mark.req("FRG-7")
 def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -> None:
     over = summary(
         seconds=75.0,
@@ -128,7 +122,7 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         "  tokens        12,345 in, 678 out, 10,000 cached",
         "  tool list     24 tools, 18.2 kB, 4,512 tokens",
         "  log           /p/run.jsonl",
-        '  go on         toolcrib run claude "…" --conversation c0ffee',
+        '  continue      toolcrib run claude "…" --conversation c0ffee',
     ]
     guessed = summary(listing=ToolListSize(tools=1, bytes=900, tokens=230, tokens_estimated=True))
     assert "  tool list     1 tool, 900 B, ~230 tokens" in plain(
@@ -143,8 +137,7 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
     ]
 
 
-@pytest.mark.req("FRG-7")
-def test_calls_that_were_denied_are_told_apart_from_those_that_were_made() -> None:
+def test_denied_calls_are_counted_separately() -> None:
     seen = RunFacts()
     for status in (ToolStatus.STARTED, ToolStatus.OK, ToolStatus.DENIED, ToolStatus.ERROR):
         seen.note(tool(status, tool_name="write_file"))
@@ -153,45 +146,42 @@ def test_calls_that_were_denied_are_told_apart_from_those_that_were_made() -> No
     assert "  tools         workspace:write_file 2, Read 1, workspace:write_file 1 (denied)" in lines
 
 
-@pytest.mark.req("FRG-7")
 def test_of_a_long_prompt_the_beginning_is_shown_and_how_much_is_not() -> None:
-    def shown(prompt: str) -> list[str]:
+    def prompt_lines(prompt: str) -> list[str]:
         lines = plain(run_text.heading_lines(metadata(prompt=prompt), RunStatus.FINISHED, EventDetail.USUAL))
         first = next(place for place, line in enumerate(lines) if line.startswith("  prompt"))
         return [line[16:] for line in lines[first:]]
 
-    assert shown("a\r\nb\n") == ["a", "b"]
-    assert shown("\n".join(f"line {number}" for number in range(40))) == [f"line {number}" for number in range(40)]
-    *lines, last = shown("x\n" * 100)
+    assert prompt_lines("a\r\nb\n") == ["a", "b"]
+    assert prompt_lines("\n".join(f"line {number}" for number in range(40))) == [
+        f"line {number}" for number in range(40)
+    ]
+    *lines, last = prompt_lines("x\n" * 100)
     assert lines == ["x"] * 40
-    assert last == "(120 characters more; --json has them)"
-    (line, last) = shown("y" * 10_000)
+    assert last == "(120 characters more; --json shows everything)"
+    (line, last) = prompt_lines("y" * 10_000)
     assert line == "y" * 3999 + "…"
-    assert last == "(6,000 characters more; --json has them)"
+    assert last == "(6,000 characters more; --json shows everything)"
 
 
-@pytest.mark.req("FRG-7")
-def test_how_to_go_on_is_safe_to_copy_whatever_a_log_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_to_continue_is_safe_to_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     evil = metadata(provider="x;y", conversation="$(z)", profile="owner", workdir="/a b")
     *_, line = plain(run_text.closing_lines(summary(session="s"), evil, Path("/l"), RunFacts(answered=True)))
     command = "toolcrib run 'x;y' \"…\" --conversation '$(z)' --profile owner --workdir '/a b'"
-    assert line == f"  go on         {command}"
+    assert line == f"  continue      {command}"
 
 
-@pytest.mark.req("FRG-7")
-def test_on_a_terminal_a_long_text_stands_beside_its_label_and_in_a_pipe_on_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_text_wraps_beside_its_label_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setenv("TERM", "xterm")
-    told = "It may read files and change them in the folder, and no others; what is git's it may not change."
+    reported = "It may read files and change them in the folder, and no others; what is git's it may not change."
     path = "/" + "long/" * 12
-    lines = [*run_text.opening_lines(metadata(governed=(told, path)))][2:]
+    lines = [*run_text.opening_lines(metadata(governed=(reported, path)))][2:]
     screen, pipe = Terminal(), io.StringIO()
     for stream in (screen, pipe):
         for line in lines:
@@ -203,30 +193,28 @@ def test_on_a_terminal_a_long_text_stands_beside_its_label_and_in_a_pipe_on_one_
         "                is git's it may not change.",
         f"                {path}",
     ]
-    assert pipe.getvalue().splitlines() == [f"  governed      {told}", f"                {path}"]
+    assert pipe.getvalue().splitlines() == [f"  governed      {reported}", f"                {path}"]
 
 
-@pytest.mark.req("FRG-7")
-def test_the_beginning_says_who_what_where_and_what_is_not_governed() -> None:
+def test_the_heading_has_program_profile_folder_and_limits() -> None:
     about = metadata(governed=("a", "b"), ungoverned=("c",), session_before="s")
     assert plain(run_text.opening_lines(about)) == [
         "claude 2.1.325 as developer in /project",
-        "  conversation  c0ffee (goes on)",
+        "  conversation  c0ffee (continued)",
         "  governed      a",
         "                b",
         "  not governed  c",
     ]
 
 
-@pytest.mark.req("FRG-7")
-def test_a_log_without_an_end_says_whether_the_run_goes_on() -> None:
+def test_a_log_without_a_summary_shows_whether_the_run_continues() -> None:
     going = plain(run_text.unfinished_lines(metadata(), Path("/l"), "s"))
-    assert going[0].startswith("It still goes on: `toolcrib runs tail 2026")
-    assert not any("go on" in line for line in going[1:])
+    assert going[0].startswith("Still running: `toolcrib runs tail 2026")
+    assert not any("continue" in line for line in going[1:])
     killed = plain(run_text.unfinished_lines(metadata(pid_began=NOBODY), Path("/l"), "s"))
     assert killed[0].startswith("✗ killed")
-    assert killed[-1].startswith("  go on         toolcrib run claude")
-    assert "go on" not in plain(run_text.unfinished_lines(metadata(pid_began=NOBODY), Path("/l"), ""))[-1]
+    assert killed[-1].startswith("  continue      toolcrib run claude")
+    assert "continue" not in plain(run_text.unfinished_lines(metadata(pid_began=NOBODY), Path("/l"), ""))[-1]
 
 
 @given(
@@ -239,7 +227,7 @@ def test_no_figure_and_no_text_of_a_hostile_log_makes_it_fail(
     seconds: float, at: float, name: str, arguments: dict[str, Any]
 ) -> None:
     event = tool(tool_duration_ms=seconds, time=at, tool_name=name, tool_args=arguments, server=name, text=name)
-    lines = [*told(event, times=EventTimes.SHOWN), *plain([run_text.event_line(event)])]
+    lines = [*shown(event, times=EventTimes.SHOWN), *plain([run_text.event_line(event)])]
     end = summary(seconds=seconds, tools={name: -1}, error=name, remedy=name, session=name)
     about = metadata(started_at=at, workdir=name, prompt=name, profile=name, conversation=name, governed=(name,))
     lines += plain(run_text.closing_lines(end, about, Path("/l"), RunFacts(answered=True)))

@@ -99,13 +99,13 @@ def test_an_error_names_the_path_and_what_was_expected() -> None:
                 }
             },
             {"a": {"k": 2}},
-            "fits none of the forms allowed: "
+            "fits none of the allowed forms: "
             'arguments.a must be of type string, not {"k":2}, or arguments.a.k must be 1, not 2',
         ),
         (
             {"properties": {"a": {"oneOf": [{"minimum": 1}, {"minimum": 2}]}}},
             {"a": 3},
-            "must fit exactly one of the forms allowed, but 3 fits several",
+            "must fit exactly one of the allowed forms, but 3 fits several",
         ),
         (
             {"propertyNames": {"maxLength": 1}},
@@ -145,7 +145,7 @@ def test_at_most_five_errors_are_told_and_long_values_are_cut() -> None:
         (b'"text"', 'must be an object, not "text"'),
         (b'{"a":', "is not valid JSON: Input data was truncated"),
         (b'{"a":1e999}', "is not valid JSON: Number out of range - at `$[...]`"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deep"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deeply"),
     ],
 )
 @pytest.mark.req("BNS-10")

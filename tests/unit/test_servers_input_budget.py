@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from toolcrib.servers import link
-from toolcrib.servers.link import ENDED, HANDED_ON, MOST, SHARE, InputBudget
+from toolcrib.servers.link import FLOOD_REASON, FORWARD_COST, MAX_FLOOD, SHARE, InputBudget
 
 
 class Clock:
@@ -32,8 +32,8 @@ def test_a_flood_gets_its_share_and_is_ended(clock: Clock) -> None:
         clock.now += meter.pause
         if ended:
             break
-    assert ended == [ENDED]
-    assert spent > MOST
+    assert ended == [FLOOD_REASON]
+    assert spent > MAX_FLOOD
     assert spent / (clock.now - began) < SHARE * 1.2
 
 
@@ -48,8 +48,8 @@ def test_a_server_that_says_little_at_a_time_never_waits(clock: Clock) -> None:
 def test_a_burst_waits_and_is_forgiven(clock: Clock) -> None:
     meter = InputBudget(pytest.fail)
     for _ in range(20):
-        meter.charge(MOST / 2)
-        assert meter.pause == pytest.approx(MOST / 2 / SHARE)
+        meter.charge(MAX_FLOOD / 2)
+        assert meter.pause == pytest.approx(MAX_FLOOD / 2 / SHARE)
         clock.now += 60
         meter.charge(0)
         assert meter.pause == 0
@@ -58,8 +58,8 @@ def test_a_burst_waits_and_is_forgiven(clock: Clock) -> None:
 def test_what_was_asked_for_waits_and_never_ends_a_server(clock: Clock) -> None:
     meter = InputBudget(pytest.fail)
     began, spent = clock.now, 0.0
-    while spent < 10 * MOST:
-        spent += HANDED_ON
-        meter.charge(HANDED_ON, asked=True)
+    while spent < 10 * MAX_FLOOD:
+        spent += FORWARD_COST
+        meter.charge(FORWARD_COST, asked=True)
         clock.now += meter.pause
     assert spent / (clock.now - began) < SHARE * 1.2

@@ -200,7 +200,7 @@ LARGE_HEADER = b"X-A: " + MEGABYTE + b"\r\n"
         ([JSON + b"\r\n", MEGABYTE], "0.286 MB"),
         ([CHUNKED, *[b"f4240\r\n" + MEGABYTE + b"\r\n"] * 3], "0.286 MB"),
         ([CHUNKED, *[b"32\r\n" + b"x" * 50 + b"\r\n"] * 8000], "0.286 MB"),
-        ([CHUNKED, *[b"1\r\nx\r\n" * 100_000] * 4], "tiny pieces"),
+        ([CHUNKED, *[b"1\r\nx\r\n" * 100_000] * 4], "tiny chunks"),
         ([JSON, b"".join(b"X-%d: a\r\n" % number for number in range(300)), b"\r\n"], "256 headers"),
         ([JSON + LARGE_HEADER + b"\r\n"], "64 KB of headers"),
         ([JSON, *[b"X-A: " + b"x" * 1000 + b"\r\n"] * 100], "64 KB of headers"),

@@ -20,7 +20,7 @@ from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.environment import child_environment
 from toolcrib.servers.reaper import Reaper
-from toolcrib.servers.stdio import LONGEST_KEPT, StderrLog
+from toolcrib.servers.stdio import MAX_LINE_LENGTH, StderrLog
 from toolcrib.servers.web import explain, explain_network, explain_status, root_cause
 
 pytestmark = pytest.mark.req("BNS-10")
@@ -104,13 +104,13 @@ def test_secrets_among_the_arguments_are_masked_as_well() -> None:
 
 
 def test_stderr_is_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.servers.stdio.LARGEST_FILE", 1000)
+    monkeypatch.setattr("toolcrib.servers.stdio.MAX_FILE_SIZE", 1000)
     file = tmp_path / "deep" / "s.log"
     log = StderrLog(file, lambda text: text.replace("secret", "***"))
     log.feed(b"a secr")
-    log.feed(b"et\n\xff\n" + b"y" * (LONGEST_KEPT + 50) + b"\nno end")
+    log.feed(b"et\n\xff\n" + b"y" * (MAX_LINE_LENGTH + 50) + b"\nno end")
     log.end()
-    assert log.tail(4) == ["a ***", "\ufffd", "y" * LONGEST_KEPT + " …", "no end"]
+    assert log.tail(4) == ["a ***", "\ufffd", "y" * MAX_LINE_LENGTH + " …", "no end"]
     assert log.tail(0) == []
     for number in range(2000):
         log.feed(f"line {number}\n".encode())
@@ -135,7 +135,7 @@ def test_a_servers_log_is_opened_once_for_many_chunks_and_two_writers_keep_it_bo
         two.feed(f"two {number}\n".encode())
     assert len(opened) == 2
     assert len(file.read_text().splitlines()) == 40
-    monkeypatch.setattr("toolcrib.servers.stdio.LARGEST_FILE", 1000)
+    monkeypatch.setattr("toolcrib.servers.stdio.MAX_FILE_SIZE", 1000)
     for number in range(500):
         one.feed(f"one {number}\n".encode())
         two.feed(f"two {number}\n".encode())
@@ -204,7 +204,7 @@ def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "text"),
     [
         (ConnectionRefusedError(), "connection refused"),
-        (socket.gaierror(), "not known"),
+        (socket.gaierror(), "not be resolved"),
         (TimeoutError(), "in time"),
         (ConnectionResetError(), "closed the connection"),
         (ssl.SSLCertVerificationError(), "not trusted"),

@@ -45,8 +45,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    kit = Bench({"desk": {"write": lambda _: result("written")}})
+def notes(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    kit = Bench({"notes": {"write": lambda _: result("written")}})
     monkeypatch.setattr(setup, "Kit", lambda *_, **__: kit)
     return kit
 
@@ -90,13 +90,13 @@ def test_the_page_has_the_table() -> None:
 # Google's SDK warns of a reason that is newer than itself.
 @pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
 @pytest.mark.parametrize(("provider", "reason", "meaning"), ROWS)
-async def test_a_call_in_an_answer_runs_only_where_its_stop_reason_says_that_it_is_complete(
-    desk: Bench, provider: str, reason: str, meaning: StopMeaning
+async def test_a_call_runs_only_if_its_stop_reason_means_complete(
+    notes: Bench, provider: str, reason: str, meaning: StopMeaning
 ) -> None:
     with scripted(provider, [Call("write", WRITE, stop_reason=reason)]) as model:
         events = await run(model, provider, retries=1)
         last = events[-1]
-        assert [given for _, given in desk.calls] == ([WRITE] if meaning is StopMeaning.COMPLETE else [])
+        assert [given for _, given in notes.calls] == ([WRITE] if meaning is StopMeaning.COMPLETE else [])
         assert len(of(Retrying, events)) == (meaning is StopMeaning.RETRY)
         if meaning is StopMeaning.FAIL:
             assert isinstance(last, RunFailed)
@@ -106,8 +106,8 @@ async def test_a_call_in_an_answer_runs_only_where_its_stop_reason_says_that_it_
         assert isinstance(last, RunFinished)
         assert last.ended is (RunEnd.REFUSED if meaning is StopMeaning.REFUSED else RunEnd.DONE)
         if meaning is StopMeaning.LENGTH:
-            [told] = model.results
-            assert "was not run" in told
+            [reported] = model.results
+            assert "did not run" in reported
             [ended] = of(ToolFinished, events)
             assert ended.tool_status is ToolStatus.INVALID
         if meaning is StopMeaning.RETRY:
@@ -116,8 +116,8 @@ async def test_a_call_in_an_answer_runs_only_where_its_stop_reason_says_that_it_
 
 @pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
 @pytest.mark.parametrize(("provider", "reason", "meaning"), ROWS)
-async def test_words_that_were_shown_are_the_answer_only_where_the_stop_reason_allows_it(
-    desk: Bench, provider: str, reason: str, meaning: StopMeaning
+async def test_text_is_the_answer_only_if_the_stop_reason_allows_it(
+    notes: Bench, provider: str, reason: str, meaning: StopMeaning
 ) -> None:
     with scripted(provider, [Say("I say", stop_reason=reason)]) as model:
         events = await run(model, provider, retries=1)
@@ -141,17 +141,17 @@ async def test_words_that_were_shown_are_the_answer_only_where_the_stop_reason_a
 
 @pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
 @every_provider
-async def test_a_reason_that_nobody_knows_is_no_success(desk: Bench, provider: str) -> None:
+async def test_an_unknown_stop_reason_is_a_failure(notes: Bench, provider: str) -> None:
     with scripted(provider, [Call("write", WRITE, stop_reason="on_a_whim")]) as model:
         [*_, last] = await run(model, provider, retries=0)
     assert isinstance(last, RunFailed)
     assert "on_a_whim" in last.error
-    assert not desk.calls
+    assert not notes.calls
 
 
 @every_provider
 async def test_a_call_that_the_limit_of_tokens_cut_is_not_run_and_the_model_can_try_again(
-    desk: Bench, provider: str
+    notes: Bench, provider: str
 ) -> None:
     cut = Call("write", WRITE, ending=AnswerEnding.LENGTH)
     if provider != "google":
@@ -162,22 +162,22 @@ async def test_a_call_that_the_limit_of_tokens_cut_is_not_run_and_the_model_can_
         first, second = model.results
     assert isinstance(last, RunFinished)
     assert (last.text, last.ended) == ("Well.", RunEnd.DONE)
-    assert "was not run" in first
+    assert "did not run" in first
     assert second == "written"
-    assert [given for _, given in desk.calls] == [WRITE]
+    assert [given for _, given in notes.calls] == [WRITE]
 
 
 @every_provider
-async def test_nothing_is_no_answer_after_a_call_that_was_not_run(desk: Bench, provider: str) -> None:
+async def test_nothing_is_no_answer_after_a_call_that_was_not_run(notes: Bench, provider: str) -> None:
     with scripted(provider, [Call("write", WRITE, ending=AnswerEnding.LENGTH), Say("")]) as model:
         [*_, last] = await run(model, provider, retries=0)
     assert isinstance(last, RunFailed)
     assert "nothing" in last.error
-    assert not desk.calls
+    assert not notes.calls
 
 
 @every_provider
-async def test_a_run_goes_on_after_a_refusal_that_came_with_a_call(desk: Bench, provider: str) -> None:
+async def test_a_conversation_continues_after_a_refusal_with_a_call(notes: Bench, provider: str) -> None:
     with scripted(provider, [Call("write", WRITE, ending=AnswerEnding.FILTER, says="No."), Say("Well.")]) as model:
         [*_, first] = await run(model, provider)
         assert isinstance(first, RunFinished)
@@ -185,7 +185,7 @@ async def test_a_run_goes_on_after_a_refusal_that_came_with_a_call(desk: Bench, 
         [*_, second] = await run(model, provider, history=first.messages)
     assert isinstance(second, RunFinished)
     assert second.text == "Well."
-    assert not desk.calls
+    assert not notes.calls
 
 
 @every_provider
@@ -249,22 +249,22 @@ def ended(provider: str, message: Any) -> bool:
 
 
 @every_provider
-async def test_a_stream_that_ends_early_is_asked_for_again_and_no_call_of_it_runs(desk: Bench, provider: str) -> None:
+async def test_a_stream_that_ends_early_is_asked_for_again_and_no_call_of_it_runs(notes: Bench, provider: str) -> None:
     calls = [WRITE, {"path": "b.txt"}]
     with altered(provider, Together([Call("write", given) for given in calls])) as (wire, model):
         await run(model, provider)
         last = next(number for number, message in enumerate(wire.messages) if ended(provider, message))
         for after in range(1, len(wire.messages)):
-            desk.calls.clear()
+            notes.calls.clear()
             wire.alter = itemgetter(slice(after))
             events = await run(model, provider, retries=1)
             assert isinstance(events[-1], RunFinished), after
-            assert [given for _, given in desk.calls] == calls, after
+            assert [given for _, given in notes.calls] == calls, after
             assert len(of(Retrying, events)) == (after <= last), after
 
 
 @every_provider
-async def test_words_of_a_stream_that_ends_early_are_no_answer(desk: Bench, provider: str) -> None:
+async def test_text_of_a_truncated_stream_is_not_an_answer(notes: Bench, provider: str) -> None:
     with altered(provider, Say("This is all.")) as (wire, model):
         await run(model, provider)
         last = next(number for number, message in enumerate(wire.messages) if ended(provider, message))
@@ -295,23 +295,23 @@ def with_nulls(message: Any) -> Any:
 @pytest.mark.parametrize("provider", ["anthropic", "openai"])
 @pytest.mark.parametrize("step", [Call("write", WRITE, says="I write."), Say("All.")])
 async def test_an_answer_of_a_server_that_copies_the_interface_with_nulls_is_taken(
-    desk: Bench, provider: str, step: Step
+    notes: Bench, provider: str, step: Step
 ) -> None:
     with altered(provider, step) as (wire, model):
-        expected = outcome(await run(model, provider), desk)
-        desk.calls.clear()
+        expected = outcome(await run(model, provider), notes)
+        notes.calls.clear()
         wire.alter = lambda messages: list(map(with_nulls, messages))
-        assert outcome(await run(model, provider, retries=0), desk) == expected
+        assert outcome(await run(model, provider, retries=0), notes) == expected
         assert list(map(with_nulls, wire.messages)) != wire.messages
 
 
 @every_provider
-async def test_a_script_can_end_a_stream_early(desk: Bench, provider: str) -> None:
+async def test_a_script_can_end_a_stream_early(notes: Bench, provider: str) -> None:
     with scripted(provider, [Together([Call("write", WRITE)] * 2, cut_after=1)]) as model:
         events = await run(model, provider)
     assert [event.text for event in of(RunFinished, events)] == ["Done."]
     assert len(of(Retrying, events)) == 1
-    assert not desk.calls
+    assert not notes.calls
 
 
 # Wrong types
@@ -338,20 +338,20 @@ def with_a_wrong_type(message: Any, path: tuple[Any, ...]) -> Any:
 SHARED = {"sequence_number", "output_index", "item_id", "response", "index"}
 
 
-def outcome(events: Sequence[RunEvent], desk: Bench) -> Any:
+def outcome(events: Sequence[RunEvent], notes: Bench) -> Any:
     text = "".join(event.text for event in events if event.type == "text_delta")
-    return type(events[-1]), text, [given for _, given in desk.calls]
+    return type(events[-1]), text, [given for _, given in notes.calls]
 
 
 # As outside of tests: what pydantic only warns of must be found, too.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @every_provider
 async def test_a_value_of_the_wrong_type_makes_an_answer_a_broken_one_or_does_not_matter(
-    desk: Bench, provider: str, caplog: pytest.LogCaptureFixture
+    notes: Bench, provider: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = []
     with altered(provider, Together([Call("write", WRITE)], thinking="Hm.", says="I write.")) as (wire, model):
-        expected = outcome(await run(model, provider), desk)
+        expected = outcome(await run(model, provider), notes)
         places = {
             # Each field of a kind of message once, and once in all where many kinds have it.
             (
@@ -364,17 +364,17 @@ async def test_a_value_of_the_wrong_type_makes_an_answer_a_broken_one_or_does_no
             for path in fields_of(message)
         }
         for number, path in places.values():
-            desk.calls.clear()
+            notes.calls.clear()
             wire.alter = lambda messages, n=number, where=path: [  # type: ignore[misc]
                 with_a_wrong_type(message, where) if at == n else message for at, message in enumerate(messages)
             ]
             events = await run(model, provider, retries=0)
-            if outcome(events, desk) != expected:
+            if outcome(events, notes) != expected:
                 [*_, last] = events
                 assert isinstance(last, RunFailed), (number, path)
                 assert "answer cannot be read" in last.error, (number, path, last.error)
                 assert read_history(last.messages), (number, path)
-                assert not desk.calls, (number, path)
+                assert not notes.calls, (number, path)
                 broken.append(path)
     assert len(broken) > 20
     assert not caplog.records

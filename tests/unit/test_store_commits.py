@@ -241,7 +241,7 @@ async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
     await sqlite_store.write(room, 1)
     for number in range(2000):
         commits.add(put, (number, "x" * 20))
-    with pytest.raises(StoreError, match="no room"):
+    with pytest.raises(StoreError, match="disk is full"):
         await commits.flush()
     await sqlite_store.write(room, 1_000_000)
     await eventually(lambda: commits.failure is None)
@@ -252,7 +252,7 @@ async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
 
 @pytest.mark.req("KSI-5")
 async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: Store, tmp_path: Path) -> None:
-    commits = GroupCommit(sqlite_store, most_items=10)
+    commits = GroupCommit(sqlite_store, max_items=10)
     watching = Watching()
     commits.watch(put, watching)
     with Locked(tmp_path / "crib.db"):
@@ -270,7 +270,7 @@ async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: St
 
 
 async def test_large_items_count_by_their_size(store: Store) -> None:
-    commits = GroupCommit(store, most_bytes=1000)
+    commits = GroupCommit(store, max_bytes=1000)
     work, watching = Counting(), Watching()
     commits.watch(work, watching)
     for number in range(5):
@@ -284,7 +284,7 @@ async def test_large_items_count_by_their_size(store: Store) -> None:
 
 
 async def test_one_item_alone_is_never_too_large(store: Store) -> None:
-    commits = GroupCommit(store, most_bytes=1000)
+    commits = GroupCommit(store, max_bytes=1000)
     work = Counting()
     commits.add(work, 0, 4000)
     await commits.flush()
@@ -294,7 +294,7 @@ async def test_one_item_alone_is_never_too_large(store: Store) -> None:
 
 @pytest.mark.req("KSI-5")
 async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -> None:
-    commits = GroupCommit(store, most_items=3)
+    commits = GroupCommit(store, max_items=3)
     work, watching = Counting(), Watching()
     commits.watch(work, watching)
     work.go_on.clear()
@@ -303,7 +303,7 @@ async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -
     before = asyncio.create_task(commits.flush())
     await eventually(work.began.is_set)
     commits.add(work, 3)
-    with pytest.raises(StoreError, match="was not kept"):
+    with pytest.raises(StoreError, match="was dropped"):
         await asyncio.wait_for(commits.flush(), LIMIT)
     work.go_on.set()
     await asyncio.wait_for(before, LIMIT)

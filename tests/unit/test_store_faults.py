@@ -122,7 +122,7 @@ def test_a_full_database_is_an_error_and_what_was_written_stays(file: Path) -> N
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             for one in (connection, other):
                 one.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(StoreError, match="no room") as raised:
+        with pytest.raises(StoreError, match="disk is full") as raised:
             database.write(servers.remember_tools, "id", None, [b"x" * 1_000_000])
         assert "Free some disk space" in raised.value.remedy
         assert trusted(database) == {"/p": "aa"}
@@ -139,7 +139,7 @@ def test_a_full_disk_is_an_error_reads_go_on_and_room_ends_it(tmp_path: Path) ->
         database.write(servers.remember_tools, "id", None, [b"kept"])
         filler = disk.fill()
         for _ in range(3):
-            with pytest.raises(StoreError, match="no room") as raised:
+            with pytest.raises(StoreError, match="disk is full") as raised:
                 database.write(servers.remember_tools, "id", None, [os.urandom(100_000)])
             assert "Free some disk space" in raised.value.remedy
             assert trusted(database) == {"/p": "aa"}
@@ -153,7 +153,7 @@ def test_a_full_disk_is_an_error_reads_go_on_and_room_ends_it(tmp_path: Path) ->
 def test_a_disk_that_is_full_from_the_start_is_a_clear_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", kilobytes=512) as disk:
         filler = disk.fill()
-        with pytest.raises(StoreError, match=r"no room|No space left"):
+        with pytest.raises(StoreError, match=r"disk is full|No space left"):
             Database.open(disk / "crib.db")
         filler.unlink()
         Database.open(disk / "crib.db").close()
@@ -260,9 +260,9 @@ async def test_a_store_that_does_not_open_leaves_no_thread(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("mysql://u:hush@h/d", "no support"),
-        ("://hush", "cannot be read"),
-        ("postgresql://u:hush@h:x/d", "cannot be read"),
+        ("mysql://u:hush@h/d", "not supported"),
+        ("://hush", "is invalid"),
+        ("postgresql://u:hush@h:x/d", "is invalid"),
     ],
 )
 def test_a_url_that_is_not_for_us_is_refused_without_its_password(url: str, message: str) -> None:
@@ -280,7 +280,7 @@ def test_an_unreachable_server_is_a_clear_error_without_the_password() -> None:
 
 def test_a_driver_that_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreError, match="driver that is not installed") as raised:
+    with pytest.raises(StoreError, match="driver is not installed") as raised:
         Database.open("postgresql://someone:hush@127.0.0.1:1/nothing")
     assert "toolcrib[postgres]" in raised.value.remedy
 
@@ -309,7 +309,7 @@ async def test_a_postgresql_that_goes_away_is_an_error_until_it_is_back(own_post
         for _ in range(2):
             with pytest.raises(StoreError, match="cannot be reached") as raised:
                 await store.read(servers.all_trusted_files)
-            assert "goes on by itself" in raised.value.remedy
+            assert "continues automatically" in raised.value.remedy
             assert HUSH not in raised.value.text()
             with pytest.raises(StoreError, match="cannot be reached"):
                 await store.write(servers.trust_file, "/q", "aa")
@@ -375,11 +375,11 @@ def test_who_is_not_let_in_is_told_what_to_do_without_the_password(
 @pytest.mark.parametrize(
     ("state", "said", "remedy"),
     [
-        ("53100", "no room", "Free some disk space"),
+        ("53100", "disk is full", "Free some disk space"),
         ("XX001", "is damaged", "from a backup"),
         ("40001", "locked by another", "then try again"),
         ("42501", "for writing", "permissions"),
-        ("57014", "failed", "its disk"),
+        ("57014", "failed", "the disk"),
     ],
 )
 def test_what_a_postgresql_complains_of_is_said_with_what_to_do(

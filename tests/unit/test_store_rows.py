@@ -182,7 +182,7 @@ def test_agents_take_their_rules_and_sessions_along_and_leave_those_of_others(da
 
 
 def test_a_rule_for_an_agent_that_is_gone_is_refused(database: Database) -> None:
-    with pytest.raises(StoreError, match="does not fit"):
+    with pytest.raises(StoreError, match="conflicts with others"):
         database.write(identity.add_rule, "nobody", origin="agent", rule="{}", added_at=1.0)
     assert database.read(identity.all_rules) == ()
 
@@ -282,12 +282,12 @@ UNKEEPABLE = ["/p/\udcff", "/p\0", "\ud800"]
 @pytest.mark.parametrize("text", UNKEEPABLE)
 def test_a_text_that_an_engine_cannot_hold_is_refused_by_both(database: Database, text: str) -> None:
     row = session("a", text)
-    with pytest.raises(StoreError, match="cannot hold the text") as raised:
+    with pytest.raises(StoreError, match="cannot store the text") as raised:
         database.write(identity.put_sessions, [session("b"), row])
     assert raised.value.remedy
     assert raised.value.text().isascii()
     assert database.read(identity.all_sessions) == ()
-    with pytest.raises(StoreError, match="cannot hold the text"):
+    with pytest.raises(StoreError, match="cannot store the text"):
         database.write(identity.end_sessions, [("a", text)])
 
 

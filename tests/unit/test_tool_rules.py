@@ -486,7 +486,11 @@ async def test_a_default_that_is_not_given_is_filled_in() -> None:
 @pytest.mark.parametrize(
     ("rule", "given", "told"),
     [
-        ({"fix": {"tool": "git:git_push", "arguments": {"depth": 77_777}}}, {"repo_path": "x"}, "do not fit together"),
+        (
+            {"fix": {"tool": "git:git_push", "arguments": {"depth": 77_777}}},
+            {"repo_path": "x"},
+            "conflict with fixed arguments",
+        ),
         ({"default": {"tool": "git:git_push", "arguments": {"depth": 77_777}}}, {"repo_path": "x"}, "do not fit"),
         (
             {"default": {"tool": "git:git_push", "arguments": {"depth": 77_777}}},

@@ -1,18 +1,19 @@
-"""What transforms make of an offer, and how a call finds back."""
+"""Filters choose tools, transforms change what is offered, and a call reverts the changes."""
 
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from jsonschema_rs import validator_for
 
-from toolcrib.catalog import Catalog
-from toolcrib.catalog.offered_tool import OfferedTool, destructive
+from toolcrib.catalog import Catalog, offered_tool
+from toolcrib.catalog.offered_tool import Filter, OfferedTool, annotated, destructive, matches, not_
 from toolcrib.catalog.transforms import (
     ChangeSchema,
     DefaultArguments,
@@ -26,9 +27,16 @@ from toolcrib.catalog.transforms import (
     RenameArguments,
     RenameTools,
     Transform,
+    UnmatchedNames,
     apply_transforms,
+    common_errors,
 )
+from toolcrib.core.provider import ToolProvider
+from toolcrib.core.results import Result
+from toolcrib.core.toolbox import Tools
 from toolcrib.errors import UsageError
+from toolcrib.events import Bus
+from toolcrib.servers.model import ServerState, ServerStatus
 
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -46,7 +54,13 @@ SCHEMA: dict[str, Any] = {
 
 def offer(schema: dict[str, Any] = SCHEMA, name: str = "git_log", **fields: Any) -> OfferedTool:
     definition = {"name": name, "description": "Shows the log.", "inputSchema": schema, **fields}
-    return OfferedTool.of(Catalog.build({"git": (msgspec.json.encode(definition),)}, version=1).tools[0])
+    return OfferedTool.of(catalog(git=[definition]).tools[0])
+
+
+def catalog(**servers: Iterable[dict[str, Any]]) -> Catalog:
+    return Catalog.build(
+        {server: tuple(map(msgspec.json.encode, tools)) for server, tools in servers.items()}, version=1
+    )
 
 
 def through(chain: list[Transform] | Transform, made: OfferedTool | None = None) -> OfferedTool:
@@ -57,27 +71,112 @@ def fits(schema: Any, arguments: Any) -> bool:
     return bool(validator_for(dict(schema)).is_valid(arguments))
 
 
-def test_a_name_by_a_table_or_a_function_and_a_prefix() -> None:
-    assert through(RenameTools({"git_log": "log", "other": "x"})).name == "log"
-    assert through(RenameTools({"git:git_log": "log"})).name == "log"
-    assert through(RenameTools({"svn:git_log": "log"})).name == "git_log"
-    assert through(RenameTools(lambda it: it.name.removeprefix(f"{it.server}_"))).name == "log"
-    assert through([PrefixTools("mcp"), PrefixTools("a")]).name == "a_mcp_git_log"
+# Filters
+
+LISTED = {"git": ("git_status", "git_push", "log"), "files": ("read_file", "write_file", "log"), "odd[1]": ("a.b",)}
+ANNOTATIONS: dict[str, dict[str, Any]] = {
+    "git_status": {"readOnlyHint": True, "openWorldHint": False},
+    "git_push": {"destructiveHint": True, "idempotentHint": True},
+    "write_file": {"readOnlyHint": False, "destructiveHint": False},
+    "read_file": {"readOnlyHint": "yes", "destructiveHint": None},
+}
+OFFERS = [
+    OfferedTool.of(tool)
+    for tool in catalog(
+        **{
+            server: [{"name": name, "annotations": ANNOTATIONS.get(name, {})} for name in names]
+            for server, names in LISTED.items()
+        }
+    ).tools
+]
+ALL = {offer.tool.display for offer in OFFERS}
 
 
-def test_words_by_a_function_or_a_text_whose_places_are_filled_once() -> None:
+def chosen(wanted: Filter, among: Iterable[OfferedTool] = OFFERS) -> set[str]:
+    return {offer.tool.display for offer in among if matches(wanted, offer)}
+
+
+@pytest.mark.req("ENG-5")
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("read_file", {"files:read_file"}),
+        ("READ_FILE", set()),
+        ("*_file", {"files:read_file", "files:write_file"}),
+        ("git:*", {"git:git_status", "git:git_push", "git:log"}),
+        ("git:git_?tatus", {"git:git_status"}),
+        ("git_[ps]*", {"git:git_status", "git:git_push"}),
+        ("*:log", {"git:log", "files:log"}),
+        ("log", {"git:log", "files:log"}),
+        ("git_log", {"git:log"}),
+        ("odd[1]:a.b", {"odd[1]:a.b"}),
+        ("nothing:*", set()),
+        (["git:log", "read_*"], {"git:log", "files:read_file"}),
+        (("git:log", ["read_*", lambda offer: offer.server == "odd[1]"]), {"git:log", "files:read_file", "odd[1]:a.b"}),
+        ((), set()),
+        (lambda offer: "push" in offer.name, {"git:git_push"}),
+        (not_(["git:*", "odd*:*"]), {"files:read_file", "files:write_file", "files:log"}),
+        (offered_tool.read_only, {"git:git_status"}),
+        (destructive, {"git:git_push", "files:read_file", "git:log", "files:log", "odd[1]:a.b"}),
+        (offered_tool.idempotent, {"git:git_status", "git:git_push"}),
+        (offered_tool.open_world, ALL - {"git:git_status"}),
+    ],
+)
+def test_names_globs_predicates_and_annotations_choose_tools(wanted: Filter, meant: set[str]) -> None:
+    assert chosen(wanted) == meant
+    if (name := getattr(wanted, "__name__", "<lambda>")) in ("read_only", "destructive", "idempotent", "open_world"):
+        assert chosen(annotated(name)) == meant
+
+
+def test_a_renamed_tool_matches_its_new_name_and_its_servers_name() -> None:
+    renamed = apply_transforms(OFFERS, RenameTools({"git_push": "publish"}))
+    assert chosen("git_push", renamed) == set()
+    assert chosen("publish", renamed) == chosen("git:git_push", renamed) == {"git:git_push"}
+
+
+@pytest.mark.req("ENG-5")
+def test_keep_and_drop_divide_the_tools_between_them() -> None:
+    kept = apply_transforms(OFFERS, KeepTools(iter(["git:*", "read_file"])))
+    dropped = apply_transforms(OFFERS, DropTools(iter(["git:*", "read_file"])))
+    assert [offer.tool.display for offer in kept] == ["files:read_file", "git:git_status", "git:git_push", "git:log"]
+    assert sorted(offer.tool.display for offer in (*kept, *dropped)) == sorted(ALL)
+
+
+@given(st.text(max_size=30))
+def test_no_text_breaks_a_filter(text: str) -> None:
+    assert chosen(text) | chosen(not_(text)) == ALL
+
+
+# Transforms
+
+
+@pytest.mark.parametrize(
+    ("chain", "name"),
+    [
+        (RenameTools({"git_log": "log", "other": "x"}), "log"),
+        (RenameTools({"git:git_log": "log"}), "log"),
+        (RenameTools({"svn:git_log": "log"}), "git_log"),
+        (RenameTools(lambda it: it.name.removeprefix(f"{it.server}_")), "log"),
+        ([PrefixTools("mcp"), PrefixTools("a")], "a_mcp_git_log"),
+    ],
+)
+def test_a_name_comes_from_a_table_a_function_or_a_prefix(chain: Any, name: str) -> None:
+    assert through(chain).name == name
+
+
+def test_a_description_comes_from_a_function_or_a_template_filled_once() -> None:
     tricky = offer(description="{server} {name} {unknown}")
     assert through(DescribeTools("[{server}] {name}: {description} {}"), tricky).description == (
         "[git] git_log: {server} {name} {unknown} {}"
     )
     assert through(DescribeTools(lambda it: it.description.upper())).description == "SHOWS THE LOG."
-    with pytest.raises(UsageError, match=r"no \{tool\}") as raised:
+    with pytest.raises(UsageError, match=r"placeholder in a description: \{tool\}") as raised:
         DescribeTools("{tool}")
-    assert raised.value.remedy == "It may hold {server}, {name}, {description}."
+    assert raised.value.remedy == "Use {server}, {name}, {description}."
 
 
 @pytest.mark.req("ENG-6")
-def test_a_fixed_argument_is_out_of_the_schema_and_in_every_call() -> None:
+def test_a_fixed_argument_is_missing_from_the_schema_and_set_in_every_call() -> None:
     fixed = through(FixArguments({"repo_path": "/srv", "nowhere": 1}))
     assert fixed.schema == {
         **{key: value for key, value in SCHEMA.items() if key != "required"},
@@ -88,7 +187,7 @@ def test_a_fixed_argument_is_out_of_the_schema_and_in_every_call() -> None:
     assert fixed.arguments({"repo_path": "/etc"}) == {"repo_path": "/srv"}
 
 
-def test_arguments_are_fixed_only_where_they_are_meant() -> None:
+def test_arguments_are_fixed_only_for_the_chosen_tools() -> None:
     untouched = through(FixArguments({"repo_path": "."}, tools=["svn:*", "x"]))
     assert untouched.undo == ()
     assert "repo_path" in untouched.schema["properties"]
@@ -96,15 +195,15 @@ def test_arguments_are_fixed_only_where_they_are_meant() -> None:
 
 
 @pytest.mark.parametrize("kind", [FixArguments, DefaultArguments])
-def test_a_value_that_the_tool_does_not_take_is_refused_at_once(kind: type[FixArguments | DefaultArguments]) -> None:
-    with pytest.raises(UsageError, match="git:git_log does not take what is given here as its argument 'depth'"):
+def test_a_value_that_the_tool_does_not_accept_is_refused_at_once(kind: type[FixArguments | DefaultArguments]) -> None:
+    with pytest.raises(UsageError, match="git:git_log does not accept the value given for its argument 'depth'"):
         through(kind({"depth": 0}))
     with pytest.raises(UsageError, match="'author'"):
         through(kind({"author": {"name": 3}}))
     through(kind({"author": {"name": "Ada"}}))
 
 
-def test_a_fixed_value_is_the_programs_own_whatever_becomes_of_a_calls_arguments() -> None:
+def test_a_fixed_value_is_a_copy() -> None:
     given_value = {"name": "Ada"}
     fixed = through(FixArguments({"author": given_value}))
     given_value["name"] = "Eve"
@@ -112,7 +211,7 @@ def test_a_fixed_value_is_the_programs_own_whatever_becomes_of_a_calls_arguments
     assert fixed.arguments({}) == {"author": {"name": "Ada"}}
 
 
-def test_a_default_need_not_be_given_and_gives_way_to_what_is() -> None:
+def test_an_argument_with_a_default_is_optional() -> None:
     made = through(DefaultArguments({"repo_path": "."}))
     assert made.schema["required"] == ["author"]
     assert made.schema["properties"]["repo_path"] == {"type": "string", "description": "Where.", "default": "."}
@@ -120,13 +219,13 @@ def test_a_default_need_not_be_given_and_gives_way_to_what_is() -> None:
     assert made.arguments({"repo_path": "x"}) == {"repo_path": "x"}
 
 
-def test_arguments_under_other_names_keep_their_places() -> None:
+def test_renamed_arguments_keep_their_order() -> None:
     made = through(RenameArguments({"repo_path": "folder", "depth": "repo_path"}))
     assert list(made.schema["properties"]) == ["folder", "repo_path", "author"]
     assert made.schema["required"] == ["folder", "author"]
     assert made.arguments({"folder": ".", "repo_path": 3}) == {"repo_path": ".", "depth": 3}
     assert through(RenameArguments({"depth": "levels"})).arguments({"depth": 1, "levels": 2}) == {"depth": 2}
-    with pytest.raises(UsageError, match="two arguments 'depth'"):
+    with pytest.raises(UsageError, match="two arguments named 'depth'"):
         through(RenameArguments({"repo_path": "depth"}))
 
 
@@ -145,7 +244,7 @@ def test_a_chain_is_undone_from_its_end() -> None:
     assert made.arguments({"b": "x", "depth": 9}) == {"repo_path": "x", "depth": 3}
 
 
-def test_a_schema_can_be_changed_by_hand_with_a_way_back() -> None:
+def test_a_function_can_change_the_schema_and_another_reverts_it() -> None:
     def flat(schema: dict[str, Any]) -> dict[str, Any]:
         del schema["properties"]["author"]
         schema["properties"]["author_name"] = {"type": "string"}
@@ -154,7 +253,7 @@ def test_a_schema_can_be_changed_by_hand_with_a_way_back() -> None:
 
     before = copy.deepcopy(SCHEMA)
     made = through(ChangeSchema(flat, lambda given: {"author": {"name": given.pop("author_name")}, **given}))
-    assert made.tool.input_schema == before, "the function had a copy"
+    assert made.tool.input_schema == before
     assert fits(made.schema, {"repo_path": ".", "author_name": "Ada"})
     assert made.arguments({"repo_path": ".", "author_name": "Ada"}) == {"repo_path": ".", "author": {"name": "Ada"}}
 
@@ -176,18 +275,17 @@ def test_some_tools_can_be_kept_dropped_and_changed() -> None:
 
 
 @pytest.mark.req("ENG-6")
-def test_a_transform_of_ones_own_takes_five_lines() -> None:
+def test_a_function_is_a_transform() -> None:
     def shout(it: OfferedTool) -> OfferedTool | None:
         if it.server != "git":
             return None
-        words = it.description.upper()
-        return replace(it, description=words)
+        return replace(it, description=it.description.upper())
 
     assert through([shout, PrefixTools("mcp")]).description == "SHOWS THE LOG."
     assert through(shout).name == "git_log"
 
 
-def test_what_is_said_of_an_argument_elsewhere_in_the_schema_is_changed_too() -> None:
+def test_an_argument_is_changed_in_all_subschemas_for_the_same_object() -> None:
     schema = {
         "type": "object",
         "properties": {"kind": {"enum": ["file", "text"]}, "path": {}, "text": {}, "mode": {}},
@@ -200,26 +298,21 @@ def test_what_is_said_of_an_argument_elsewhere_in_the_schema_is_changed_too() ->
     made = through(FixArguments({"kind": "file"}), offer(schema))
     assert fits(made.schema, {"path": "x", "mode": 1})
     assert not fits(made.schema, {"text": "x", "mode": 1})
-    assert not fits(made.schema, {"path": "x"}), "what must come with the fixed one must come"
+    assert not fits(made.schema, {"path": "x"})
     renamed = through(RenameArguments({"path": "file"}), offer(schema))
     assert fits(renamed.schema, {"kind": "file", "file": "x", "mode": 1})
     assert not fits(renamed.schema, {"kind": "file", "path": "x", "mode": 1})
 
 
-def test_a_root_that_only_refers_to_a_definition_is_unfolded_and_the_definitions_stay() -> None:
+def test_a_root_reference_is_expanded_and_the_definitions_stay() -> None:
     schema = {"$ref": "#/$defs/args", "$defs": {"args": {"type": "object", "properties": {"a": {}}, "required": ["a"]}}}
     made = through(RenameArguments({"a": "b"}), offer(schema))
-    assert made.schema == {
-        "type": "object",
-        "properties": {"b": {}},
-        "required": ["b"],
-        "$defs": schema["$defs"],
-    }
+    assert made.schema == {"type": "object", "properties": {"b": {}}, "required": ["b"], "$defs": schema["$defs"]}
     recursive = {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}], "properties": {"x": {}}}}}
     assert "y" in through(RenameArguments({"x": "y"}), offer(recursive)).schema["properties"]
 
 
-def test_a_schema_made_of_ever_more_references_takes_no_longer_than_any_other() -> None:
+def test_exponential_references_are_cut_off() -> None:
     branches = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 30, "required": ["a"]} for at in range(30)}
     made = through(
         [FixArguments({"a": 1}), RenameArguments({"b": "c"})], offer({"$ref": "#/$defs/d0", "$defs": branches})
@@ -238,6 +331,7 @@ junk = st.recursive(
 
 
 @given(st.dictionaries(words, junk))
+@example({"properties": {"a": None}, "dependencies": {"b": [[]]}})
 def test_no_schema_breaks_a_transform_or_is_changed_by_it(schema: dict[str, Any]) -> None:
     before = copy.deepcopy(schema)
     for step in (FixArguments({"a": 1}), DefaultArguments({"b": 1}), RenameArguments({"a": "z", "b": "a"})):
@@ -248,7 +342,112 @@ def test_no_schema_breaks_a_transform_or_is_changed_by_it(schema: dict[str, Any]
     assert schema == before
 
 
-# Any chain: what fits the schema that is shown reaches the tool as what fits its own.
+# Names that match nothing
+
+REPO = {"type": "object", "properties": {"repo_path": {"type": "string"}, "depth": {"type": "integer"}}}
+
+
+def tools(**servers: list[str]) -> Tools:
+    async def call(*_: Any, timeout: float | None) -> Result:
+        raise AssertionError(timeout)
+
+    made = catalog(**{key: [{"name": name, "inputSchema": REPO} for name in names] for key, names in servers.items()})
+    return Tools(map(OfferedTool.of, made.tools), call=call)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message", "meant"),
+    [
+        (FixArguments({"repo_pth": "."}), "no tool has an argument 'repo_pth'.", "repo_path"),
+        (FixArguments({"repo_path": ".", "dept": 1}), "no tool has an argument 'dept'.", "depth"),
+        (
+            FixArguments({"depth": 1}, tools="gti:*"),
+            "no tool matches 'gti:*'.",
+            "Available: git_status, git:git_status",
+        ),
+        (FixArguments({"depth": 1}, tools=iter(["git_statu"])), "no tool matches 'git_statu'.", "git_status"),
+        (DefaultArguments({"dpth": 1}), "no tool has an argument 'dpth'.", "depth"),
+        (RenameArguments({"repopath": "folder"}), "no tool has an argument 'repopath'.", "repo_path"),
+        (RenameTools({"git_statsu": "s"}), "no tool matches 'git_statsu'.", "git_status"),
+        (RenameTools({"git_push": "p", "git:git_psh": "s"}), "no tool matches 'git:git_psh'.", "git:git_push"),
+    ],
+)
+def test_a_name_that_no_tool_has_is_refused_with_the_nearest(transform: Transform, message: str, meant: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        tools(git=["git_status", "git_push"]).transformed(transform=transform)
+    assert raised.value.message == f"{type(transform).__name__}: {message}"
+    assert meant in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        KeepTools("gti:*"),
+        DropTools("nothing"),
+        ForTools("nothing", FixArguments({"repo_pth": "."})),
+        RenameTools(lambda offer: f"{offer.name}2"),
+        FixArguments({"repo_path": "."}, tools=lambda offer: offer.server == "svn"),
+    ],
+)
+def test_filters_and_functions_may_choose_nothing(transform: Transform) -> None:
+    assert tools(git=["git_status"]).transformed(transform=transform).unmatched == ()
+
+
+def test_names_are_matched_against_the_result_of_the_transforms_before() -> None:
+    both = tools(git=["git_status"], svn=["svn_log"])
+    chain: list[Transform] = [RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "."})]
+    assert both.transformed(transform=chain).unmatched == ()
+    prefixed = both.transformed(transform=[PrefixTools("x"), RenameTools({"x_git_status": "state"})])
+    assert prefixed.names == ("state", "x_svn_log")
+    assert prefixed["git:state"] is prefixed["git:git_status"] is prefixed["state"]
+    with pytest.raises(UsageError, match="svn_log"):
+        both.transformed(drop="svn:*", transform=RenameTools({"svn_log": "log"}))
+    assert both.transformed(drop="*", transform=FixArguments({"anything": 1})).names == ()
+    with pytest.raises(UsageError, match="empty"):
+        PrefixTools("")
+
+
+def test_only_names_that_match_nowhere_are_common_errors() -> None:
+    typo, for_git = FixArguments({"repo_pth": "."}), RenameTools({"git_status": "state"})
+    taken = [
+        one.transformed(transform=[typo, for_git], unmatched=UnmatchedNames.TAKEN)
+        for one in (tools(git=["git_status"]), tools(svn=["svn_log"]))
+    ]
+    assert [len(one.unmatched) for one in taken] == [1, 2]
+    assert [one.data for one in common_errors(one.unmatched for one in taken)] == [{"argument": "repo_pth"}]
+    assert common_errors([]) == []
+
+
+class Provider(ToolProvider):
+    """One server with one tool, in some state."""
+
+    catalog = catalog(git=[{"name": "git_status", "inputSchema": REPO}])
+
+    def __init__(self, state: ServerState) -> None:
+        self.bus = Bus()
+        self.state = state
+
+    def status(self) -> dict[str, ServerStatus]:
+        return {"git": ServerStatus(name="git", state=self.state, transport="stdio")}
+
+    async def call(self, name: str, arguments: Any = None, *, timeout: float | None = None) -> Result:
+        return Result.failed(f"{name} {arguments} {timeout}")
+
+
+async def test_an_unknown_name_is_only_a_warning_while_a_server_is_unavailable(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ready, typo = Provider(ServerState.READY), FixArguments({"repo_pth": "."})
+    with pytest.raises(UsageError, match="repo_pth"):
+        ready.tools(transform=typo)
+    with caplog.at_level(logging.WARNING):
+        assert Provider(ServerState.FAILED).tools(transform=typo).names == ("git_status",)
+    assert "'repo_pth'. Did you mean repo_path" in caplog.text
+    result = await ready.tools().call("git_status", {"depth": 1}, timeout=4.5)
+    assert result.text == "git:git_status {'depth': 1} 4.5"
+
+
+# Any chain
 
 KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "text": ({"type": "string", "maxLength": 3}, ["x", "yz", "long"]),
@@ -258,13 +457,12 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "many": ({"type": "array", "items": {"$ref": "#/$defs/person"}}, [[], [{"name": "Ada"}], [1]]),
     "either": ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, [True, None, "x"]),
 }
-DEFS = {"person": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}
+DEFS = SCHEMA["$defs"]
 NAMES = ["a", "b", "c", "d"]
 
 
 @st.composite
 def forms(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
-    """What may stand at the root, or in a branch of it."""
     some = st.lists(st.sampled_from(names), unique=True, max_size=2)
     made: dict[str, Any] = {}
     if required := draw(some):
@@ -276,18 +474,18 @@ def forms(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
 
 @st.composite
 def schemas(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, str]]:
-    """A schema, and what kind of value each of its arguments is."""
+    """A schema, and the kind of each argument."""
     kinds = draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(sorted(KINDS)), min_size=1))
     names = sorted(kinds)
     root: dict[str, Any] = {"type": "object", "properties": {name: KINDS[kind][0] for name, kind in kinds.items()}}
     root |= draw(forms(names))
     if draw(st.booleans()):
         root["additionalProperties"] = draw(st.booleans())
-    if word := draw(st.sampled_from(["", "", "anyOf", "oneOf", "allOf"])):
-        root[word] = draw(st.lists(forms(names), min_size=1, max_size=2))
+    if keyword := draw(st.sampled_from(["", "", "anyOf", "oneOf", "allOf"])):
+        root[keyword] = draw(st.lists(forms(names), min_size=1, max_size=2))
         if draw(st.booleans()):
             name = draw(st.sampled_from(names))
-            root[word][0] |= {"properties": {name: {"const": KINDS[kinds[name]][1][0]}}}
+            root[keyword][0] |= {"properties": {name: {"const": KINDS[kinds[name]][1][0]}}}
     if draw(st.booleans()):
         return {"$ref": "#/$defs/root", "$defs": {**DEFS, "root": root}}, kinds
     return {**root, "$defs": DEFS}, kinds
@@ -295,7 +493,7 @@ def schemas(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, str]]:
 
 @st.composite
 def arguments(draw: st.DrawFn, kinds: dict[str, str]) -> dict[str, Any]:
-    """Mostly such as the tool takes."""
+    """Mostly valid ones."""
     left_out = draw(st.lists(st.sampled_from(sorted(kinds)), max_size=1))
     odd = draw(st.sampled_from([0, 0, 0, 2]))
     values = {name: KINDS[kind][1] for name, kind in kinds.items() if name not in left_out}
@@ -306,12 +504,12 @@ def arguments(draw: st.DrawFn, kinds: dict[str, str]) -> dict[str, Any]:
 class Step:
     transform: Transform
     forward: Callable[[dict[str, Any]], dict[str, Any] | None]
-    """From arguments before it to those after it; None where there are none such."""
+    """Converts arguments as the transform should; None if no arguments correspond."""
 
 
 @st.composite
 def steps(draw: st.DrawFn, kinds: dict[str, str]) -> Step:
-    """A step that does not fit what came before is refused, or does nothing."""
+    """A step that does not fit the chain is refused or does nothing."""
     name = draw(st.sampled_from(sorted(kinds)))
     value = draw(st.sampled_from(KINDS[kinds[name]][1][:2]))
     new = draw(st.sampled_from(["p", "q", "a", "b"]))
@@ -319,9 +517,7 @@ def steps(draw: st.DrawFn, kinds: dict[str, str]) -> Step:
         case "fix":
             return Step(
                 FixArguments({name: value}),
-                lambda given: (
-                    {k: v for k, v in given.items() if k != name} if given.get(name, value) == value else None
-                ),
+                lambda given: {k: given[k] for k in given if k != name} if given.get(name, value) == value else None,
             )
         case "default":
             return Step(DefaultArguments({name: value}), dict)
@@ -335,7 +531,7 @@ def steps(draw: st.DrawFn, kinds: dict[str, str]) -> Step:
 
 @pytest.mark.req("ENG-6")
 @given(st.data(), schemas())
-def test_what_fits_what_is_shown_reaches_the_tool_as_what_fits_its_own_schema(
+def test_arguments_that_fit_the_offered_schema_fit_the_tools_after_any_chain(
     data: st.DataObject, schema_and_kinds: tuple[dict[str, Any], dict[str, str]]
 ) -> None:
     schema, kinds = schema_and_kinds
@@ -360,7 +556,7 @@ def test_what_fits_what_is_shown_reaches_the_tool_as_what_fits_its_own_schema(
 
 @pytest.mark.req("ENG-6")
 @given(st.data(), schemas())
-def test_what_the_tool_takes_can_still_be_said_in_the_words_that_are_shown(
+def test_arguments_that_fit_the_tool_still_fit_the_offered_schema(
     data: st.DataObject, schema_and_kinds: tuple[dict[str, Any], dict[str, str]]
 ) -> None:
     schema, kinds = schema_and_kinds

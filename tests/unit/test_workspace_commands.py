@@ -18,8 +18,8 @@ from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.sandbox.command import CommandEnding, SandboxResult
 from toolcrib.workspace.text import (
-    LONGEST_OPEN_LINE,
-    MOST_PROGRESS,
+    MAX_OPEN_LINE,
+    MAX_PROGRESS,
     PROGRESS_PAUSE,
     ProgressLines,
     clean_text,
@@ -166,7 +166,7 @@ async def test_progress_is_told_seldom_and_in_small_pieces(monkeypatch: pytest.M
             timer[1]()
     monkeypatch.undo()
     assert [round(at / PROGRESS_PAUSE) for at, _ in heard] == [0, 1, 2, 3]
-    assert all(len(text) <= 2 * MOST_PROGRESS + 60 for _, text in heard)
+    assert all(len(text) <= 2 * MAX_PROGRESS + 60 for _, text in heard)
     assert "lines left out" in heard[1][1]
 
 
@@ -175,9 +175,9 @@ async def test_a_line_without_end_is_told_and_not_kept_for_ever() -> None:
     stream = ProgressLines(heard.append)
     for _ in range(100):
         stream.take("stdout", b"y" * 10_000)
-    assert len(stream._open["stdout"]) <= LONGEST_OPEN_LINE
+    assert len(stream._open["stdout"]) <= MAX_OPEN_LINE
     stream.close()
-    assert 0 < sum(map(len, heard)) <= 2 * MOST_PROGRESS + 60
+    assert 0 < sum(map(len, heard)) <= 2 * MAX_PROGRESS + 60
 
 
 async def test_bytes_that_are_no_text_are_replaced() -> None:

@@ -400,7 +400,7 @@ def test_a_missing_file_is_said_with_the_near_names_but_never_hidden_ones(yard: 
     before = yard.seen()
     with scene_in(yard.root, hidden=HIDDEN) as scene:
         for asked, near in (("src/mian.py", "src/main.py"), ("scr/main.py", "src"), ("SRC/main.py", "src")):
-            with pytest.raises(WorkspaceError, match="is not there") as refused:
+            with pytest.raises(WorkspaceError, match="does not exist") as refused:
                 TOOLS[tool](scene, asked)
             assert near in refused.value.data["near"]
             assert near in refused.value.remedy

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace import globs
 from toolcrib.workspace.globs import (
-    MOST_ALTERNATIVES,
-    MOST_IGNORE_BYTES,
-    MOST_IGNORE_WEIGHT,
+    MAX_ALTERNATIVES,
+    MAX_IGNORE_BYTES,
+    MAX_IGNORE_WEIGHT,
     Globs,
     IgnoreRules,
     IgnoreRulesCache,
@@ -86,7 +86,7 @@ def test_a_glob_that_means_nothing_is_refused_with_its_place(pattern: str, place
 
 
 def test_braces_that_stand_for_too_many_patterns_are_refused():
-    with pytest.raises(WorkspaceError, match=str(MOST_ALTERNATIVES)):
+    with pytest.raises(WorkspaceError, match=str(MAX_ALTERNATIVES)):
         Globs(["{a,b,c,d}" * 20])
 
 
@@ -281,14 +281,14 @@ def test_a_gitignore_file_of_thousands_of_lines_decides_by_the_last_that_fits():
 def test_a_gitignore_file_counts_up_to_a_weight_and_never_with_half_a_line():
     heavy = [f"{'*a' * 20}{n}" for n in range(5000)]
     rules = IgnoreRules([*heavy, "last"])
-    assert 0 < rules.weight <= MOST_IGNORE_WEIGHT
+    assert 0 < rules.weight <= MAX_IGNORE_WEIGHT
     assert not rules.is_whole
     assert rules.verdict("last", is_folder=False) is None
-    cut = IgnoreRules.of_file(b"#" * (MOST_IGNORE_BYTES - 4) + b"\nabcdef")
+    cut = IgnoreRules.of_file(b"#" * (MAX_IGNORE_BYTES - 4) + b"\nabcdef")
     assert not cut
     assert not cut.is_whole
     assert (
-        IgnoreRules.of_file(b"#" * (MOST_IGNORE_BYTES - 4) + b"\nabc").verdict("abc", is_folder=False)
+        IgnoreRules.of_file(b"#" * (MAX_IGNORE_BYTES - 4) + b"\nabc").verdict("abc", is_folder=False)
         is IgnoreVerdict.IGNORED
     )
 
@@ -305,7 +305,7 @@ def test_hostile_patterns_are_compiled_in_small_sets_or_left_out(monkeypatch: py
     monkeypatch.setattr(globs, "RegexSet", Counted)
     stars = [f"{'*a' * 100}b{n}" for n in range(3000)]
     rules = IgnoreRules([*stars, "last"])
-    assert sum(sizes) == rules.weight <= MOST_IGNORE_WEIGHT
+    assert sum(sizes) == rules.weight <= MAX_IGNORE_WEIGHT
     assert max(sizes) <= globs._TOGETHER
     assert not rules.is_whole
     assert rules.verdict("a" * 3000 + "b0", is_folder=False) is IgnoreVerdict.IGNORED
@@ -315,14 +315,14 @@ def test_hostile_patterns_are_compiled_in_small_sets_or_left_out(monkeypatch: py
 
 def test_a_set_of_patterns_that_lacks_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch):
     """RE2 itself would say of every path that nothing fits."""
-    monkeypatch.setattr("toolcrib.workspace.regex.MOST_REGEX_MEMORY", 50_000)
+    monkeypatch.setattr("toolcrib.workspace.regex.MAX_REGEX_MEMORY", 50_000)
     rules = IgnoreRules([f"{'*a' * 30}{n}" for n in range(40)])
     assert not rules
     assert not rules.is_whole
 
 
 def test_rules_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("toolcrib.workspace.globs.MOST_KEPT_WEIGHT", 3 * (2 + IgnoreRules(["a"]).weight))
+    monkeypatch.setattr("toolcrib.workspace.globs.MAX_KEPT_WEIGHT", 3 * (2 + IgnoreRules(["a"]).weight))
     known = IgnoreRulesCache()
     first = known.of_file(b"a\n")
     for name in (b"b\n", b"c\n"):
@@ -341,6 +341,6 @@ def test_globs_are_bound_in_what_their_braces_stand_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(globs, "glob_expression", lambda pattern: written.append(pattern) or glob_expression(pattern))
     assert Globs([heavy]).matches(["a" * 8 + "x" * 900])
     of_one = len(written)
-    with pytest.raises(WorkspaceError, match="too large together"):
+    with pytest.raises(WorkspaceError, match="too large in total"):
         Globs([heavy] * 50)
     assert len(written) < 8 * of_one

@@ -83,7 +83,7 @@ def test_in_no_order_of_writing_does_a_folder_become_a_repository(scene: ToolCon
         for name in order:
             content = contents(root)[name]
             if name == "HEAD":
-                with pytest.raises(WorkspaceError, match="take its folder for a repository") as refused:
+                with pytest.raises(WorkspaceError, match="treat its folder as a repository") as refused:
                     write(scene, f"{place}{number}/HEAD", content)
                 assert "repositories: true in workspace.yml" in refused.value.remedy
             else:
@@ -97,7 +97,7 @@ def test_in_no_order_of_writing_does_a_folder_become_a_repository(scene: ToolCon
 @pytest.mark.parametrize("content", [REF, "ref:refs/x", "ref: \t refs/heads/x", HASH, HASH.upper(), HASH * 3])
 @pytest.mark.parametrize("name", ["HEAD", "head", "HeAd", "HEAD.", "HEAD::$DATA"])
 def test_no_spelling_of_a_head_is_written(scene: ToolContext, root: Path, name: str, content: str) -> None:
-    with pytest.raises(WorkspaceError, match="for a repository"):
+    with pytest.raises(WorkspaceError, match="as a repository"):
         write(scene, name, content)
     assert not (root / name).exists()
 
@@ -129,7 +129,7 @@ def test_what_has_a_head_already_becomes_no_repository_and_no_other_one(
 ) -> None:
     head = root / "sub" / "HEAD"
     head.symlink_to("refs/heads/x") if as_link else head.write_text(REF)
-    with pytest.raises(WorkspaceError, match="sub has a HEAD of git's"):
+    with pytest.raises(WorkspaceError, match="sub has a git HEAD"):
         write(scene, f"sub/{name}", "x")
     assert {path.name for path in (root / "sub").iterdir()} == {"HEAD"}
     write(scene, "sub/main.py", "fine")

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 # Linters
 
 
-BOTH = ConfiguredLinters(names=("ruff", "mypy"), mypy_knows_its_files=True)
+BOTH = ConfiguredLinters(names=("ruff", "mypy"), mypy_has_files=True)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_hostile_findings_are_passed_over(printed_by: bytes) -> None:
 def test_linters_get_paths_that_are_no_options() -> None:
     found = FoundPrograms(pythons=(Interpreter(path="p", modules=frozenset({"mypy"})),), programs=frozenset())
     for linter in LINTERS.values():
-        said = linter.words(("p", "-m", "x"), ConfiguredLinters(names=()), found, ("./-a", "./b"))
+        said = linter.arguments(("p", "-m", "x"), ConfiguredLinters(names=()), found, ("./-a", "./b"))
         assert said[-3:] == ("--", "./-a", "./b")
-    mypy = LINTERS["mypy"].words
+    mypy = LINTERS["mypy"].arguments
     assert (
-        mypy(("p", "-m", "mypy"), ConfiguredLinters(names=(), mypy_knows_its_files=True), found, ())[-1]
+        mypy(("p", "-m", "mypy"), ConfiguredLinters(names=(), mypy_has_files=True), found, ())[-1]
         == "--no-error-summary"
     )
     assert "--python-executable=p" in mypy(("mypy",), ConfiguredLinters(names=()), found, ())
@@ -203,7 +203,7 @@ def test_without_a_repository_the_error_says_what_is_there_instead(tmp_path: Pat
         with pytest.raises(WorkspaceError, match="not a git repository"):
             project_diff.check_repository(folder)
         (tmp_path / "up" / ".git").mkdir()
-        with pytest.raises(WorkspaceError, match="begins above it") as caught:
+        with pytest.raises(WorkspaceError, match="starts above it") as caught:
             project_diff.check_repository(folder)
         assert f"--root {tmp_path / 'up'}" in caught.value.remedy
         (folder.root / ".git").write_text("gitdir: /somewhere/else/.git/worktrees/sub\n")

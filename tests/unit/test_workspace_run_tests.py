@@ -22,9 +22,9 @@ from toolcrib.workspace.settings.model import WorkspaceSettings
 from toolcrib.workspace.tool import ToolContext
 from toolcrib.workspace.tools import pytest_report, run_tests
 from toolcrib.workspace.tools.run_tests import (
-    MOST_CATEGORIES,
-    MOST_FAILURES,
-    MOST_RUNNING,
+    MAX_CATEGORIES,
+    MAX_FAILURES,
+    MAX_RUNNING,
     PytestProgress,
     RunTestsArguments,
     plugin_source,
@@ -235,15 +235,15 @@ def test_what_is_kept_of_a_report_is_bounded() -> None:
                 {"is": "failure", **FAILURE, "message": "m" * 6000},
             )
         )
-    assert len(tally.failures) == MOST_FAILURES
-    assert len(tally.running) == MOST_RUNNING
-    assert len(tally.counts) == MOST_CATEGORIES
+    assert len(tally.failures) == MAX_FAILURES
+    assert len(tally.running) == MAX_RUNNING
+    assert len(tally.counts) == MAX_CATEGORIES
     assert max(len(one.message) for one in tally.failures) <= 5000
     tally.take(SAMPLE)
     assert tally.code == 1
 
 
-@pytest.mark.parametrize(("name", "flood"), [("MOST_EVENT_BYTES", b"x" * 2000), ("MOST_EVENTS", b"\n" * 2000)])
+@pytest.mark.parametrize(("name", "flood"), [("MAX_EVENT_BYTES", b"x" * 2000), ("MAX_EVENTS", b"\n" * 2000)])
 def test_a_report_without_end_is_not_read_for_ever(name: str, flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, name, 1500)
     tally = PytestProgress()

@@ -269,8 +269,8 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("read_only: true\nreadOnly: false", "readOnly", 2, "a second value for the same thing"),
     ("environment: PATH", "environment", 1, "a list of texts"),
     ("environment: [A=b]", "environment[0]", 1, "the name of a variable"),
-    ("environment: [TOOLCRIB_HOME]", "environment[0]", 1, "stays with Toolcrib"),
-    ("environment: [toolcrib_token]", "environment[0]", 1, "stays with Toolcrib"),
+    ("environment: [TOOLCRIB_HOME]", "environment[0]", 1, "private to Toolcrib"),
+    ("environment: [toolcrib_token]", "environment[0]", 1, "private to Toolcrib"),
     ("environment: [OK, LD_PRELOAD]", "environment[1]", 1, "which code programs load"),
     ("environment: [PYTHONSTARTUP]", "environment[0]", 1, "which code programs load"),
     ("environment: [BASH_ENV]", "environment[0]", 1, "which code programs load"),
@@ -284,14 +284,14 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("readable: [~/.aws/more]", "readable[0]", 1, "Keys are kept there"),
     ("readable: [~/crib/state]", "readable[0]", 1, "Toolcrib keeps its own files"),
     ("readable: [/proc/self]", "readable[0]", 1, "belongs to the system"),
-    ('hidden: ["!.env"]', "hidden[0]", 1, "It can hide, not show"),
-    ('hidden: ["# all"]', "hidden[0]", 1, "It can hide, not show"),
-    ("hidden: [../x]", "hidden[0]", 1, "no .."),
+    ('hidden: ["!.env"]', "hidden[0]", 1, "It can only hide"),
+    ('hidden: ["# all"]', "hidden[0]", 1, "It can only hide"),
+    ("hidden: [../x]", "hidden[0]", 1, ".., ! and"),
     ("hidden: ['[']", "hidden[0]", 1, "a pattern such as"),
     ("hidden: [1]", "hidden[0]", 1, "text"),
     ("guarded: [.vscode]", "guarded", 1, "a mapping such as"),
     ("guarded: {.vscod: off}", 'guarded[".vscod"]', 1, "Did you mean .vscode?"),
-    ("guarded: {deploy/**: off}", 'guarded["deploy/**"]', 1, "off for what is not guarded by default"),
+    ("guarded: {deploy/**: off}", 'guarded["deploy/**"]', 1, "off for a pattern that is not guarded by default"),
     ("guarded: {.vscode: maybe}", 'guarded[".vscode"]', 1, "on or off"),
     ('guarded: {"!x": on}', 'guarded["!x"]', 1, "a pattern such as deploy/**"),
     ("guarded: {../x: on}", 'guarded["../x"]', 1, "a pattern such as deploy/**"),
@@ -400,7 +400,7 @@ def test_an_untrusted_file_does_not_widen_and_says_what_it_would(place: Place) -
         "allows writing and the shell, which are off now (read_only: false)",
         "switches run_shell_safe on",
         "lets commands commit (git: commit)",
-        "gives commands the network",
+        "gives commands network access",
         "allows the shell in CI",
         "gives commands these variables: SECRET",
         "lets commands read /opt/sdk",
@@ -442,8 +442,8 @@ def test_an_untrusted_file_guards_more_and_never_less(place: Place) -> None:
     loaded = place.load(project)
     assert (loaded.settings.guarded, loaded.settings.repositories) == ((*GUARDED, "deploy/**"), False)
     assert loaded.effects == (
-        "lets tools and commands write what other programs obey: .idea, .vscode",
-        "lets tools and commands make git repositories",
+        "lets tools and commands write files that other programs obey: .idea, .vscode",
+        "lets tools and commands create git repositories",
     )
     assert set(place.trusted(project).settings.guarded) == {*GUARDED, "deploy/**"} - {".vscode", ".idea"}
 

@@ -72,14 +72,14 @@ def test_where_files_are_hidden_a_look_in_part_is_an_error(folder: Folder) -> No
     flood(folder.root)
     with pytest.raises(WorkspaceError, match="too many files"):
         survey(folder, FEW, hides=True)
-    with pytest.raises(WorkspaceError, match="folders too deep"):
+    with pytest.raises(WorkspaceError, match="too many files or levels"):
         survey(folder, SurveyBounds(entries=100, depth=2, seconds=5), hides=True)
     with pytest.raises(WorkspaceError, match="0 s"):
         survey(folder, SurveyBounds(entries=100, depth=9, seconds=0), hides=True)
 
 
 def test_known_repositories_come_first_and_too_many_are_said(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PLACES", 3)
+    monkeypatch.setattr(module, "MAX_PATHS", 3)
     (folder.root / "z" / ".git").mkdir(parents=True)
     known = survey(folder, AT_THE_START, hides=False).known()
     for name in "abcdef":

@@ -27,7 +27,7 @@ from toolcrib.audit.row import count_tokens
 from toolcrib.errors import ConfigError, WorkspaceError
 from toolcrib.workspace import tool as arguments
 from toolcrib.workspace import workspace
-from toolcrib.workspace.serving.transports import LARGEST_MESSAGE, open_token, split_messages
+from toolcrib.workspace.serving.transports import MAX_MESSAGE_SIZE, open_token, split_messages
 from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES, WRITING_TOOLS, WorkspaceSettings
 from toolcrib.workspace.tool import SchemaFor, ToolContext, ToolNeeds, ToolResult, WorkspaceTool, schema_of
@@ -407,7 +407,7 @@ async def test_a_fault_of_our_own_tells_no_internals_and_is_logged(
 
     result = await start(fail).call()
     assert result["isError"]
-    assert "failed inside" in text(result)
+    assert "a bug in the workspace" in text(result)
     assert "secret" not in text(result)
     assert "at /secret/place" in caplog.text
 
@@ -639,7 +639,7 @@ async def test_read_only_without_a_sandbox_runs_no_code(start: Start, sandbox: F
     bench = start(settings=read_only, unsafe=True)
     code = {"run_tests", "run_lint", "project_diff", "run_shell_safe"}
     assert not code & {json.loads(tool)["name"] for tool in bench.workspace.tools}
-    assert "without a sandbox nothing keeps it so" in str(bench.workspace.why_not("project_diff"))
+    assert "which needs a sandbox" in str(bench.workspace.why_not("project_diff"))
     result = await start(run, settings=read_only, unsafe=True, needs=ToolNeeds.SANDBOX).call()
     assert result["isError"]
     assert not ran
@@ -670,7 +670,7 @@ def test_lines_come_out_whole_however_the_pipe_cuts_them(lines: list[bytes], cut
 
 def test_a_line_beyond_the_limit_is_dropped_and_the_next_is_not() -> None:
     piece = b"x" * (1024 * 1024)
-    long = [piece] * (LARGEST_MESSAGE // len(piece)) + [b"x\nnext\n"]
+    long = [piece] * (MAX_MESSAGE_SIZE // len(piece)) + [b"x\nnext\n"]
     assert list(split_messages(long)) == [b"next"]
 
 

@@ -36,7 +36,7 @@ from toolcrib.workspace.tools.project_structure import (
     project_structure,
 )
 from toolcrib.workspace.tools.search_text import SearchTextArguments, SearchTextResult, search_text
-from toolcrib.workspace.tools.walk import DEEPEST, FolderEntry, FolderWalk, IgnoredFiles, WalkLimit
+from toolcrib.workspace.tools.walk import MAX_DEPTH, FolderEntry, FolderWalk, IgnoredFiles, WalkLimit
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -280,9 +280,9 @@ def test_a_tree_of_two_thousand_levels_ends_and_holds_few_descriptors(folder: Fo
     count = 0
     for count, _ in enumerate(deep, start=1):  # noqa: B007 - it counts
         most = max(most, descriptors() - before)
-    assert count == DEEPEST
+    assert count == MAX_DEPTH
     assert deep.stops == [WalkLimit.DEPTH]
-    assert most <= DEEPEST + 2
+    assert most <= MAX_DEPTH + 2
     assert descriptors() == before
 
 
@@ -366,7 +366,7 @@ def test_the_same_rules_are_made_once_and_heavy_ones_not_without_end(
     assert [path for path in seen(folder) if path.endswith("/ignored")] == []
     assert len(compiled) == 1
     # Enough for three of them.
-    monkeypatch.setattr(walking, "MOST_RULES", 3 * IgnoreRules(["ignored"]).weight)
+    monkeypatch.setattr(walking, "MAX_RULES", 3 * IgnoreRules(["ignored"]).weight)
     cut = walk(folder)
     shown = ["/".join(entry.parts) for entry in cut]
     assert [path for path in shown if path.endswith("/ignored")] == ["d3/ignored", "d4/ignored", "d5/ignored"]
@@ -383,12 +383,12 @@ def test_a_gitignore_that_is_too_large_is_told(folder: Folder, root: Path):
 
 def test_a_walk_ends_at_its_most_entries(folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch):
     lay(root, *(f"d{n}/f{m}" for n in range(10) for m in range(10)))
-    monkeypatch.setattr(walking, "MOST_ENTRIES", 30)
+    monkeypatch.setattr(walking, "MAX_ENTRIES", 30)
     many = walk(folder)
     assert len(list(many)) == 30
     assert many.stops == [WalkLimit.ENTRIES]
     monkeypatch.undo()
-    monkeypatch.setattr(walking, "MOST_IN_ONE", 5)
+    monkeypatch.setattr(walking, "MAX_FOLDER_NAMES", 5)
     wide = walk(folder)
     assert len(list(wide)) == 5 + 5 * 5
     assert wide.stops == [WalkLimit.ONE_FOLDER]

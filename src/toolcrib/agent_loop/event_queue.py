@@ -1,9 +1,9 @@
-"""The events of a run on their way to its reader.
+"""The queue of events between a run and its reader.
 
-In: facts, from the run's own task. Out: events in order, each with the run's id and its model's provider, and without
-the key that a provider may repeat. `run`, `tool_sources`, `loop` and `tool_calls` emit by the `EventEmitter`. `loop`
-waits before each question to the model until all events are read, and in an answer until there is room: a reader who
-stops stops the run.
+In: event types and fields, from the run's own task. Out: events in order, each with the run's id and its model's
+provider, and with the API key masked. `run`, `tool_sources`, `loop` and `tool_calls` emit through the `EventEmitter`.
+`loop` applies backpressure: it waits until all events are read before each request to the model, and for room in the
+queue during an answer. A reader that pauses pauses the run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from toolcrib.agent_loop.events import AnyRunEvent, ModelUsage, Retrying, RunEnd, RunFailed, RunFinished
 from toolcrib.config.masking import Masker
 
-MOST_WAITING = 256
-"""Events that wait, before an answer is not read on."""
+MAX_UNREAD_EVENTS = 256
+"""Unread events at which the model's answer is no longer read."""
 
 
 class EventQueue:
@@ -35,7 +35,7 @@ class EventQueue:
         self._unread.append(event)
         self._read.clear()
         self._arrived.set()
-        if len(self._unread) >= MOST_WAITING:
+        if len(self._unread) >= MAX_UNREAD_EVENTS:
             self._room.clear()
 
     def end(self) -> None:
@@ -43,7 +43,7 @@ class EventQueue:
         self._arrived.set()
 
     async def next(self) -> AnyRunEvent | None:
-        """None: there will be no more."""
+        """None after the last event."""
         while not self._unread:
             if self._over:
                 return None
@@ -62,16 +62,14 @@ class EventQueue:
         await self._room.wait()
 
 
-MOST_CHARACTERS = 2000
-"""Characters of a provider's words that are passed on."""
+MAX_ERROR_LENGTH = 2000
+"""Maximum characters of a provider's error message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """How far a run came."""
-
     text: str = ""
-    """What the model said last."""
+    """The model's last message."""
     usage: ModelUsage = field(default_factory=ModelUsage)
     steps: int = 0
     messages: Sequence[Mapping[str, Any]] = ()
@@ -88,14 +86,14 @@ class EventEmitter:
         self._queue.put(kind(provider=self._provider, run_id=self.run_id, **fields))
 
     def retrying(self, reason: str, delay: float, attempt: int) -> None:
-        self.emit(Retrying, reason=self._words(reason), delay=delay, attempt=attempt)
+        self.emit(Retrying, reason=self._message(reason), delay=delay, attempt=attempt)
 
     def finished(self, ended: RunEnd, progress: RunProgress) -> None:
         self.emit(RunFinished, ended=ended, **vars(progress))
 
     def failed(self, error: str, remedy: str, progress: RunProgress) -> None:
-        self.emit(RunFailed, error=self._words(error), remedy=self._words(remedy), **vars(progress))
+        self.emit(RunFailed, error=self._message(error), remedy=self._message(remedy), **vars(progress))
 
-    def _words(self, text: str) -> str:
+    def _message(self, text: str) -> str:
         text = self.without_key(text)
-        return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+        return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}…"

@@ -1,8 +1,8 @@
-"""What happens in a run of `run_agent`: one small class per fact.
+"""The events of a `run_agent` run: one small class each.
 
-In: nothing. Out: the classes, and `AnyRunEvent`, one of them. Each is an `AgentEvent` too (kind, role, text, provider,
-tool_name …), so whoever reads the events of coding agents can read these; `type` names the fact, and `to_json` gives
-all of it as plain JSON.
+In: nothing. Out: the classes, and `AnyRunEvent`, their union. Each is also an `AgentEvent` (kind, role, text, provider,
+tool_name …), so code that reads coding agents' events can read these too. `type` names the event, and `to_json` returns
+it as plain JSON.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from toolcrib.run_events import AgentEvent, AgentEventKind
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUsage:
-    """Tokens as the provider counted them: of one step, or of all."""
+    """Tokens as counted by the provider, for one step or the whole run."""
 
     input_tokens: int = 0
-    """Read in all, those from the cache included."""
+    """Includes tokens read from the cache."""
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     requests: int = 0
-    """Answers of the model."""
+    """Number of model answers."""
 
 
 class RunEnd(enum.StrEnum):
-    """Why a run is over that did not fail."""
+    """Why a run ended without failing."""
 
     DONE = "done"
     """The model had nothing more to do."""
     MAX_STEPS = "max_steps"
-    """It had its last step and wanted more."""
+    """The step limit was reached while the model still called tools."""
     TIMEOUT = "timeout"
-    """Its time was up."""
+    """The time limit was reached."""
     LENGTH = "length"
-    """The model was cut off: its provider's, or your, limit of tokens for one answer."""
+    """The answer was cut off at the provider's or your token limit."""
     REFUSED = "refused"
-    """The provider's filter, or the model itself, declined to go on."""
+    """The provider's filter, or the model itself, declined to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent(AgentEvent):
-    """The base of all. `type` names the fact, `run_id` the run; `to_json()` is all of it, `print(event)` a line."""
+    """The base class. `type` names the event, `run_id` the run; `to_json()` has all fields, `print(event)` one line."""
 
     type: ClassVar[str]
     kind: AgentEventKind = AgentEventKind.LOG
@@ -57,16 +57,18 @@ class RunEvent(AgentEvent):
         return {"type": self.type, **{name: _plain(value) for name, value in super().to_json().items()}}
 
     def __str__(self) -> str:
-        """The fact in one line, for a person; without what is the same in every event of a run."""
-        shown = {name: value for name, value in self.to_json().items() if name not in _SAME}
+        """The event on one line, without the fields that all events of a run share."""
+        shown = {name: value for name, value in self.to_json().items() if name not in _SHARED_FIELDS}
         return f"{self.type} {' '.join(f'{name}={json.dumps(value)}' for name, value in shown.items())}".rstrip()
 
 
-_SAME = frozenset({"type", "kind", "role", "provider", "time", "run_id", "call", "messages", "blocks", "structured"})
+_SHARED_FIELDS = frozenset(
+    {"type", "kind", "role", "provider", "time", "run_id", "call", "messages", "blocks", "structured"}
+)
 
 
 def _plain(value: Any) -> Any:
-    """What lies deeper came as JSON."""
+    """Nested values are JSON already."""
     if isinstance(value, ModelUsage):
         return asdict(value)
     if isinstance(value, enum.StrEnum):
@@ -78,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(RunEvent):
-    """The first event: the options can work, and now the servers are connected."""
+    """The first event: the options are valid, and the servers are about to be connected."""
 
     type: ClassVar[Literal["run_started"]] = "run_started"
     model: str
@@ -87,18 +89,18 @@ class RunStarted(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class McpConnected(RunEvent):
-    """All servers were tried; the model has not been asked yet. Without servers there is no such event."""
+    """All servers connected or failed, before the first model request. Not emitted without servers."""
 
     type: ClassVar[Literal["mcp_connected"]] = "mcp_connected"
     servers: tuple[str, ...]
-    """Those that are there."""
+    """The connected servers."""
     tools: Mapping[str, int] = field(default_factory=dict)
-    """How many tools of each are offered."""
+    """Number of offered tools by server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class McpWarning(RunEvent):
-    """A server is not there, or not as it should be; the run goes on without it."""
+    """A server is missing or has a problem; the run continues without it."""
 
     type: ClassVar[Literal["mcp_warning"]] = "mcp_warning"
     server: str
@@ -107,7 +109,7 @@ class McpWarning(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class NameConflict(RunEvent):
-    """Two tools have one name: the one is offered, the other is not."""
+    """Two tools have the same name: one is offered, the other is not."""
 
     type: ClassVar[Literal["name_conflict"]] = "name_conflict"
     name: str
@@ -118,7 +120,7 @@ class NameConflict(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class TextDelta(RunEvent):
-    """`text` is a piece of what the model says; the pieces of a step add up to it."""
+    """`text` is the next piece of the model's message in this step."""
 
     type: ClassVar[Literal["text_delta"]] = "text_delta"
     kind: AgentEventKind = AgentEventKind.MESSAGE
@@ -127,7 +129,7 @@ class TextDelta(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningDelta(RunEvent):
-    """`text` is a piece of what the model thinks, as far as its provider shows it."""
+    """`text` is the next piece of the model's reasoning, if its provider shows it."""
 
     type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     kind: AgentEventKind = AgentEventKind.REASONING
@@ -136,7 +138,7 @@ class ReasoningDelta(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCalled(RunEvent):
-    """The model calls a tool: `tool_name` (as the model has it), `server`, `tool_args`, `call`."""
+    """The model calls a tool: `tool_name` (as the model sees it), `server`, `tool_args`, `call`."""
 
     type: ClassVar[Literal["tool_call"]] = "tool_call"
     kind: AgentEventKind = AgentEventKind.TOOL
@@ -145,42 +147,42 @@ class ToolCalled(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFinished(RunEvent):
-    """A call is over: `tool_status`, `tool_duration_ms`, `call` and the rest as in its `ToolCalled`.
+    """A call ended: `tool_status`, `tool_duration_ms`, `call` and the other fields as in its `ToolCalled`.
 
-    `text` is what the model is told, as far as it is text."""
+    `text` is the text part of the result as the model sees it."""
 
     type: ClassVar[Literal["tool_result"]] = "tool_result"
     kind: AgentEventKind = AgentEventKind.TOOL
     role: str = "tool"
     blocks: Sequence[Mapping[str, Any]] = ()
-    """The content blocks of the result, as MCP has them."""
+    """The result's MCP content blocks."""
     structured: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying(RunEvent):
-    """The provider failed, or wants us to go slower: the same request is made again after `delay` seconds."""
+    """The provider failed or limits the rate: the request is repeated after `delay` seconds."""
 
     type: ClassVar[Literal["retrying"]] = "retrying"
     reason: str
     delay: float
     attempt: int
-    """1 is the first repetition."""
+    """1 for the first repetition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFinished(RunEvent):
-    """The model has answered once, and its calls are done."""
+    """The model answered, and its calls are done."""
 
     type: ClassVar[Literal["step_finished"]] = "step_finished"
     step: int
-    """Counted from one."""
+    """Starts at 1."""
     usage: ModelUsage
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFinished(RunEvent):
-    """The end. `text` is what the model said last."""
+    """The last event of a run that did not fail. `text` is the model's last message."""
 
     type: ClassVar[Literal["run_finished"]] = "run_finished"
     kind: AgentEventKind = AgentEventKind.MESSAGE
@@ -189,13 +191,13 @@ class RunFinished(RunEvent):
     usage: ModelUsage
     steps: int
     messages: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    """The whole conversation, as plain JSON: `AgentOptions.history` of a run that goes on."""
+    """The whole conversation as plain JSON. Pass it as `AgentOptions.history` to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFailed(RunEvent):
-    """The end, where the run could not go on: the provider refused, or was not to be reached. `text` is what the model
-    said last, if anything."""
+    """The last event of a run that failed, for example because the provider was not reachable. `text` is the model's
+    last message, if any."""
 
     type: ClassVar[Literal["run_failed"]] = "run_failed"
     error: str
@@ -203,7 +205,7 @@ class RunFailed(RunEvent):
     usage: ModelUsage
     steps: int
     messages: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    """As in `RunFinished`, as far as it came."""
+    """As in `RunFinished`, up to the failure."""
 
 
 AnyRunEvent: TypeAlias = (
@@ -220,4 +222,4 @@ AnyRunEvent: TypeAlias = (
     | RunFinished
     | RunFailed
 )
-"""Every event of a run. A type checker knows which it is after `event.type == "run_finished"`, too."""
+"""Any event of a run. Type checkers also narrow it by `event.type == "run_finished"`."""

@@ -1,10 +1,10 @@
-"""The loop: the model is asked, its calls are carried out, until it has nothing more to do.
+"""The loop: queries the model and runs its tool calls until it makes none.
 
-In: a model of pydantic-ai, the tools, the conversation so far. Out: events by the `EventEmitter`, and why it ended.
-`run` opens what is needed before, and closes it after.
+In: a model of pydantic-ai, the tools, the conversation so far. Out: events through the `EventEmitter`, and a `RunEnd`.
+`run` opens everything before and closes it after.
 
-The steps are ours, and not those of pydantic-ai's agent: cancelled in mid-step, its graph leaves tasks of its own
-behind, and it ends a run whose model errs too often.
+It does not use pydantic-ai's own agent: when cancelled in the middle of a step, that leaves tasks behind, and it ends a
+run whose model makes too many mistakes.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ from toolcrib.catalog.names import LIMITS, is_legal
 from toolcrib.config.model import NameStyle
 from toolcrib.run_events import ToolStatus
 
-LONGEST_NAME = LIMITS[NameStyle.PLAIN]
-MOST_AT_ONCE = 32
-"""Calls that are carried out at the same time."""
+MAX_NAME_LENGTH = LIMITS[NameStyle.PLAIN]
+MAX_CONCURRENT_CALLS = 32
 
 _CUT_OFF = ToolOutcome(
     status=ToolStatus.INVALID,
-    words="This call was not run: your answer was cut off at the limit of tokens, perhaps inside the call. Call again "
-    "with less in one answer, such as a part of the text at a time.",
+    words="This call did not run: your answer was cut off at the token limit, perhaps inside the call. Call again "
+    "with less per answer, for example one part of the text at a time.",
 )
 
 
@@ -74,7 +73,7 @@ _CUT_OFF = ToolOutcome(
 class _Call:
     part: ToolCallPart
     known_as: str
-    """Its id in the events of the run. Some servers count anew in each answer, and want their own ids back."""
+    """Its id in the run's events. Some servers reuse ids in each answer, and need their own ids back."""
 
 
 class Loop:
@@ -131,7 +130,7 @@ class Loop:
                 )
                 for name, tool in calling.tools.items()
             ],
-            # None would mean: those of the history.
+            # None would mean the instructions in the history.
             instruction_parts=[InstructionPart(content=words)] if words else [],
         )
 
@@ -160,11 +159,11 @@ class Loop:
     async def _carry_out(
         self, calls: Sequence[_Call], calling: ToolCaller, events: CallEvents, form: ToolFormat, *, cut_off: bool
     ) -> None:
-        """At the same time; their results go to the model in the order of the calls. None of an answer that was cut
-        off is run: which of them are whole, no provider says."""
+        """Runs the calls concurrently; the model gets the results in the order of the calls. If the answer was cut off,
+        none runs, since providers don't say which calls are complete."""
         for call in calls:
             events.began(call.known_as, call.part.tool_name, call.part.args)
-        at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        at_once = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
         async def carried_out(call: _Call) -> ToolReturnPart:
             name = call.part.tool_name
@@ -179,7 +178,7 @@ class Loop:
             async with asyncio.TaskGroup() as group:
                 tasks += [group.create_task(carried_out(call), name=call.part.tool_name) for call in calls]
         except BaseException:
-            # What was done is done, and stays in the conversation.
+            # Keep the results of completed calls in the conversation.
             done = (task for task in tasks if task.done() and not task.cancelled() and task.exception() is None)
             self._add_request([task.result() for task in done], state="interrupted")
             raise
@@ -206,10 +205,10 @@ class Loop:
         return answer
 
     def _calls_of(self, answer: ModelResponse) -> list[_Call]:
-        """The calls of an answer, made fit to go back to the provider in the next request: a model may invent names
-        that no provider takes, and some servers give all calls one id, by which nobody could tell their results apart.
+        """The calls of an answer, adjusted so that the provider accepts them in the next request: a model may invent
+        illegal names, and some servers give all calls the same id.
         """
-        # Some kinds of calls have but one name; ours are none of these.
+        # The cast drops the narrower types of special calls, which don't occur here.
         given = [cast("ToolCallPart[Any]", part) for part in answer.parts if isinstance(part, ToolCallPart)]
         ids = [part.tool_call_id for part in given]
         calls = [
@@ -227,11 +226,11 @@ class Loop:
 
 
 def _legal(name: str) -> str:
-    return "".join(letter if is_legal(letter) else "_" for letter in name[:LONGEST_NAME]) or "_"
+    return "".join(letter if is_legal(letter) else "_" for letter in name[:MAX_NAME_LENGTH]) or "_"
 
 
 def _apart(ids: Sequence[str], taken: set[str]) -> list[str]:
-    """The ids, and for each that is taken, or comes again, another like it. Then all of them are taken."""
+    """The ids, with a suffix for each that is taken or repeated. Adds them all to `taken`."""
     free = set(ids) - taken
     taken |= free
     times: Counter[str] = Counter()
@@ -250,7 +249,7 @@ def _apart(ids: Sequence[str], taken: set[str]) -> list[str]:
 
 
 def _piece(event: ModelResponseStreamEvent) -> tuple[str, str]:
-    """What it says, and what it thinks."""
+    """Text and reasoning."""
     match event:
         case PartStartEvent(part=TextPart(content=words)) | PartDeltaEvent(delta=TextPartDelta(content_delta=words)):
             return words, ""

@@ -1,9 +1,8 @@
 """The conversation of a run: texts in whole characters, tool results, and the history as JSON.
 
-In: what a model said and a tool returned, and the `messages` of an earlier run's last event. Out: the same as
-pydantic-ai's messages have it, and back to plain JSON. A character that came in two halves is put together, what a
-provider does not take is described in words (`core` writes them), and so is what is too long. `loop` keeps the
-conversation, `setup` reads a history.
+In: a model's answers, tool results, and the `messages` of an earlier run's last event. Out: pydantic-ai messages, and
+back to plain JSON. Split surrogate pairs are joined; content that a provider does not accept or that is too long is
+replaced by a description (from `core`). `loop` keeps the conversation, `setup` reads a history.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from toolcrib.core.results import ANTHROPIC, GOOGLE, GOOGLE_AFTER, NO_OUTPUT, OP
 from toolcrib.errors import UsageError
 from toolcrib.run_events import ToolStatus
 
-_FIRST_HALVES = range(0xD800, 0xDC00)
+_HIGH_SURROGATES = range(0xD800, 0xDC00)
 
 
 def whole_text(text: str) -> str:
@@ -33,7 +32,7 @@ def whole_text(text: str) -> str:
 
 
 def whole_arguments(given: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """A call's arguments, as a text or as what was read of one."""
+    """A call's arguments, as JSON text or parsed."""
     if given is None or isinstance(given, str):
         return given and whole_text(given)
     plain: dict[str, Any] = json.loads(whole_text(json.dumps(dict(given), ensure_ascii=False)))
@@ -41,15 +40,15 @@ def whole_arguments(given: str | Mapping[str, Any] | None) -> str | dict[str, An
 
 
 class TextPieces:
-    """The pieces of one text, one after the other."""
+    """Joins characters that are split between the pieces of a text."""
 
     def __init__(self) -> None:
         self._half = ""
 
     def add(self, piece: str) -> str:
-        """What can be shown of it now: the first half of a character waits for the other."""
+        """The complete characters so far: the first half of a character waits for the second."""
         text = self._half + piece
-        self._half = text[-1] if text and ord(text[-1]) in _FIRST_HALVES else ""
+        self._half = text[-1] if text and ord(text[-1]) in _HIGH_SURROGATES else ""
         return whole_text(text.removesuffix(self._half))
 
     def rest(self) -> str:
@@ -61,18 +60,18 @@ HISTORY_REMEDY = "Give the `messages` of an earlier run's last event as they wer
 
 
 def read_history(history: Sequence[Mapping[str, Any]]) -> list[ModelMessage]:
-    """What a run goes on from: calls that were never answered get an answer that says so."""
+    """The messages that a run continues from. Calls without a result get one that says so."""
     if not history:
         return []
     try:
-        # As text: what is binary in it is base64 there, and only there.
+        # As JSON text, since only there binary content is base64.
         messages = ModelMessagesTypeAdapter.validate_json(json.dumps(list(history)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise UsageError(f"The history cannot be read: {place}: {first['msg']}.", remedy=HISTORY_REMEDY) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"The history is no plain JSON: {error}.", remedy=HISTORY_REMEDY) from None
+        raise UsageError(f"The history is not plain JSON: {error}.", remedy=HISTORY_REMEDY) from None
     if isinstance(messages[-1], ModelResponse) and messages[-1].state == "suspended":
         raise UsageError("The history ends in an answer that its provider is still working on.", remedy=HISTORY_REMEDY)
     return repair_messages(messages)
@@ -89,14 +88,14 @@ MEDIA_TYPES: Mapping[ToolFormat, frozenset[str]] = {
     ToolFormat.OPENAI_RESPONSES: OPENAI,
     ToolFormat.GOOGLE: GOOGLE | GOOGLE_AFTER,
 }
-"""Media types that go to the model as they are."""
+"""Media types that are sent to the model unchanged."""
 
-MOST_TEXT = 400_000
-"""Characters of one result that a model is shown: what many can read in all."""
-LARGEST_FILE = 5 * 1024 * 1024 * 3 // 4
-MOST_FILES = 5 * LARGEST_FILE
-"""Bytes of one picture or file, and of all in one result. Providers refuse a whole conversation for one that is larger
-than 5 MB as it is sent, in base64, or for more than some 30 MB in all."""
+MAX_TEXT_LENGTH = 400_000
+"""Maximum characters of one result: the whole context of many models."""
+MAX_FILE_BYTES = 5 * 1024 * 1024 * 3 // 4
+MAX_TOTAL_FILE_BYTES = 5 * MAX_FILE_BYTES
+"""Limits for one image or file, and for all in one result. Providers refuse a conversation with one larger than 5 MB in
+base64, or with more than about 30 MB in total."""
 ASK_FOR_LESS = "Ask for less: a part, a page, or with a filter."
 
 ResultContent = str | list[str | BinaryContent]
@@ -109,14 +108,14 @@ def result_content(outcome: ToolOutcome, form: ToolFormat) -> ResultContent:
 
 
 def _within(found: Sequence[Piece]) -> list[str | BinaryContent]:
-    """As much of it as a model is shown; where something is left out, it says so."""
+    """The content up to the limits, with a note on everything left out."""
     shown: list[str | BinaryContent] = []
-    characters, size, left_out = MOST_TEXT, MOST_FILES, 0
+    characters, size, left_out = MAX_TEXT_LENGTH, MAX_TOTAL_FILE_BYTES, 0
     for piece in found:
         if isinstance(piece, str):
             words = whole_text(piece)
-        elif len(piece.data) > min(LARGEST_FILE, size):
-            words = f"({piece.media_type}, {len(piece.data)} bytes: too large to be shown.)"
+        elif len(piece.data) > min(MAX_FILE_BYTES, size):
+            words = f"({piece.media_type}, {len(piece.data)} bytes: too large to show.)"
         else:
             shown.append(BinaryContent(data=piece.data, media_type=piece.media_type))
             size -= len(piece.data)
@@ -126,12 +125,11 @@ def _within(found: Sequence[Piece]) -> list[str | BinaryContent]:
         characters -= len(kept)
         left_out += len(words) - len(kept)
     if left_out:
-        shown.append(f"({left_out} more characters are left out. {ASK_FOR_LESS})")
+        shown.append(f"({left_out} more characters omitted. {ASK_FOR_LESS})")
     return shown
 
 
 def content_text(shown: ResultContent) -> str:
-    """What of it is text."""
     return shown if isinstance(shown, str) else "\n".join(piece for piece in shown if isinstance(piece, str))
 
 
@@ -140,7 +138,7 @@ def outcome_word(outcome: ToolOutcome) -> Literal["success", "denied", "failed"]
         case ToolStatus.OK:
             return "success"
         case ToolStatus.ERROR if outcome.result is not None and not outcome.result.is_error:
-            # What the tool ran failed; the call went well.
+            # The command that the tool ran failed, but the call itself succeeded.
             return "success"
         case ToolStatus.DENIED:
             return "denied"

@@ -1,6 +1,6 @@
-"""What can be chosen for a run of `run_agent`.
+"""The options of `run_agent`.
 
-In: the program's words. Out: `AgentOptions`, checked by `setup` when a run begins.
+In: the program's values. Out: `AgentOptions`, which `setup` checks when a run starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 30
 CONNECT_LIMIT = 10.0
-"""Seconds that a server has to be there."""
+"""Seconds that a server has to connect."""
 
 
 class CodingAccess(enum.StrEnum):
@@ -31,17 +31,17 @@ class CodingAccess(enum.StrEnum):
     READ_ONLY = "read-only"
     """Read, Glob, Grep."""
     ALL = "all"
-    """And Write, Edit, Bash."""
+    """Also Write, Edit, Bash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodingTools:
-    """The tools for files and commands, in one folder, which they cannot leave: `CodingTools.all("src")`,
-    `CodingTools.read_only(".")`. Without a folder it is the current one."""
+    """Tools for files and commands, confined to one folder: `CodingTools.all("src")`, `CodingTools.read_only(".")`. The
+    default is the current folder."""
 
     allowed: CodingAccess
     root: Path
-    """The folder they work in, and cannot leave."""
+    """The folder to which they are confined."""
 
     @classmethod
     def read_only(cls, root: str | Path = ".") -> CodingTools:
@@ -56,65 +56,67 @@ class CodingTools:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRequest:
-    """A call that the program is asked to approve."""
+    """A call that needs the program's approval."""
 
     name: str
-    """As the model has it."""
+    """As the model sees it."""
     server: str
     """Empty for the built-in tools."""
     arguments: Mapping[str, Any]
-    """What the tool is called with: transforms undone, fixed arguments included. A copy: changes have no effect."""
+    """The real arguments: transforms undone, fixed arguments included. A copy: changes have no effect."""
     annotations: Mapping[str, Any]
     call: str
 
 
 Approve = Callable[[ToolRequest], bool | str | Awaitable[bool | str]]
-"""True: it may run. False, or a text with the reason: it does not, and the model is told so."""
+"""Returns True to allow the call. False, or a reason as text, refuses it, and the model gets the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """What `run_agent` shall do, by which model, and with which tools. Only `model` must be given:
+    """The model, tools and limits of a `run_agent` run. Only `model` is required:
 
         AgentOptions(model="anthropic:claude-sonnet-5-5", mcp_servers=[StdioServer("git", command="uvx", args=[…])])
 
-    model: `provider:model`, of openai, openai-responses, anthropic, google, openrouter api_key, base_url, environ: the
-    key, another address, and where the usual variable of the key is looked for instructions, settings: the system
-    prompt; what the model is asked with, as {"temperature": 0} mcp_servers, crib: servers for this run alone; an open
-    Crib, Kit or Crib.connect() besides keep, drop, transform: which of their tools are offered, and how coding_tools:
-    "none", "read-only", "all", or CodingTools.all(FOLDER) approve: asked before a tool may change something history:
-    the `messages` of an earlier run's last event max_steps, timeout, retries: answers of the model, seconds in all,
-    repetitions of a request that failed
+    - model: `provider:model`; providers are openai, openai-responses, anthropic, google and openrouter
+    - api_key, base_url, environ: the key, another address, and the environment with the key's usual variable
+    - instructions, settings: the system prompt, and model settings such as {"temperature": 0}
+    - mcp_servers, crib: servers for this run only, and an open Crib, Kit or Crib.connect()
+    - keep, drop, transform: which of their tools are offered, and how
+    - coding_tools: "none", "read-only", "all", or CodingTools.all(FOLDER)
+    - approve: called before a tool may change something
+    - history: the `messages` of an earlier run's last event
+    - max_steps, timeout, retries: limits for model answers, seconds in total, and repetitions of a failed request
     """
 
     model: str
     """`provider:model`: openai, openai-responses, anthropic, google, openrouter."""
     api_key: str | None = field(default="", repr=False)
-    """Unless given, the provider's usual variable; to a `base_url` no key is sent but this one."""
+    """Defaults to the provider's usual variable. Only this key is sent to a `base_url`."""
     base_url: str | None = ""
-    """Another place that speaks the provider's API."""
+    """Another address with the provider's API."""
     instructions: str = ""
     """The system prompt."""
     mcp_servers: Sequence[DeclaredServer | ServerConfig] = ()
     crib: ToolProvider | None = None
-    """A crib whose tools are offered, too: a `Crib`, or `Crib.connect()`. The run does not close it."""
+    """A `Crib` or `Crib.connect()` whose tools are also offered. The run does not close it."""
     keep: Filter | None = None
     drop: Filter | None = None
     transform: Sequence[Transform] | Transform = ()
-    """What is offered of the servers' tools, and how; the built-in ones are not touched."""
+    """Which of the servers' tools are offered, and how. Built-in tools are not affected."""
     coding_tools: CodingTools | CodingAccess | str = CodingAccess.NONE
-    """A text alone: in the current folder."""
+    """A plain string uses the current folder."""
     max_steps: int = MAX_STEPS
-    """Answers of the model."""
+    """Maximum number of model answers."""
     timeout: float | None = None
     """Seconds for the whole run."""
     history: Sequence[Mapping[str, Any]] = ()
-    """The `messages` of a run's last event: this run goes on there."""
+    """The `messages` of a run's last event, to continue from there."""
     approve: Approve | None = None
-    """Asked before each call of a tool that may change something."""
+    """Called before each call of a tool that may change something."""
     retries: int = 4
-    """How often a request is made again that the provider failed, or refused for now."""
+    """How often a failed or rate-limited request is repeated."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the model is asked with: temperature, max_tokens …"""
+    """Model settings: temperature, max_tokens …"""
     environ: Mapping[str, str] | None = field(default=None, repr=False)
-    """Where the provider's key is looked for: this process's environment, unless given."""
+    """Variables to search for the provider's key. Defaults to this process's environment."""

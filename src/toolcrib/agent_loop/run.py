@@ -1,8 +1,8 @@
 """`run_agent`: an agent's run as a stream of events.
 
-In: a prompt and `AgentOptions`. Out: an `AgentRun`, to be read with `async for`. The run lives in a task of its own:
-`RunLifecycle` opens what it needs, runs the `loop`, and closes everything before the last event. A reader who stops
-reading ends the run; once it is closed, or read to the end, nothing of it is left: no process, no connection, no task.
+In: a prompt and `AgentOptions`. Out: an `AgentRun`, to be read with `async for`. The run has its own task:
+`RunLifecycle` opens everything, runs the `loop`, and closes everything before the last event. A reader that stops
+reading ends the run. Once closed or read to the end, it leaves no process, connection or task behind.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RunLifecycle:
         )
         self._loop: Loop | None = None
         self.closing = False
-        """From here on the run is closing, and must not be cancelled."""
+        """True while the run closes and must not be cancelled."""
 
     async def run(self) -> None:
-        """Raises only before its first event, where the coding tools cannot be had."""
+        """Raises only before its first event, if the coding tools are not available."""
         how: RunEnd | Exception
         stack = AsyncExitStack()
         try:
@@ -85,7 +85,7 @@ class RunLifecycle:
 
     async def _whole(self, stack: AsyncExitStack, own: CheckedTools | None) -> RunEnd:
         setup = self._setup
-        # The modules take a second to load the first time, in which the servers can connect.
+        # Loading the modules takes a second the first time; meanwhile the servers connect.
         loading = asyncio.get_running_loop().run_in_executor(None, _load, setup.endpoint.provider.module)
         try:
             missing = MissingServers(self._emitter)
@@ -133,29 +133,29 @@ def _load(provider: str) -> tuple[ModuleType, ModuleType]:
 
 
 _running: set[asyncio.Task[None]] = set()
-"""Held until they are over: the event loop itself holds its tasks only weakly."""
+"""Kept until they end, since the event loop holds only weak references to tasks."""
 
 _within: ContextVar[frozenset[str]] = ContextVar("_within", default=frozenset())
-"""The runs that the current task is a part of."""
+"""The runs that the current task belongs to."""
 
 
 def run_agent(prompt: str, options: AgentOptions) -> AgentRun:
-    """Runs an agent: the model is asked, and calls tools, until it has nothing more to do.
+    """Runs an agent: the model answers and calls tools until it makes no more calls.
 
-    Nothing begins before the first event is asked for. Options that cannot work raise a `UsageError` there; from then
-    on, whatever happens is an event, and the last one is `RunFinished` or `RunFailed`.
+    The run starts when you read the first event. Invalid options raise a `UsageError` there; everything after that is
+    an event, and the last one is `RunFinished` or `RunFailed`.
 
         async for event in run_agent("What time is it?", AgentOptions(model="anthropic:claude-sonnet-5-5")):
             print(event)
 
-    Leaving the loop early ends the run, and so does cancelling who waits for an event. To know that it is over, use
-    `async with run_agent(…) as events`.
+    Leaving the loop early ends the run, and so does cancelling the task that reads it. To be sure that it has ended,
+    use `async with run_agent(…) as events`.
     """
     return AgentRun(prompt, options)
 
 
 class AgentRun(AsyncIterator[AnyRunEvent]):
-    """A run's events, to be read with `async for`, by one reader."""
+    """A run's events, for one reader with `async for`."""
 
     def __init__(self, prompt: str, options: AgentOptions) -> None:
         self.id = uuid.uuid4().hex
@@ -168,7 +168,7 @@ class AgentRun(AsyncIterator[AnyRunEvent]):
 
     async def __anext__(self) -> AnyRunEvent:
         if self._being_read:
-            raise UsageError("Another task reads this run.", remedy="Read it in one place, and hand the events on.")
+            raise UsageError("Another task is reading this run.", remedy="Read it in one task and pass the events on.")
         if self._over:
             raise StopAsyncIteration
         self._being_read = True
@@ -193,8 +193,8 @@ class AgentRun(AsyncIterator[AnyRunEvent]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Ends the run, unless it is over, and returns when nothing is left of it. Within the run, as in `approve`, it
-        is the end of who calls it, too: what waits there is a part of it, and is cancelled."""
+        """Ends the run and returns when everything is closed. If called from within the run, as in `approve`, the
+        caller is cancelled too, since it is part of the run."""
         self._over = True
         if self._life is not None:
             self._life.stop()
@@ -213,13 +213,13 @@ class AgentRun(AsyncIterator[AnyRunEvent]):
 
     def __del__(self) -> None:
         if self._life is not None and not self._life.task.done():
-            # A closed event loop has no tasks that could be ended.
+            # A closed event loop has no tasks to end.
             with contextlib.suppress(RuntimeError):
                 self._life.task.get_loop().call_soon_threadsafe(self._life.stop)
 
 
 class _Life:
-    """A run in its own task, from its first look at the options. Knows nothing of who reads."""
+    """A run in its own task, from checking the options to the end. Independent of its reader."""
 
     def __init__(self, prompt: str, options: AgentOptions, queue: EventQueue, run_id: str) -> None:
         self._lifecycle: RunLifecycle | None = None
@@ -242,7 +242,7 @@ class _Life:
         return self._lifecycle is not None and self._lifecycle.closing
 
     async def stopped(self) -> None:
-        """Waits to the end even if the caller is cancelled meanwhile: nothing that was started may stay."""
+        """Waits for the end even if the caller is cancelled meanwhile, so that nothing stays open."""
         cancelled: asyncio.CancelledError | None = None
         while not self.task.done():
             try:
@@ -256,7 +256,7 @@ class _Life:
             raise cancelled
 
     async def stopped_from_within(self) -> None:
-        """Waits to be cancelled, so that nothing more is done. What is at work while the run closes is not cancelled,
-        and the run waits for it."""
+        """Waits to be cancelled, so that the caller does nothing more. While the run is closing, its tasks are not
+        cancelled, and the run waits for them."""
         if not self._closing:
             await asyncio.wait({self.task})

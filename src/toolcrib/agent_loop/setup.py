@@ -1,8 +1,7 @@
-"""What a run shall be, checked before anything is started.
+"""Checks the options of a run before anything starts.
 
-In: a prompt and `AgentOptions`, as a program gave them. Out: a `RunSetup`, or a `UsageError` that says what to write
-instead. The model's name, its key and its address are checked in `models.endpoint`, servers by `Kit`, the history
-where it is read (`messages`). `run` prepares a run here.
+In: a prompt and `AgentOptions` from a program. Out: a `RunSetup`, or a `UsageError` with a remedy. The model's
+name, key and address are checked in `models.endpoint`, servers by `Kit`, the history in `messages`. `run` calls it.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ class OptionCheck:
 
 def check_options(prompt: str, options: AgentOptions) -> None:
     if not isinstance(prompt, str) or not prompt.strip() or not _encodes(prompt):
-        raise UsageError("There is no prompt.", remedy="Say what the agent shall do, as a text.")
+        raise UsageError("There is no prompt.", remedy="Pass the agent's task as a string.")
     if not isinstance(options, AgentOptions):
         raise UsageError(
-            f"The options are a {type(options).__name__}.", remedy='Give AgentOptions(model="PROVIDER:MODEL", …).'
+            f"The options are a {type(options).__name__}.", remedy='Pass AgentOptions(model="PROVIDER:MODEL", …).'
         )
     for name, check in CHECKS.items():
         value = getattr(options, name)
         if not check.fits(value):
             raise UsageError(f"{name} is {_shown(name, value)}.", remedy=check.remedy)
     if options.crib is not None:
-        # It says so if it is not open.
+        # Raises if it is not open.
         options.crib.status()
 
 
 def _shown(name: str, value: Any) -> str:
-    """Texts and numbers as they are; of anything else, and of what may be secret, the kind alone."""
+    """Strings and numbers as they are; only the type of other values and of possible secrets."""
     if name not in _SECRET and isinstance(value, str | int | float):
-        return repr(value) if len(repr(value)) <= _LONGEST else "too long"
-    return "of no use" if isinstance(value, str) else f"a {type(value).__name__}"
+        return repr(value) if len(repr(value)) <= _MAX_SHOWN_LENGTH else "too long"
+    return "not valid" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 _SECRET = frozenset({"api_key", "base_url"})
-_LONGEST = 100
+_MAX_SHOWN_LENGTH = 100
 
 
 def _encodes(text: str) -> bool:
@@ -74,7 +73,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """Whether it can stand in a header."""
+    """Whether an HTTP header can contain it."""
     return value is None or (isinstance(value, str) and value.strip().isascii() and value.strip().isprintable())
 
 
@@ -111,12 +110,12 @@ _FILTER = "Give a name, a glob, a function of an offer, or a list of these."
 
 CHECKS: Mapping[str, OptionCheck] = {
     "model": OptionCheck(fits=_is_text, remedy='Write "PROVIDER:MODEL", as "anthropic:claude-sonnet-5-5".'),
-    "api_key": OptionCheck(fits=_is_key, remedy="A key is one word of ASCII. Look for what was copied along with it."),
+    "api_key": OptionCheck(fits=_is_key, remedy="A key is ASCII without spaces. Check for extra characters."),
     "base_url": OptionCheck(fits=lambda value: value is None or _is_text(value), remedy="Write http://… or https://…."),
     "instructions": OptionCheck(fits=_is_text, remedy="Give the system prompt as a text, or leave it out."),
     "mcp_servers": OptionCheck(
         fits=lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping),
-        remedy="Give a list of StdioServer(…), HttpServer(…), or what server_config(NAME, {…}) makes of an entry.",
+        remedy="Give a list of StdioServer(…), HttpServer(…), or server_config(NAME, {…}).",
     ),
     "crib": OptionCheck(
         fits=lambda value: value is None or isinstance(value, ToolProvider),
@@ -137,7 +136,7 @@ CHECKS: Mapping[str, OptionCheck] = {
     ),
     "approve": OptionCheck(
         fits=lambda value: value is None or callable(value),
-        remedy="Give a function of a ToolRequest that says True, False, or why not.",
+        remedy="Give a function of a ToolRequest that returns True, False, or a reason.",
     ),
     "retries": OptionCheck(fits=lambda value: _is_whole(value, 0), remedy="Give a whole number, 0 or more."),
     "settings": OptionCheck(fits=_is_plain_mapping, remedy='Give a mapping, as {"temperature": 0}.'),
@@ -145,7 +144,6 @@ CHECKS: Mapping[str, OptionCheck] = {
         fits=lambda value: value is None or _is_plain_mapping(value), remedy="Give a mapping such as os.environ."
     ),
 }
-"""One for each of the options."""
 
 
 _NUMBERS = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "timeout"})
@@ -166,8 +164,8 @@ def check_settings(settings: Mapping[str, Any], provider: ModelProvider) -> None
         if name not in known:
             near = difflib.get_close_matches(name, known, n=_NEAREST)
             raise UsageError(
-                f"settings: there is no {name!r} for {provider.name}.",
-                remedy=f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(known))}.",
+                f"settings: {provider.name} has no {name!r}.",
+                remedy=f"Did you mean {' or '.join(near)}?" if near else f"Available: {', '.join(sorted(known))}.",
                 data={"nearest": near},
             )
 
@@ -185,7 +183,7 @@ class RunSetup:
     past: Sequence[ModelMessage]
     coding: CodingTools | None
     kit: Kit | None
-    """Made, and not yet entered."""
+    """Not yet entered."""
 
 
 async def prepare_run(prompt: str, options: AgentOptions) -> RunSetup:
@@ -193,7 +191,7 @@ async def prepare_run(prompt: str, options: AgentOptions) -> RunSetup:
     endpoint = find_endpoint(options)
     options = _read_once(options)
     kit = Kit(options.mcp_servers, connect_limit=CONNECT_LIMIT) if options.mcp_servers else None
-    # What is loaded for these takes a second the first time, so it is not done in the event loop.
+    # Loading their modules takes a second the first time, so use a thread.
     if options.settings:
         await asyncio.to_thread(check_settings, options.settings, endpoint.provider)
     past: Sequence[ModelMessage] = ()
@@ -206,7 +204,7 @@ async def prepare_run(prompt: str, options: AgentOptions) -> RunSetup:
 
 
 def _read_once(options: AgentOptions) -> AgentOptions:
-    """Whatever can be read but once is read here; the run looks at it more than once."""
+    """Copies iterators, since the run reads these options more than once."""
     return replace(
         options,
         mcp_servers=tuple(options.mcp_servers),

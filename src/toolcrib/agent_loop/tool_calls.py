@@ -1,8 +1,8 @@
-"""A model's call of a tool: asked for approval, carried out, and reported as events.
+"""A model's tool calls: approval, execution, and events.
 
-In: a name and the arguments as the model wrote them, be they JSON or not. Out: a `ToolOutcome`; whatever goes wrong
-is one, and nothing but cancellation is raised. `CallEvents` makes one `ToolCalled` and one `ToolFinished` of each
-call, also for a tool that does not exist, and for a call that the run's end cut short. `loop` uses all of it.
+In: a name and the arguments as the model wrote them, valid JSON or not. Out: a `ToolOutcome`, also for every failure;
+only cancellation is raised. `CallEvents` emits one `ToolCalled` and one `ToolFinished` for each call, also for a tool
+that does not exist and for a call that the run's end interrupts. `loop` uses both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CallApproval:
                 if inspect.isawaitable(answer):
                     answer = await answer
             except Exception as error:
-                return f"whoever should have approved it failed ({type(error).__name__}: {error})"
+                return f"the approval failed ({type(error).__name__}: {error})"
         if answer is True:
             return ""
         return answer if isinstance(answer, str) and answer else "it was not approved"
@@ -64,22 +64,22 @@ STATUS: tuple[tuple[type[ToolcribError], ToolStatus], ...] = (
     (CallTimeout, ToolStatus.TIMEOUT),
     (ServerFailure, ToolStatus.UNAVAILABLE),
 )
-"""The first that fits counts; any other error is the tool's."""
+"""The first match counts; any other error is the tool's."""
 
 NEAREST = 5
-MOST_NAMED = 50
-"""Tools that a model is reminded of which called one that does not exist, and none is near."""
+MAX_LISTED = 50
+"""Tools listed for a model that called an unknown tool with no similar name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallableTool:
-    """A tool that the model is offered, and the way to it."""
+    """An offered tool and how to call it."""
 
     offer: OfferedTool
     real: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """What the tool is called with when the model gave these. Raises `InvalidArguments` where they do not fit."""
+    """The tool's arguments for those of the model. Raises `InvalidArguments`."""
     call: Callable[[Mapping[str, Any]], Awaitable[Result]]
-    """Takes what `real` gives."""
+    """Takes the result of `real`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class ToolOutcome:
     status: ToolStatus
     result: Result | None = None
     words: str = ""
-    """What the model is told where there is no result."""
+    """The text for the model if there is no result."""
     rule: str = ""
-    """Why it was denied."""
+    """The reason of a denial."""
     duration_ms: float = 0.0
 
 
@@ -103,10 +103,10 @@ class ToolCaller:
         try:
             outcome = await self._called(self._named(name), given, call)
         except asyncio.CancelledError:
-            # A tool may be cancelled from within; only who cancels this task means the run.
+            # A tool may be cancelled from within; only a cancellation of this task ends the run.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            outcome = ToolOutcome(status=ToolStatus.CANCELLED, words=f"{name} was cancelled before it had a result.")
+            outcome = ToolOutcome(status=ToolStatus.CANCELLED, words=f"{name} was cancelled before it finished.")
         except ToolcribError as error:
             outcome = _failed(error)
         except Exception as error:
@@ -117,8 +117,8 @@ class ToolCaller:
     def _named(self, name: str) -> CallableTool:
         if name in self.tools:
             return self.tools[name]
-        near = difflib.get_close_matches(name, self.tools, n=NEAREST) or list(self.tools)[:MOST_NAMED]
-        remedy = f"Use one of those that you were given: {', '.join(near)}." if near else "You were given no tools."
+        near = difflib.get_close_matches(name, self.tools, n=NEAREST) or list(self.tools)[:MAX_LISTED]
+        remedy = f"Use one of your tools: {', '.join(near)}." if near else "You have no tools."
         raise UnknownTool(f'There is no tool "{name}".', remedy=remedy)
 
     async def _called(self, tool: CallableTool, given: str | Mapping[str, Any], call: str) -> ToolOutcome:
@@ -132,22 +132,22 @@ class ToolCaller:
 
 
 def read_arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Raises `InvalidArguments`, in words that help a model."""
+    """Raises `InvalidArguments` with a remedy for the model."""
     try:
         arguments = dict(given) if isinstance(given, Mapping) else json.loads(given or "{}", parse_constant=_refuse)
-        # Numbers beyond all bounds, and halves of characters, are read without a word, but nobody can pass them on.
+        # Infinite numbers and lone surrogates are parsed without an error, but cannot be passed on.
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArguments(
             f"The arguments are not JSON: {error}.", remedy="Call again with one whole JSON object."
         ) from error
     if not isinstance(arguments, dict):
-        raise InvalidArguments("The arguments are no JSON object.", remedy="Call again with one JSON object.")
+        raise InvalidArguments("The arguments are not a JSON object.", remedy="Call again with one JSON object.")
     return arguments
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _failed(error: ToolcribError) -> ToolOutcome:
@@ -191,11 +191,11 @@ class CallEvents:
         )
 
     def cut_short(self) -> None:
-        """The run is over: what is still open will not come to an end of its own."""
+        """Reports the calls that are still open at the end of the run as cancelled."""
         for call in tuple(self._open):
             self._close(call, tool_status=ToolStatus.CANCELLED, text="The run ended before the tool did.")
 
     def _close(self, call: str, **how: Any) -> None:
-        one = self._open.pop(call)
-        how.setdefault("tool_duration_ms", (time.perf_counter() - one.began) * 1000)
-        self._emitter.emit(ToolFinished, **one.fields, **how)
+        open_call = self._open.pop(call)
+        how.setdefault("tool_duration_ms", (time.perf_counter() - open_call.began) * 1000)
+        self._emitter.emit(ToolFinished, **open_call.fields, **how)

@@ -1,7 +1,7 @@
 """The tools of a run: built-in ones, those of its servers, those of a crib.
 
-In: tool providers that are open. Out: what the model is offered, by name, and the events about it: which servers are
-there, which are missing, which tool gave way to another of its name. `run` asks once, before the model is asked.
+In: open tool providers. Out: the offered tools by name, and events about connected servers, missing servers and name
+conflicts. `run` calls it once, before the first model request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WHY_MISSING = {
     ServerState.UNAVAILABLE: "It is not connected.",
     ServerState.FAILED: "It could not be reached.",
 }
-"""What is said of a crib's server that is not there and gave no reason. One that is switched off is not missed."""
+"""Reasons for a crib's missing server without an error. Disabled servers are not reported."""
 
 
 FORMATS: Mapping[ToolFormat, Provider] = {
@@ -55,11 +55,11 @@ FORMATS: Mapping[ToolFormat, Provider] = {
 class CheckedTools:
     tools: Tools
     check: Callable[[OfferedTool, dict[str, Any]], dict[str, Any]]
-    """The arguments that a tool is called with, once more; raises `InvalidArguments`."""
+    """Returns the tool's arguments; raises `InvalidArguments`."""
 
 
 class MissingServers:
-    """Servers that are not there: each is reported once, as soon as it is known."""
+    """Reports each missing server once, as early as possible."""
 
     def __init__(self, emitter: EventEmitter) -> None:
         self._emitter = emitter
@@ -86,22 +86,22 @@ class MissingServers:
 async def collect_tools(
     setup: RunSetup, own: CheckedTools | None, missing: MissingServers, emitter: EventEmitter
 ) -> dict[str, CallableTool]:
-    """Built-in tools come first, then those of the run's own servers: who comes first keeps a name."""
-    options, there = setup.options, list[str]()
+    """Of tools with the same name, built-in ones come first, then those of the run's own servers."""
+    options, connected = setup.options, list[str]()
     transformed: dict[ToolProvider, Tools] = {}
     if setup.kit is not None:
-        there += setup.kit.connected
+        connected += setup.kit.connected
         for server, reason in setup.kit.missing.items():
             missing.report(server, reason)
         transformed[setup.kit] = _transformed(setup.kit, options, emitter)
     if options.crib is not None:
         with missing.reported_at_once(options.crib):
             await wait_until_settled(options.crib, CONNECT_LIMIT)
-        for server, one in options.crib.status().items():
-            if one.state is ServerState.READY:
-                there.append(server)
-            elif one.state in WHY_MISSING:
-                missing.report(server, one.last_error or WHY_MISSING[one.state])
+        for server, status in options.crib.status().items():
+            if status.state is ServerState.READY:
+                connected.append(server)
+            elif status.state in WHY_MISSING:
+                missing.report(server, status.last_error or WHY_MISSING[status.state])
         transformed[options.crib] = _transformed(options.crib, options, emitter)
     _refuse_idle(transformed)
     check = _checked(ArgumentChecker())
@@ -109,14 +109,14 @@ async def collect_tools(
     tools, conflicts = _merged(sources, FORMATS[setup.endpoint.provider.format])
     if transformed:
         counted = Count(tool.offer.server for tool in tools.values() if tool.offer.server)
-        emitter.emit(McpConnected, servers=tuple(there), tools=dict(counted))
+        emitter.emit(McpConnected, servers=tuple(connected), tools=dict(counted))
     for kept, left_out in conflicts:
         emitter.emit(NameConflict, name=left_out.name, kept=kept.tool.display, left_out=left_out.tool.display)
     return tools
 
 
 async def wait_until_settled(provider: ToolProvider, limit: float) -> None:
-    """Returns when no server is about to connect any more, or the time is up."""
+    """Returns when no server is connecting any more, or after `limit` seconds."""
     changed = asyncio.Event()
     leave = provider.subscribe(lambda _: changed.set(), ServerStateChanged)
     try:
@@ -125,7 +125,7 @@ async def wait_until_settled(provider: ToolProvider, limit: float) -> None:
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        # A server that is late is reported as missing.
+        # Late servers are reported as missing.
         return
     finally:
         leave()
@@ -133,8 +133,8 @@ async def wait_until_settled(provider: ToolProvider, limit: float) -> None:
 
 def _transformed(provider: ToolProvider, options: AgentOptions, emitter: EventEmitter) -> Tools:
     def left_out(offer: OfferedTool, why: UsageError) -> None:
-        # A server's tool must not be able to end the run of who changes another's.
-        emitter.emit(McpWarning, server=offer.server, reason=f"Its tool {offer.tool.name} is left out: {why.text()}")
+        # One server's tool must not end a run whose transform is meant for another's.
+        emitter.emit(McpWarning, server=offer.server, reason=f"Its tool {offer.tool.name} was left out: {why.text()}")
 
     return provider.tools().transformed(
         keep=options.keep,
@@ -146,7 +146,7 @@ def _transformed(provider: ToolProvider, options: AgentOptions, emitter: EventEm
 
 
 def _refuse_idle(transformed: Mapping[ToolProvider, Tools]) -> None:
-    """A transform may be meant for one of them alone, or for a server that is missing."""
+    """Allows a transform that is meant for only one of them, or for a missing server."""
     for error in common_errors(tools.unmatched for tools in transformed.values()):
         if all(provider.all_known for provider in transformed):
             raise error
@@ -154,7 +154,7 @@ def _refuse_idle(transformed: Mapping[ToolProvider, Tools]) -> None:
 
 
 def _checked(checker: ArgumentChecker) -> Callable[[OfferedTool, dict[str, Any]], dict[str, Any]]:
-    """Before anybody is asked to approve them. Those of a tool that was changed are checked as they are taken back."""
+    """Runs before the approval. Transformed tools check their arguments when they undo the transform."""
 
     def check(offer: OfferedTool, arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments if offer.undo else checker.check(offer.tool.shown, arguments)

@@ -1,1 +1,1 @@
-"""The audit log: who called what. Entries in; a chain of rows that cannot be changed unseen out."""
+"""The audit log of calls and changes. Entries in; a tamper-evident chain of rows out."""

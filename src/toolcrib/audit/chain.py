@@ -1,14 +1,13 @@
-"""The hash chain that makes a changed row visible, its key, and its head anchored outside the database.
+"""The hash chain that reveals a changed row, its key, and its head anchored outside the database.
 
-In: the key's file, the hash before, a row's columns. Out: the row's hash, and a small file with the newest head of
-every audit log that was written from here. Whoever can read the key can write a chain that verifies, which is why
-the head is worth writing down elsewhere. The logs of runs have another key.
+In: the key's file, the previous hash, a row's columns. Out: the row's hash, and a small file with the newest head of
+every audit log that was written from here. Anyone who can read the key can forge a chain that verifies, so it is worth
+storing the head elsewhere. The logs of runs have another key.
 
-A head's line is written over in its place. It has always the same length and lies within one sector of the disk,
-and one write of it is whole or not done; a new file put in its place would be forced to disk by the file system,
-which costs each commit more than the commit itself. For the same reason it is not synced. Rows are durable before
-it is written, so it never runs ahead of them; after a power failure it may lie a few commits behind, which `verify`
-accepts, and the next commit brings it up again.
+A head's line is overwritten in place. It always has the same length and lies within one disk sector, so a write is
+atomic. Replacing the whole file would make the file system flush it to disk, which costs more than the commit itself.
+For the same reason it is not synced. Rows are durable before it is written, so it is never ahead of them; after a power
+failure it may be a few commits behind, which `verify` accepts, and the next commit brings it up to date.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ import msgspec
 
 from toolcrib.errors import StoreError
 
-_LENGTH = 32
+_KEY_LENGTH = 32
 
 
 def read_key(file: Path) -> bytes | None:
-    """None: there is none."""
+    """None if the file does not exist."""
     try:
         text = file.read_text()
         if file.stat().st_mode & 0o077:
@@ -44,38 +43,38 @@ def read_key(file: Path) -> bytes | None:
         key = bytes.fromhex(text)
     except ValueError:
         key = b""
-    if len(key) != _LENGTH:
+    if len(key) != _KEY_LENGTH:
         raise _unusable(file, "is not a key")
     return key
 
 
 def make_key(file: Path) -> bytes:
-    """Of two who make it at once, both get the same."""
+    """Two processes that call this at the same time get the same key."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(6)}")
     try:
-        # With the database elsewhere, a command without a daemon is the first who needs the folder.
+        # If the database is elsewhere, a command without a daemon may be the first to need the folder.
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
-            stream.write(secrets.token_bytes(_LENGTH).hex())
+            stream.write(secrets.token_bytes(_KEY_LENGTH).hex())
             stream.flush()
-            # A key that a power failure takes along would leave rows that nobody can verify.
+            # Without the key, rows that survive a power failure could not be verified.
             os.fsync(descriptor)
         with contextlib.suppress(FileExistsError):
             os.link(draft, file)
     except OSError as error:
-        raise _unusable(file, f"cannot be made: {error.strerror or error}") from error
+        raise _unusable(file, f"cannot be created: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
     key = read_key(file)
     if key is None:
-        raise _unusable(file, "vanished while it was made")
+        raise _unusable(file, "disappeared while it was created")
     return key
 
 
 def _unusable(file: Path, what: str) -> StoreError:
     return StoreError(
-        f"The key {file} {what}.", remedy="Free some space, check its permissions, or put back a backup of it."
+        f"The key {file} {what}.", remedy="Free some disk space, check its permissions, or restore it from a backup."
     )
 
 
@@ -83,7 +82,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ChainKeys:
-    """What is made of the one key in the file: a hash of arguments must not say anything about the chain."""
+    """The keys derived from the one in the file: a hash of arguments must reveal nothing about the chain."""
 
     def __init__(self, secret: bytes) -> None:
         self.chain = hmac.digest(secret, b"toolcrib audit chain", hashlib.sha256)
@@ -94,26 +93,26 @@ class ChainKeys:
         return salt + self._mark(salt)
 
     def began(self, chain: str) -> bool:
-        """Whether the audit log of this id was begun with this key."""
+        """Whether the audit log with this id was started with this key."""
         return hmac.compare_digest(chain[32:].encode(), self._mark(chain[:32]).encode())
 
     def link(self, before: str, columns: Iterable[Any]) -> str:
-        """The hash of the row with these columns, `hash` itself left out."""
+        """The hash of the row with these columns (without `hash` itself)."""
         return hmac.digest(self.chain, before.encode() + _encode(list(columns)), hashlib.sha256).hex()
 
     def _mark(self, salt: str) -> str:
         return hmac.digest(self.chain, salt.encode(), hashlib.sha256).hex()[:32]
 
 
-_LINE = 256
-_MOST = 64 * 1024
+_LINE_LENGTH = 256
+_MAX_ANCHOR_BYTES = 64 * 1024
 
 
 class ChainHead(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
-    """Which audit log."""
+    """The audit log's id."""
     place: str
-    """A digest of where its database is."""
+    """A digest of its database's location."""
     seq: int
     hash: str
 
@@ -130,30 +129,30 @@ class HeadAnchor:
         self.file = file
 
     def heads(self) -> tuple[ChainHead, ...]:
-        """`FileNotFoundError` where there is none; `ValueError` if it cannot be understood."""
+        """Raises `FileNotFoundError` if there is no file and `ValueError` if it is malformed."""
         with self._locked(os.O_RDONLY, fcntl.LOCK_SH) as descriptor:
-            return _understood(os.pread(descriptor, _MOST, 0))
+            return _decoded(os.pread(descriptor, _MAX_ANCHOR_BYTES, 0))
 
     def advance(self, head: ChainHead) -> None:
-        """Of the same audit log only a later head takes the place of an earlier one."""
+        """Replaces an audit log's head only with a later one."""
         with self._locked(os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as descriptor:
-            content = os.pread(descriptor, _MOST, 0)
+            content = os.pread(descriptor, _MAX_ANCHOR_BYTES, 0)
             try:
-                heads = _understood(content)
+                heads = _decoded(content)
             except ValueError:
-                # What a power failure left of it says nothing that could be kept.
+                # Damaged by a power failure: nothing in it can be used.
                 heads = ()
-            # An audit log that was begun and never written, because its first commit failed, is none.
-            heads = tuple(one for one in heads if one.seq or one.place != head.place or one.chain == head.chain)
-            place = next((place for place, one in enumerate(heads) if one.chain == head.chain), len(heads))
-            if place < len(heads) and heads[place].seq >= head.seq:
+            # Ignore an audit log that was started but has no entries, because its first commit failed.
+            heads = tuple(old for old in heads if old.seq or old.place != head.place or old.chain == head.chain)
+            index = next((index for index, old in enumerate(heads) if old.chain == head.chain), len(heads))
+            if index < len(heads) and heads[index].seq >= head.seq:
                 return
-            if len(content) == len(heads) * _LINE:
-                os.pwrite(descriptor, _line(head), place * _LINE)
+            if len(content) == len(heads) * _LINE_LENGTH:
+                os.pwrite(descriptor, _line(head), index * _LINE_LENGTH)
             else:
-                # New lines, or a person's hand, have left it in another shape.
-                lines = [_line(one) for one in (*heads[:place], head, *heads[place + 1 :])]
-                os.ftruncate(descriptor, len(lines) * _LINE)
+                # A new head, or the file was edited.
+                lines = [_line(new) for new in (*heads[:index], head, *heads[index + 1 :])]
+                os.ftruncate(descriptor, len(lines) * _LINE_LENGTH)
                 os.pwrite(descriptor, b"".join(lines), 0)
 
     @contextlib.contextmanager
@@ -166,7 +165,7 @@ class HeadAnchor:
             os.close(descriptor)
 
 
-def _understood(content: bytes) -> tuple[ChainHead, ...]:
+def _decoded(content: bytes) -> tuple[ChainHead, ...]:
     try:
         return tuple(_decoder.decode_lines(content))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -174,4 +173,4 @@ def _understood(content: bytes) -> tuple[ChainHead, ...]:
 
 
 def _line(head: ChainHead) -> bytes:
-    return _encoder.encode(head).ljust(_LINE - 1) + b"\n"
+    return _encoder.encode(head).ljust(_LINE_LENGTH - 1) + b"\n"

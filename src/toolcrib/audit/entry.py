@@ -1,6 +1,6 @@
-"""What is noted: one entry for a call's intent, one for its outcome, one for every change of who may do what.
+"""Audit entries: one for a call's intent, one for its outcome, one for every change of permissions.
 
-In: facts from `calls` and `core`. Out: the same, for `row` to write down. Making one must cost next to nothing.
+In: events from `calls` and `core`. Out: entries that `row` turns into rows. Creating one must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any, Self
 
 import msgspec
 
-LOOKED_INTO = 256 * 1024
-"""Bytes of arguments above which they are hashed as they came and their shape is only their size."""
+MAX_PARSED_BYTES = 256 * 1024
+"""Longer arguments are hashed as raw bytes, and their shape is only their size."""
 
 
 class EntryKind(enum.StrEnum):
     INTENT = "intent"
-    """A call is about to leave for its server: from here on it may have run."""
+    """A call is about to be sent to its server: from here on it may have run."""
     OUTCOME = "outcome"
-    """What became of a call; has all that the intent has, since a call stopped at the door has only this."""
+    """The result of a call. It repeats the intent's fields, since a call stopped at the door has only an outcome."""
     CHANGE = "change"
-    """Somebody may do more or less than before; `outcome` says what happened."""
+    """A permission changed; `outcome` describes how."""
     GAP = "gap"
-    """Entries that could not be written are missing before this one."""
+    """Entries before this one are missing because they could not be written."""
     PRUNED = "pruned"
-    """The oldest entries were let go."""
+    """The oldest entries were deleted."""
     UNANCHORED = "unanchored"
-    """Whoever wrote this one found the end of the audit log not as the anchor, or they themselves, knew it."""
+    """The writer found that the end of the audit log differs from the anchor, or from the last row it wrote."""
 
 
 class LargeArguments(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is held of arguments that are not looked into: a queue of them would soon hold a lot."""
+    """Size and digest of arguments that are too long to parse, so that queued entries stay small."""
 
     size: int
     digest: bytes
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
-        """1 ms per MB, about what it takes to read them as JSON."""
+        """Takes 1 ms per MB, about as long as parsing them as JSON."""
         return cls(size=len(raw), digest=hashlib.sha256(raw).digest())
 
 
@@ -58,8 +58,8 @@ class AuditEntry(msgspec.Struct, kw_only=True, gc=False):
     rule: str = ""
     mode: str = ""
     arguments: bytes | LargeArguments | None = None
-    """As they came; their shape and a keyed hash are kept, their values only if that is switched on. The outcome of a
-    call that has an intent does not repeat them."""
+    """Raw bytes. Their shape and a keyed hash are stored, their values only if you enable that. The outcome of a call
+    with an intent does not repeat them."""
     outcome: str = ""
     duration: float = 0.0
     size: int = 0

@@ -1,7 +1,7 @@
-"""The audit log itself: notes entries, shows them, checks them, and lets the oldest go.
+"""The audit log: records, queries and verifies entries, and deletes the oldest.
 
-In: entries from `calls` and `core`. Out: rows of a hash chain in the store, with the head anchored beside it. `note`
-only hands an entry to the group commit; whoever must know that it is durable waits for `flush`.
+In: entries from `calls` and `core`. Out: rows of a hash chain in the store, and its head in a file next to it. `note`
+only adds an entry to the group commit; await `flush` to be sure that it is durable.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Self
 import msgspec
 
 from toolcrib.audit.chain import ChainKeys, read_key
-from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, LargeArguments
-from toolcrib.audit.row import COUNTED_UP_TO
+from toolcrib.audit.entry import MAX_PARSED_BYTES, AuditEntry, LargeArguments
+from toolcrib.audit.row import MAX_COUNTED_BYTES
 from toolcrib.audit.verify import ChainBroken, ChainWalk, VerifyReport, anchored, expected
 from toolcrib.audit.writer import AuditWriter, Retention
 from toolcrib.config.masking import Masker
@@ -33,26 +33,26 @@ log = logging.getLogger(__name__)
 KEEP_DAYS = 90
 KEEP_BYTES = 1024**3
 
-_ENTRY = 600
-"""Bytes that an entry holds in memory besides arguments and result."""
+_ENTRY_BYTES = 600
+"""An entry's size in memory without its arguments and result."""
 _WINDOW = 20_000
-"""Rows that one read looks through for those that are wanted."""
+"""Rows that one query searches."""
 _FIRST_PRUNE = 10.0
-"""Seconds after the start: a command that is over in one does not pay for it."""
-_PRUNE_EVERY = 3600.0
+"""Seconds after the start, so that a short command does not pay for it."""
+_PRUNE_INTERVAL = 3600.0
 
 Progress = Callable[[int, int], Awaitable[None]]
-"""(entries checked, entries in all)"""
+"""(entries checked, total entries)"""
 
 
 class AuditLog:
-    """Made by `open`; closed before its `GroupCommit`."""
+    """Create it with `open`; close it before its `GroupCommit`."""
 
     def __init__(self, store: Store, commits: GroupCommit, writer: AuditWriter, retention: Retention) -> None:
         self._store = store
         self._commits = commits
         self.flush = commits.flush
-        """Returns when all that was noted before is durable; `StoreError` at once if it cannot be."""
+        """Returns when all entries noted before are durable; raises `StoreError` at once if they cannot be written."""
         self._writer = writer
         self._retention = retention
         self._pruning = asyncio.create_task(self._prune_for_ever())
@@ -70,7 +70,7 @@ class AuditLog:
         keep_bytes: int = KEEP_BYTES,
         clock: ExpiryClock | None = None,
     ) -> Self:
-        """Writes nothing yet: a full disk must not keep the daemon from starting."""
+        """Writes nothing yet: the daemon must start even with a full disk."""
         writer = AuditWriter(commits, folder=folder, place=store.place, mask=mask, values=values)
         retention = Retention(writer, keep_days=keep_days, keep_bytes=keep_bytes, clock=clock or ExpiryClock())
         return cls(store, commits, writer, retention)
@@ -82,18 +82,18 @@ class AuditLog:
 
     @property
     def failure(self) -> StoreError | None:
-        """Why nothing can be written now."""
+        """Why nothing can be written now; None if writing works."""
         return self._commits.failure
 
     def note(self, entry: AuditEntry) -> None:
-        size = _ENTRY
+        size = _ENTRY_BYTES
         if isinstance(entry.arguments, bytes):
-            if len(entry.arguments) > LOOKED_INTO:
+            if len(entry.arguments) > MAX_PARSED_BYTES:
                 entry.arguments = LargeArguments.of(entry.arguments)
             else:
                 size += len(entry.arguments)
         if entry.result is not None:
-            if len(entry.result) > COUNTED_UP_TO:
+            if len(entry.result) > MAX_COUNTED_BYTES:
                 entry.result = None
             else:
                 size += len(entry.result)
@@ -112,48 +112,48 @@ class AuditLog:
         limit: int = 50,
         after: int | None = None,
     ) -> list[dict[str, Any]]:
-        """The newest rows that fit, the newest last; with `after` those that follow this number."""
-        wanted = AuditFilter(
+        """The newest matching rows, newest last; with `after`, those that follow this number."""
+        filters = AuditFilter(
             agent=agent, tool=tool, server=server, outcome=outcome, session=session, since=since, until=until
         )
         base = await self._store.read(audit.base)
         low = 0 if base is None else base.seq
         if after is not None:
-            rows = await self._store.read(audit.find_after, wanted, max(low, after), limit)
+            rows = await self._store.read(audit.find_after, filters, max(low, after), limit)
         else:
-            rows = await self._newest(wanted, low, limit)
+            rows = await self._newest(filters, low, limit)
         return [_readable(row) for row in rows]
 
-    async def _newest(self, wanted: AuditFilter, low: int, limit: int) -> list[dict[str, Any]]:
-        """Goes back window by window, since what is wanted may be rare and the audit log long."""
+    async def _newest(self, filters: AuditFilter, low: int, limit: int) -> list[dict[str, Any]]:
+        """Searches backwards window by window, since matches may be rare and the audit log long."""
         high = await self.newest()
-        if wanted.since is not None:
-            first = await self._store.read(audit.first_since, wanted.since, low)
+        if filters.since is not None:
+            first = await self._store.read(audit.first_since, filters.since, low)
             low = high if first is None else first - 1
         found: list[dict[str, Any]] = []
         while high > low and len(found) < limit:
             bottom = max(low, high - _WINDOW)
-            found += await self._store.read(audit.find, wanted, bottom, high, limit - len(found))
+            found += await self._store.read(audit.find, filters, bottom, high, limit - len(found))
             high = bottom
         return found[::-1]
 
     async def newest(self) -> int:
-        """The number of the newest row; 0: there is none."""
+        """The number of the newest row; 0 if there is none."""
         head = await self._store.read(audit.head)
         return 0 if head is None else head[0]
 
     async def verify(self, expect: str | None = None, progress: Progress | None = None) -> VerifyReport:
-        """Walks the whole chain in small steps, while others go on writing it."""
+        """Walks the whole chain in small steps, while entries may still be added."""
         walk = ChainWalk(marks=[expected(expect)] if expect else [])
         try:
             base = await self._store.read(audit.base)
-            # Before the rows: they may only be ahead of it.
-            self._look_at_anchor(walk, base)
+            # Read the anchor before the rows: the rows may be ahead of it, never behind.
+            self._check_anchor(walk, base)
             secret = read_key(self._writer.key_file)
             if secret is not None:
                 walk.keys = ChainKeys(secret)
             elif base is not None:
-                raise ChainBroken(f"There is no key to verify with: {self._writer.key_file} is missing.")
+                raise ChainBroken(f"The key needed to verify the audit log is missing: {self._writer.key_file}.")
             while not walk.over:
                 await self._store.read(walk.step)
                 if progress is not None:
@@ -162,8 +162,8 @@ class AuditLog:
             return VerifyReport(ok=False, entries=walk.entries, head=walk.head, seq=broken.seq, wrong=broken.wrong)
         return VerifyReport(ok=True, entries=walk.entries, head=walk.head, notes=tuple(walk.notes))
 
-    def _look_at_anchor(self, walk: ChainWalk, base: audit.ChainBase | None) -> None:
-        """What it says of this audit log becomes a head that the walk expects."""
+    def _check_anchor(self, walk: ChainWalk, base: audit.ChainBase | None) -> None:
+        """Adds the anchor's head of this audit log to those that the walk expects."""
         file = self._writer.anchor.file
         try:
             heads = self._writer.anchor.heads()
@@ -171,22 +171,22 @@ class AuditLog:
             heads = ()
         except (OSError, ValueError) as error:
             raise ChainBroken(
-                f"The anchor {file} cannot be read ({error}): a cut at the end would not be seen."
+                f"The anchor {file} cannot be read ({error}): a truncated end would go unnoticed."
             ) from error
         mark, others = anchored(heads, "" if base is None else base.chain, self._writer.place)
         if others:
             last = max(head.seq for head in others)
             raise ChainBroken(
-                f"An earlier audit log with {last} entries was in this database and is gone. If that was on purpose, "
-                f"remove its line from {file}."
+                f"An earlier audit log with {last} entries was in this database and is missing. If you removed it, "
+                f"also delete its line from {file}."
             )
         if mark is not None:
             walk.marks.append(mark)
         elif base is not None:
-            raise ChainBroken(f"The anchor {file} knows nothing of this audit log: a cut at the end would not be seen.")
+            raise ChainBroken(f"The anchor {file} has no entry for this audit log: a truncated end would go unnoticed.")
 
     async def prune(self) -> int:
-        """Lets go what is too old or too much, in steps; returns how many entries went."""
+        """Deletes entries beyond the age or size limit, in steps; returns how many."""
         gone = 0
         while step := await self._store.run(self._retention.step):
             gone += step
@@ -198,18 +198,18 @@ class AuditLog:
             try:
                 await self.prune()
             except StoreError as error:
-                log.warning("old entries of the audit log could not be let go: %s", error.text())
+                log.warning("old entries of the audit log could not be deleted: %s", error.text())
             except Exception:
-                # A mistake in one row is no reason to keep everything for ever.
-                log.exception("old entries of the audit log could not be let go")
-            await asyncio.sleep(_PRUNE_EVERY)
+                # An unexpected error must not end pruning for good.
+                log.exception("old entries of the audit log could not be deleted")
+            await asyncio.sleep(_PRUNE_INTERVAL)
 
     async def describe(self) -> dict[str, Any]:
         """For `status`."""
         failure = self.failure
         head = None if self._writer.head is None else str(self._writer.head)
         if head is None:
-            # Before the first entry of this process the end is what others left.
+            # This process has not written an entry yet, so the head is another process's.
             with contextlib.suppress(StoreError):
                 found = await self._store.read(audit.head)
                 head = None if found is None else f"{found[0]}:{found[1]}"
@@ -222,7 +222,7 @@ class AuditLog:
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    """The columns that hold JSON as what they say."""
+    """Decodes the columns that contain JSON."""
     for name in ("shape", "arguments", "detail"):
         with contextlib.suppress(msgspec.MsgspecError, TypeError):
             row[name] = msgspec.json.decode(row[name])

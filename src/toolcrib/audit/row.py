@@ -1,8 +1,8 @@
-"""An entry → a row: bounded, free of secrets, and the same on both engines when it is read back.
+"""An entry → a row: bounded, free of secrets, and identical on both engines when it is read back.
 
-In: an `AuditEntry`. Out: a mapping of the columns of `audit`, but for `hash`, in their order; the shape of arguments
-without what they say; how many tokens a result costs a model. This is done where the rows are written, not on the
-event loop: looking at arguments and counting tokens takes its time.
+In: an `AuditEntry`. Out: a mapping of the columns of `audit`, without `hash`, in order; the shape of arguments without
+their values; how many tokens a result costs a model. This runs in the thread that writes rows, not on the event loop,
+since parsing arguments and counting tokens takes time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from toolcrib.config.masking import Masker, mask_tree, names_a_secret
 from toolcrib.policy import Verdict
 from toolcrib.store.schema import storable
 
-MOST_BYTES = 2048
+MAX_SHAPE_BYTES = 2048
 
 _DEPTHS = (6, 3, 1, 0)
 """Tried in turn until the shape is small enough."""
-_MOST_KEYS = 32
-_MOST_MEMBERS = 3
-_KEY_LENGTH = 64
+_MAX_KEYS = 32
+_MAX_MEMBERS = 3
+_MAX_KEY_LENGTH = 64
 _REST = "…"
 
 
 def shape_of(arguments: Any, redact: Callable[[str], str]) -> str:
     for depth in _DEPTHS:
         text = msgspec.json.encode(_shape(arguments, depth, redact))
-        if len(text) <= MOST_BYTES:
+        if len(text) <= MAX_SHAPE_BYTES:
             break
     return text.decode()
 
@@ -62,20 +62,20 @@ def _shape(value: Any, depth: int, redact: Callable[[str], str]) -> Any:
 def _object(value: dict[str, Any], depth: int, redact: Callable[[str], str]) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for key, inner in value.items():
-        if len(shown) == _MOST_KEYS:
-            shown[_REST] = f"+{len(value) - _MOST_KEYS}"
+        if len(shown) == _MAX_KEYS:
+            shown[_REST] = f"+{len(value) - _MAX_KEYS}"
             break
-        shown[redact(key)[:_KEY_LENGTH]] = _shape(inner, depth - 1, redact)
+        shown[redact(key)[:_MAX_KEY_LENGTH]] = _shape(inner, depth - 1, redact)
     return shown
 
 
 def _array(value: list[Any], depth: int, redact: Callable[[str], str]) -> list[Any]:
-    shown = [_shape(inner, depth - 1, redact) for inner in value[:_MOST_MEMBERS]]
-    return [*shown, f"+{len(value) - _MOST_MEMBERS}"] if len(value) > _MOST_MEMBERS else shown
+    shown = [_shape(inner, depth - 1, redact) for inner in value[:_MAX_MEMBERS]]
+    return [*shown, f"+{len(value) - _MAX_MEMBERS}"] if len(value) > _MAX_MEMBERS else shown
 
 
-COUNTED_UP_TO = 256 * 1024
-"""Bytes: counting takes 16 µs per KiB, and nothing else runs meanwhile."""
+MAX_COUNTED_BYTES = 256 * 1024
+"""Counting takes 16 µs per KiB, and blocks everything else."""
 
 _WEIGHTS: tuple[tuple[bytes, float], ...] = (
     (string.ascii_letters.encode(), 0.227),
@@ -85,8 +85,8 @@ _WEIGHTS: tuple[tuple[bytes, float], ...] = (
     (bytes(range(0xC2, 0xE3)), 0.26),
     (bytes(range(0xE3, 0xF5)), 0.72),
 )
-"""Tokens for each such byte; beyond ASCII, for each first byte of a character: of an alphabet, of Chinese and the like.
-Fitted to o200k: mostly within a fifth for JSON, code and prose; too few for columns of numbers and for base64."""
+"""Tokens per byte of each class; beyond ASCII, per first byte of a character: alphabets, then Chinese and the like.
+Fitted to o200k: mostly within 20 % for JSON, code and prose; too few for columns of numbers and for base64."""
 
 
 class TokenCount(NamedTuple):
@@ -95,8 +95,8 @@ class TokenCount(NamedTuple):
 
 
 def count_tokens(data: bytes) -> TokenCount | None:
-    """How many tokens a text costs a model, by o200k with `toolcrib[tokens]`. None: too long to be counted."""
-    if len(data) > COUNTED_UP_TO:
+    """The tokens in a text, counted with o200k if `toolcrib[tokens]` is installed. None if it is too long to count."""
+    if len(data) > MAX_COUNTED_BYTES:
         return None
     counter = _counter()
     if counter is None:
@@ -112,7 +112,7 @@ def estimate_tokens(data: bytes) -> int:
 
 @functools.cache
 def _counter() -> Callable[[str], int] | None:
-    """None: the extra is not installed. Its table takes 50 ms and 40 MB, so it is loaded with the first count."""
+    """None if the extra is not installed. Its table takes 50 ms and 40 MB, so it is loaded for the first count."""
     try:
         from rs_bpe.bpe import openai  # type: ignore[import-not-found] # noqa: PLC0415
     except ImportError:
@@ -123,12 +123,12 @@ def _counter() -> Callable[[str], int] | None:
 
 Row = dict[str, Any]
 
-VALUES_UP_TO = 4096
-"""Characters that are kept of values and details."""
+MAX_VALUE_LENGTH = 4096
+"""Longer values and details are truncated."""
 
-_LARGEST = 2**63 - 1
+_MAX_INTEGER = 2**63 - 1
 _CUT = "…"
-_BEYOND_READING = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class RowMaker:
@@ -160,24 +160,24 @@ class RowMaker:
             "arguments": values,
             "outcome": outcome,
             "duration": _number(entry.duration),
-            "size": max(-_LARGEST, min(entry.size, _LARGEST)),
+            "size": max(-_MAX_INTEGER, min(entry.size, _MAX_INTEGER)),
             "tokens": None if counted is None else counted.tokens,
             "tokens_estimated": counted is not None and counted.estimated,
             "detail": self._detail(entry) if entry.detail else None,
         }
 
     def _texts(self, entry: AuditEntry) -> tuple[str, ...]:
-        """What others named: masked before it is cut, since half a secret is one too."""
+        """Texts from outside, masked before they are truncated, since half a secret is still one."""
         texts = (entry.agent, entry.conversation, entry.tool, entry.server, entry.rule, str(entry.outcome))
-        # Most hold no secret: one look at all of them is enough. A blank ends whatever a pattern finds.
+        # Most contain no secret, so check all of them at once. No pattern matches across a space.
         joined = " ".join(texts)
         if self._mask(joined) == joined and _fit(texts, _TEXT_LIMITS):
             return texts
         masked = map(self._mask, texts)
-        return tuple(_bounded(text, most) for text, most in zip(masked, _TEXT_LIMITS, strict=True))
+        return tuple(_bounded(text, limit) for text, limit in zip(masked, _TEXT_LIMITS, strict=True))
 
     def _arguments(self, entry: AuditEntry) -> tuple[str | None, str | None, str | None]:
-        """Their shape, their keyed hash, and their values if those are kept."""
+        """Their shape, their keyed hash, and their values if those are stored."""
         raw = entry.arguments
         if raw is None:
             return None, None, None
@@ -191,10 +191,10 @@ class RowMaker:
                 shape = storable(shape)
             values = None
             if self._values:
-                # What a person was asked about stands here as that person saw it.
+                # Store the arguments of an approval as the approver saw them.
                 asked = entry.decision == Verdict.ASK
                 values = _json(mask_tree(arguments, self._mask.named) if asked else self._masked(arguments))
-        except _BEYOND_READING:
+        except _UNREADABLE:
             return f'"{len(raw)} bytes"', self._digest(raw), None
         return shape, self._digest(canonical), values
 
@@ -203,7 +203,7 @@ class RowMaker:
 
     def _detail(self, entry: AuditEntry) -> str:
         if entry.kind in (EntryKind.GAP, EntryKind.PRUNED, EntryKind.UNANCHORED):
-            # Our own words; and `verify` reads the hashes in them.
+            # Our own data; `verify` needs the hashes in it.
             return msgspec.json.encode(entry.detail).decode()
         return _json(self._masked(entry.detail))
 
@@ -213,32 +213,32 @@ class RowMaker:
 
 _TEXT_LIMITS = (64, 200, 200, 100, 500, 100)
 _OWN_LIMITS = (80, 80, 20, 20)
-"""Characters that are kept of each text."""
+"""Maximum length of each text."""
 
 
 def _own_texts(entry: AuditEntry) -> tuple[str, ...]:
-    """What we named ourselves. A decision may be an enum's member, and is kept as plain text."""
+    """Texts that Toolcrib generates. A decision may be an enum member and is stored as plain text."""
     texts = (entry.call, entry.session, str(entry.decision), entry.mode)
     if _fit(texts, _OWN_LIMITS):
         return texts
-    return tuple(_bounded(text, most) for text, most in zip(texts, _OWN_LIMITS, strict=True))
+    return tuple(_bounded(text, limit) for text, limit in zip(texts, _OWN_LIMITS, strict=True))
 
 
 def _fit(texts: tuple[str, ...], limits: tuple[int, ...]) -> bool:
-    """Whether they can be kept as they are, by a quick look."""
+    """A quick check whether the texts can be stored unchanged."""
     whole = "".join(texts)
     return whole.isascii() and "\0" not in whole and all(map(operator.le, map(len, texts), limits))
 
 
 def _json(value: Any) -> str:
-    return _bounded(msgspec.json.encode(value, enc_hook=str).decode(), VALUES_UP_TO)
+    return _bounded(msgspec.json.encode(value, enc_hook=str).decode(), MAX_VALUE_LENGTH)
 
 
-def _bounded(text: str, most: int) -> str:
+def _bounded(text: str, limit: int) -> str:
     text = storable(text)
-    return text if len(text) <= most else text[: most - 1] + _CUT
+    return text if len(text) <= limit else text[: limit - 1] + _CUT
 
 
 def _number(value: float) -> float:
-    """A finite number, and no negative zero: SQLite would give it back as another."""
+    """A finite number, never negative zero, which SQLite would not return unchanged."""
     return value + 0.0 if math.isfinite(value) else 0.0

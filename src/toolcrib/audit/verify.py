@@ -1,8 +1,7 @@
-"""Whether the audit log is what was written: every link, every number, both ends.
+"""Verifies the audit log: every link, every number, both ends.
 
-In: the rows in their order, the key, the anchor, and a head that a person wrote down. Out: a `VerifyReport` that names
-the first entry that is wrong and what is wrong with it. `ChainWalk` goes page by page, so that nobody waits for all of
-it.
+In: the rows in order, the key, the anchor, and a head that you noted earlier. Out: a `VerifyReport` with the first
+wrong entry and the reason. `ChainWalk` reads page by page, so that it never blocks others for long.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from toolcrib.audit.entry import EntryKind
 from toolcrib.errors import UsageError
 from toolcrib.store import audit
 
-PAGE = 500
+PAGE_ROWS = 500
 
 _EXPECTED = re.compile(r"(?P<seq>[0-9]{1,18}):(?P<hash>[0-9a-f]{8,64})")
 
@@ -30,11 +29,11 @@ _EXPECTED = re.compile(r"(?P<seq>[0-9]{1,18}):(?P<hash>[0-9a-f]{8,64})")
 class VerifyReport:
     ok: bool
     entries: int = 0
-    """That were checked."""
+    """Entries checked."""
     head: str = ""
-    """`SEQ:HASH` of the newest that is good: worth writing down elsewhere, for `--expect`."""
+    """`SEQ:HASH` of the newest good entry: store it elsewhere, for `--expect`."""
     seq: int | None = None
-    """The first entry that is wrong."""
+    """The first wrong entry."""
     wrong: str = ""
     notes: tuple[str, ...] = ()
 
@@ -48,7 +47,7 @@ class ChainBroken(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedHead:
-    """A head from elsewhere that the chain must contain."""
+    """A head from another source that the chain must contain."""
 
     seq: int
     hash: str
@@ -56,17 +55,18 @@ class ExpectedHead:
 
 
 def expected(text: str) -> ExpectedHead:
-    """`SEQ:HASH`, as `verify` shows it; the beginning of the hash is enough."""
+    """Parses `SEQ:HASH` as `verify` shows it; a prefix of the hash is enough."""
     found = _EXPECTED.fullmatch(text.strip().lower())
     if found is None:
         raise UsageError(
-            f"{text!r} is no head of an audit log.", remedy="Write it as `toolcrib audit verify` shows it: SEQ:HASH."
+            f"{text!r} is not a head of an audit log.",
+            remedy="Use the form that `toolcrib audit verify` shows: SEQ:HASH.",
         )
-    return ExpectedHead(seq=int(found["seq"]), hash=found["hash"], whose="the head that you gave")
+    return ExpectedHead(seq=int(found["seq"]), hash=found["hash"], whose="the expected head")
 
 
 def anchored(heads: Iterable[ChainHead], chain: str, place: str) -> tuple[ExpectedHead | None, list[ChainHead]]:
-    """What the anchor says of this audit log, and which other audit logs it saw where this one is now."""
+    """The anchor's head of this audit log, and its heads of other audit logs at the same location."""
     mark = None
     others = []
     for head in heads:
@@ -79,20 +79,20 @@ def anchored(heads: Iterable[ChainHead], chain: str, place: str) -> tuple[Expect
 
 @dataclass(kw_only=True)
 class ChainWalk:
-    """Every step reads one page; `ChainBroken` ends it."""
+    """Each step reads one page; raises `ChainBroken` at the first problem."""
 
     keys: ChainKeys | None = None
-    """None: enough for an audit log that was never begun."""
+    """May be None for an audit log that was never started."""
     marks: list[ExpectedHead] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     entries: int = 0
     total: int = 0
-    """About how many there are."""
+    """The approximate number of entries."""
     over: bool = False
     _seq: int = -1
     _hash: str = ""
     _pruned: Mapping[str, Any] | None = None
-    """What the newest row of this kind says."""
+    """The detail of the newest `PRUNED` entry."""
 
     @property
     def head(self) -> str:
@@ -105,20 +105,20 @@ class ChainWalk:
             self._without_audit_log(connection)
             return
         if self._seq < base.seq:
-            # The beginning, or rows that were let go while we walked.
+            # The beginning, or the oldest rows were deleted during the walk.
             self._seq, self._hash = base.seq, base.hash
             self._look_before(base)
             lowest = audit.lowest(connection)
             if lowest is not None and lowest <= base.seq:
-                raise ChainBroken(f"Entry {lowest} was put in before the beginning of the audit log.", lowest)
+                raise ChainBroken(f"Entry {lowest} was inserted before the beginning of the audit log.", lowest)
         if not self.total:
             newest = audit.head(connection)
             self.total = 0 if newest is None else newest[0] - base.seq
-        rows = audit.page(connection, self._seq, PAGE)
+        rows = audit.page(connection, self._seq, PAGE_ROWS)
         for row in rows:
             self._check(row, self.keys, base.chain)
-        if len(rows) < PAGE:
-            # The end first: the entry that records the beginning may have been cut off with it.
+        if len(rows) < PAGE_ROWS:
+            # The end first: a truncated end may have held the entry that records the beginning.
             self._check_end()
             self._check_base(base)
             self.over = True
@@ -135,15 +135,15 @@ class ChainWalk:
     def _look_before(self, base: audit.ChainBase) -> None:
         for mark in self.marks:
             if mark.seq < base.seq:
-                self.notes.append(f"Entry {mark.seq} was let go since; nothing can be said of {mark.whose}.")
+                self.notes.append(f"Entry {mark.seq} has been deleted since, so {mark.whose} cannot be checked.")
             elif mark.seq == base.seq and not base.hash.startswith(mark.hash):
-                raise ChainBroken(f"Entry {mark.seq} was let go, and was another than {mark.whose} says.", mark.seq)
+                raise ChainBroken(f"Entry {mark.seq} was deleted, and did not match {mark.whose}.", mark.seq)
 
     def _check(self, row: sa.Row[*tuple[Any, ...]], keys: ChainKeys, chain: str) -> None:
         columns: tuple[Any, ...] = tuple(row)
         seq, found = columns[0], columns[-1]
         if seq != self._seq + 1:
-            raise ChainBroken(f"The audit log has a hole: {_missing(self._seq + 1, seq - 1)}.", self._seq + 1)
+            raise ChainBroken(f"The audit log has a gap: {_missing(self._seq + 1, seq - 1)}.", self._seq + 1)
         if found != keys.link(self._hash, columns[:-1]):
             raise ChainBroken(_why(seq, keys, chain), seq)
         self._seq, self._hash = seq, found
@@ -154,32 +154,32 @@ class ChainWalk:
             self._look_at_end(seq, row.at, msgspec.json.decode(row.detail))
         for mark in self.marks:
             if mark.seq == seq and not found.startswith(mark.hash):
-                raise ChainBroken(f"Entry {seq} is another than {mark.whose} says.", seq)
+                raise ChainBroken(f"Entry {seq} does not match {mark.whose}.", seq)
 
     def _look_at_end(self, seq: int, at: float, detail: Mapping[str, Any]) -> None:
-        """Whoever wrote this entry knew that some before it were gone, or could not know it."""
+        """The writer of this entry knew that earlier ones were missing, or could not check it."""
         after, known = detail["after"], detail.get("known")
         if known is None:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
             self.notes.append(
                 f"The anchor was missing when entry {seq} was written ({when}): "
-                f"if others had stood after entry {after}, nobody could see that they were cut off."
+                f"if entries after entry {after} were removed before that, it cannot be detected."
             )
             return
-        gone = _missing(after + 1, known) if known > after else f"entry {known} is another"
-        raise ChainBroken(f"The end of the audit log was cut off or exchanged: by what entry {seq} knew, {gone}.", seq)
+        gone = _missing(after + 1, known) if known > after else f"entry {known} was replaced"
+        raise ChainBroken(f"The end of the audit log was removed or replaced: according to entry {seq}, {gone}.", seq)
 
     def _check_base(self, base: audit.ChainBase) -> None:
-        """A beginning that was cut off looks like one that was let go, but for the entry that records it."""
+        """A removed beginning differs from a pruned one only by the entry that records the pruning."""
         noted = self._pruned or {"through": 0, "hash": base.chain, "chain": base.chain}
         if (noted.get("through"), noted.get("hash"), noted.get("chain")) != (base.seq, base.hash, base.chain):
-            raise ChainBroken("The audit log does not begin where its entries say that it does.", base.seq + 1)
+            raise ChainBroken("The audit log does not begin where its entries say.", base.seq + 1)
 
     def _check_end(self) -> None:
         for mark in self.marks:
             if mark.seq > self._seq:
                 missing = _missing(self._seq + 1, mark.seq)
-                raise ChainBroken(f"The audit log ends too early: by {mark.whose}, {missing}.", self._seq + 1)
+                raise ChainBroken(f"The audit log ends too early: according to {mark.whose}, {missing}.", self._seq + 1)
 
 
 def _missing(first: int, last: int) -> str:
@@ -188,5 +188,5 @@ def _missing(first: int, last: int) -> str:
 
 def _why(seq: int, keys: ChainKeys, chain: str) -> str:
     if not keys.began(chain):
-        return "The key is not the one that this audit log was begun with: audit.key was lost or replaced."
-    return f"Entry {seq} is not what was written: it was changed, moved or put in."
+        return "This audit log was started with another key: audit.key was lost or replaced."
+    return f"Entry {seq} is not what was written: it was changed, moved or inserted."

@@ -1,11 +1,11 @@
-"""Entries → linked rows, inside the transaction that makes them durable; and the oldest rows deleted again.
+"""Entries → linked rows, inside the transaction that makes them durable; and the deletion of the oldest rows.
 
-In: a connection and the entries of one group commit. Out: rows at the end of the chain, the anchor after them, and
-the tokens reported to the session. Everything but `reported` and `lost` runs where the store writes. Rows are kept by
-age and by size: what is deleted, the entry that records it and the new beginning come together or not at all.
+In: a connection and the entries of one group commit. Out: rows at the end of the chain, then the new anchor, and the
+token counts for the session. Everything but `reported` and `lost` runs in the store's writing thread. Retention is by
+age and by size: one transaction deletes rows, records the deletion and stores the new beginning.
 
-Size is the rows' own bytes. It is estimated: the mean of up to a thousand rows spread evenly over the log, times
-their number. Indexes and the room that the database keeps for later come on top.
+Size means the rows' own bytes. It is estimated: the mean of up to a thousand rows spread evenly over the log, times
+their number. Indexes and the database's free space are not included.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ ANCHOR_FILE = "audit.head"
 
 @dataclass(frozen=True, kw_only=True)
 class _Attempt:
-    """A transaction that nobody knows the end of yet."""
+    """A transaction whose result is not known yet."""
 
     entries: list[AuditEntry]
     head: ChainHead
-    """What it will have made the head."""
+    """The head once it is committed."""
     counted: list[tuple[Callable[[tuple[int, bool]], None], TokenCount]]
 
 
 class AuditWriter:
-    """The work of the audit log's group commits, and their watcher."""
+    """Writes the audit log's items of a group commit, and watches it."""
 
     def __init__(self, commits: GroupCommit, *, folder: Path, place: str, mask: Masker, values: bool) -> None:
         self.key_file = folder / KEY_FILE
         self.anchor = HeadAnchor(folder / ANCHOR_FILE)
         self.place = hashlib.sha256(place.encode()).hexdigest()[:16]
         self.head: ChainHead | None = None
-        """The newest row that this process has written, and which the audit log must hold for ever."""
+        """The newest row that this process has written; the audit log must never lose it."""
         self._mask = mask
         self._values = values
         self._commits = commits
         self._keys: ChainKeys | None = None
         self._maker: RowMaker | None = None
         self._attempt: _Attempt | None = None
-        self._there: dict[int, AuditEntry] = {}
-        """Entries that are in the audit log, by identity, but will come again: their commit was reported as failed."""
+        self._present: dict[int, AuditEntry] = {}
+        """Entries in the audit log, by identity, that will be passed again: their commit was reported as failed."""
         self._to_report: deque[tuple[Callable[[tuple[int, bool]], None], TokenCount]] = deque()
-        """Counted and durable; filled here, emptied on the loop."""
+        """Counted and durable; filled here, drained on the loop."""
         self._anchored = True
         commits.watch(self, self)
 
@@ -78,7 +78,7 @@ class AuditWriter:
         chain, seq, last, findings = self._end(connection, keys)
         rows = []
         counted = []
-        for entry in (*findings, *(entry for entry in entries if id(entry) not in self._there)):
+        for entry in (*findings, *(entry for entry in entries if id(entry) not in self._present)):
             seq += 1
             row = maker.row(seq, entry)
             last = row["hash"] = keys.link(last, row.values())
@@ -95,17 +95,17 @@ class AuditWriter:
         if attempt is None:
             return
         for entry in attempt.entries:
-            self._there.pop(id(entry), None)
+            self._present.pop(id(entry), None)
         self._to_report.extend(attempt.counted)
         self.head = attempt.head
-        self._drop_anchor(attempt.head)
+        self._write_anchor(attempt.head)
 
-    def _drop_anchor(self, head: ChainHead) -> None:
+    def _write_anchor(self, head: ChainHead) -> None:
         try:
             self.anchor.advance(head)
             self._anchored = True
         except OSError as error:
-            # The rows are safe; only a cut at the end would not be seen until it can be written again.
+            # The rows are safe; only a truncated end would go unnoticed until the anchor can be written again.
             if self._anchored:
                 log.warning("the head of the audit log could not be written to %s: %s", self.anchor.file, error)
             self._anchored = False
@@ -120,38 +120,38 @@ class AuditWriter:
         self._commits.add(self, AuditEntry(kind=EntryKind.GAP, detail=detail))
 
     def _end(self, connection: sa.Connection, keys: ChainKeys) -> tuple[str, int, str, list[AuditEntry]]:
-        """The audit log's id; its newest row, whoever wrote it, or where it begins; and what is wrong with this end."""
+        """The audit log's id; its newest row from any process, or its beginning; and problems found at this end."""
         head = audit.head(connection)
         if self.head is not None and head == (self.head.seq, self.head.hash):
             return self.head.chain, *head, []
         base = audit.base(connection)
         if base is None:
             base = audit.begin(connection, keys.new_chain())
-            # Before the first row, so that an audit log without an anchor is one whose anchor was taken away.
-            self._drop_anchor(ChainHead(chain=base.chain, place=self.place, seq=0, hash=base.hash))
+            # Before the first row, so that a missing anchor always means that it was removed.
+            self._write_anchor(ChainHead(chain=base.chain, place=self.place, seq=0, hash=base.hash))
             return base.chain, base.seq, base.hash, []
         if not keys.began(base.chain):
-            log.error("%s is not the key that the audit log was begun with; it cannot be verified", self.key_file)
+            log.error("%s is not the key that the audit log was started with; it cannot be verified", self.key_file)
         seq, last = head or (base.seq, base.hash)
         return base.chain, seq, last, self._checked_against_known(connection, base, seq)
 
     def _checked_against_known(self, connection: sa.Connection, base: audit.ChainBase, seq: int) -> list[AuditEntry]:
-        """An entry that stays in the chain if the row that was known to be there is gone or another."""
+        """A permanent entry in the chain if the last known row is missing or was replaced."""
         known = self._known(base.chain)
         if known is None:
-            log.error("%s does not know this audit log: a cut at its end would not have been seen", self.anchor.file)
+            log.error("%s has no entry for this audit log: a truncated end would have gone unnoticed", self.anchor.file)
             return [AuditEntry(kind=EntryKind.UNANCHORED, detail={"after": seq})]
         if known.seq < base.seq:
-            # What was let go can no longer be compared.
+            # Deleted entries can no longer be compared.
             return []
         found = [base] if known.seq == base.seq else audit.by_seq(connection, [known.seq])
         if found and found[0].hash == known.hash:
             return []
-        log.error("the end of the audit log was cut off or exchanged: entry %s is gone or another", known)
+        log.error("the end of the audit log was removed or replaced: entry %s is missing or different", known)
         return [AuditEntry(kind=EntryKind.UNANCHORED, detail={"after": seq, "known": known.seq, "hash": known.hash})]
 
     def _known(self, chain: str) -> ChainHead | None:
-        """A row that the audit log had, by what we wrote ourselves or by the anchor."""
+        """A row that the audit log must contain: the last one that we wrote, or the anchor's."""
         if self.head is not None and self.head.chain == chain:
             return self.head
         try:
@@ -161,26 +161,26 @@ class AuditWriter:
         return next((head for head in heads if head.chain == chain), None)
 
     def _look_back(self, connection: sa.Connection, attempt: _Attempt) -> None:
-        """A database that is lost in the middle of a commit may have made it all the same: then nothing is repeated."""
+        """If the connection was lost during a commit, it may have succeeded all the same: then write nothing twice."""
         found = audit.by_seq(connection, [attempt.head.seq])
         self._attempt = None
         if found and found[0].hash == attempt.head.hash:
-            self._there.update((id(entry), entry) for entry in attempt.entries)
+            self._present.update((id(entry), entry) for entry in attempt.entries)
             self._to_report.extend(attempt.counted)
             self.head = attempt.head
 
 
-STEP = 2000
-"""Rows in one transaction: those who wait for a commit wait no longer than it takes to delete them."""
+STEP_ROWS = 2000
+"""Rows deleted in one transaction, which is as long as a commit may have to wait."""
 
 _SAMPLE = 1000
-_FEWEST = 2
-"""Each step adds an entry, so one that takes fewer away would go on for ever."""
+_MIN_STEP = 2
+"""Each step adds an entry, so one that deletes fewer rows would never finish."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Last:
-    """The newest row that is let go."""
+    """The newest row to be deleted."""
 
     seq: int
     at: float
@@ -196,19 +196,19 @@ class Retention:
         self._clock = clock
 
     def step(self, database: Database) -> int:
-        """How many rows went; 0: there are none left to go."""
-        # Looking takes no lock away from those who write.
-        if database.read(self._last_to_go) is None:
+        """Deletes one batch and returns its number of rows; 0 if there is nothing more to delete."""
+        # A read does not block writers.
+        if database.read(self._last_to_delete) is None:
             return 0
-        gone = database.write(self._let_go)
-        if gone:
+        deleted = database.write(self._delete)
+        if deleted:
             self._writer.committed()
-        return gone
+        return deleted
 
-    def _let_go(self, connection: sa.Connection) -> int:
+    def _delete(self, connection: sa.Connection) -> int:
         audit.lock(connection)
         base = audit.base(connection)
-        last = self._last_to_go(connection)
+        last = self._last_to_delete(connection)
         if last is None or base is None:
             return 0
         detail = {
@@ -218,26 +218,26 @@ class Retention:
             "chain": base.chain,
             "newest": last.at,
         }
-        # The rows go after it: the writer looks at the end of the audit log, which may be among them. Rows before the
-        # beginning are nothing of ours; they stay for `verify` to find.
+        # Delete the rows after this entry: the writer checks the end of the audit log, which may be among them. Rows
+        # before the beginning are not ours; they stay for `verify` to find.
         self._writer(connection, [AuditEntry(kind=EntryKind.PRUNED, detail=detail)])
         audit.delete_through(connection, base.seq, last.seq, last.hash)
         return last.entries
 
-    def _last_to_go(self, connection: sa.Connection) -> _Last | None:
+    def _last_to_delete(self, connection: sa.Connection) -> _Last | None:
         base = audit.base(connection)
-        rows = [] if base is None else audit.oldest(connection, base.seq, STEP)
+        rows = [] if base is None else audit.oldest(connection, base.seq, STEP_ROWS)
         too_old = self._clock.patient() - self._keep_seconds
-        # Only a prefix may go: one row that is new enough keeps all that come after it.
+        # Delete only a prefix: one row that is new enough keeps all later ones.
         aged = next((place for place, row in enumerate(rows) if row.at >= too_old), len(rows))
         count = min(max(aged, self._too_many(connection)), len(rows))
-        if count < _FEWEST:
+        if count < _MIN_STEP:
             return None
         row = rows[count - 1]
         return _Last(seq=row.seq, at=row.at, hash=row.hash, entries=count)
 
     def _too_many(self, connection: sa.Connection) -> int:
-        """How many rows are more than may be kept."""
+        """The number of rows beyond the size limit."""
         base = audit.base(connection)
         newest = audit.head(connection)
         if base is None or newest is None:

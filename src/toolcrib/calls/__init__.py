@@ -1,4 +1,4 @@
-"""The one door to every server: gateway, commands, CLI and library all call through it."""
+"""The door to every server: gateway, commands, CLI and library all make their calls through it."""
 
 from toolcrib.calls.door import CallAnswer, CallRequest, Door, ToolSource
 

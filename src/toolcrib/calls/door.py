@@ -1,10 +1,10 @@
-"""A call's way: resolve the name → decide → undo what the configuration changed → check the arguments → ask a person,
-where the rule says so → write the intent → forward raw → write the outcome.
+"""The path of a call: resolve the name → decide → undo the configuration's changes → check the arguments → ask a
+person if a rule requires it → write the intent → forward the raw bytes → write the outcome.
 
-In: a `CallRequest` and its `RequestContext`: who makes it, and the `ToolSource` (catalog and servers) it is made at.
-Out: the server's raw answer, or an error of ours. Nothing else in Toolcrib may reach a server's tools.
+In: a `CallRequest` and its `RequestContext`: the caller, and the `ToolSource` (catalog and servers).
+Out: the server's raw answer, or a Toolcrib error. Nothing else in Toolcrib may reach a server's tools.
 
-A call that may change something leaves only once its intent is durable, and its answer only once its outcome is. An
+A call that may change something is sent only after its intent is durable, and answered only after its outcome is. An
 active call whose caller loses the permission is stopped, wherever it waits.
 """
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROCESS = f"{os.getpid():x}-{time.time_ns():x}"
-"""The beginning of every call's id: which process, also where a later one has the same number."""
-_LONGEST_UNKNOWN = 4096
-"""Characters that are taken of a name that no tool has; the audit log keeps fewer, once it has masked them."""
+"""The prefix of every call's id: identifies the process, even if a pid is reused."""
+_MAX_UNKNOWN_NAME = 4096
+"""Characters of an unknown tool's name that are recorded; the audit log masks secrets and then keeps fewer."""
 
 
 class CallTarget(Protocol):
-    """What a call is forwarded to: a live server, or the commands of the daemon."""
+    """The destination of a call: a live server, or the daemon's commands."""
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
@@ -59,10 +59,10 @@ class CallTarget(Protocol):
 
 
 class ToolSource(Protocol):
-    """Where names are resolved: one project's catalog and the servers behind it."""
+    """Resolves names: one project's catalog and its servers."""
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
-        """Raises `UnknownTool`, which suggests only tools that are `shown`, as they are called in this style."""
+        """Raises `UnknownTool`, which suggests only tools that are `shown`, by their names in this style."""
         ...
 
     def target(self, server: str, request: RequestContext[Any]) -> CallTarget: ...
@@ -74,18 +74,18 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     """A name in any style."""
     style: NameStyle | None = None
-    """How its caller knows the tools; None: as `server:tool`."""
+    """The style of the caller's tool names; None: `server:tool`."""
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
-    """`arguments` and whatever else the params held, without `name` and `_meta`."""
+    """`arguments` and all other params except `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     takes_input: bool = False
-    """Whether its caller can answer what a tool asks before it goes on (`input_required`)."""
+    """Whether the caller can answer a tool's questions (`input_required`)."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """A call that reached its server: what the server said, and the tool that the name stood for."""
+    """The server's answer, and the tool that the name resolved to."""
 
     answer: ServerAnswer
     tool: Tool
@@ -101,7 +101,8 @@ class Door:
         approvals: Approvals | None = None,
         sessions: SessionRegistry | None = None,
     ) -> None:
-        """Without them: nothing is recorded, nobody is known whose permission could change, nobody can be asked."""
+        """Without `audit` nothing is recorded; without `registry` permissions cannot change during a call; without
+        `approvals` a call that needs approval is denied."""
         self._bus = bus
         self._audit = audit
         self._approvals = approvals
@@ -153,7 +154,7 @@ class Door:
                 record.task.uncancel()
             stopped = _denied(record, record.stopped)
             if record.left:
-                stopped.remedy = "It was stopped while under way and may have run."
+                stopped.remedy = "It was stopped midway and may have run."
             raise stopped from None
         finally:
             if self._active is not None:
@@ -163,7 +164,7 @@ class Door:
     def _note_not_found(
         self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, outcome: CallOutcome
     ) -> None:
-        name = request.tool[:_LONGEST_UNKNOWN]
+        name = request.tool[:_MAX_UNKNOWN_NAME]
         agent = context.principal.name
         if self._audit is not None:
             self._audit.note(
@@ -196,9 +197,9 @@ class Door:
             )
 
     def _check(self, record: CallRecord, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
-        """Whether the caller may use the tool, and may do so with these arguments; the params as its server takes
+        """Decides whether the caller may use the tool with these arguments. Returns the params as the server expects
         them."""
-        # Who may not use a tool at all does not learn its schema from what is said of the arguments.
+        # A caller that may not use the tool at all must not learn its schema from errors about the arguments.
         if record.decision.verdict is Verdict.DENY:
             raise _refused(record)
         view: CallerView | None = None
@@ -215,7 +216,7 @@ class Door:
         return params
 
     def _undone(self, record: CallRecord, params: Mapping[str, Raw]) -> tuple[Mapping[str, Raw], CallerView]:
-        """What is wrong is told in the words that the caller was shown."""
+        """Errors use the argument names and the schema that the caller sees."""
         tool = record.tool
         given = self._checker.check(tool.shown, params.get("arguments"))
         record.taken = msgspec.json.encode(tool.taken(given))
@@ -225,7 +226,7 @@ class Door:
     async def _ask(self, record: CallRecord, besides: bytes) -> None:
         if self._approvals is None:
             record.finish(CallOutcome.DENIED)
-            raise Denied(f"{record.tool_name} needs a person's word, and nobody can be asked here.")
+            raise Denied(f"{record.tool_name} needs a person's approval, which is not available here.")
         try:
             answer = await self._approvals.ask(
                 call=record.call_id,
@@ -255,7 +256,7 @@ class Door:
             except StoreError as error:
                 raise _not_written(record, error) from error
             except BaseException:
-                # Cancelled, or no longer permitted, before it left.
+                # Cancelled, or no longer permitted, before it was sent.
                 record.finish(CallOutcome.DENIED if record.stopped else CallOutcome.CANCELLED)
                 raise
             _refuse_changed(record, request)
@@ -275,28 +276,28 @@ class Door:
         outcome, failure = _ended(answer)
         record.finish(outcome, answer.result or answer.error or b"", failure=failure)
         if audit is not None:
-            # The call has run: its answer is given also if its outcome can only be written later.
+            # The call has run, so the answer is returned even if its outcome can only be written later.
             with contextlib.suppress(StoreError):
                 await audit.flush()
         return answer
 
 
 _CLIENTS_OWN = "wait_for_previous"
-"""Gemini CLI offers every tool with this parameter of its own, by which its model says whether a call waits for the one
-before, and sends it on to the server, which may refuse it."""
+"""Gemini CLI adds this parameter to every tool, for its model to say whether a call waits for the previous one, and
+sends it to the server, which may refuse it."""
 _CLIENTS_OWN_BYTES = _CLIENTS_OWN.encode()
 _decode_arguments = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def without_client_arguments(tool: Tool, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
-    """The very same params where there is nothing to take out; otherwise every other value keeps its bytes."""
+    """The same object if there is nothing to remove; otherwise all other values keep their bytes."""
     declared = tool.shown.input_schema.get("properties")
     if isinstance(declared, dict) and _CLIENTS_OWN in declared:
         return params
     try:
         given = _decode_arguments(params["arguments"])
     except (KeyError, msgspec.MsgspecError):
-        # Not an object: the check that follows says so.
+        # Not an object: the next check reports it.
         return params
     if given.pop(_CLIENTS_OWN, None) is None:
         return params
@@ -307,7 +308,7 @@ _ASK_THE_OWNER = "Ask the owner of this machine to allow it."
 
 
 def _besides(request: CallRequest, params: Mapping[str, Raw]) -> bytes:
-    """What the server gets of the caller besides the arguments: answers to what a tool asked, and `_meta`."""
+    """Everything from the caller besides the arguments: answers to a tool's questions, and `_meta`."""
     found: dict[str, Any] = {key: value for key, value in params.items() if key != "arguments"}
     if request.meta:
         found["_meta"] = request.meta
@@ -315,9 +316,9 @@ def _besides(request: CallRequest, params: Mapping[str, Raw]) -> bytes:
 
 
 def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
-    """What was decided, or approved by a person, was this very tool: not another that took its name meanwhile.
+    """The decision or approval is for this tool, not for another that has taken its name in the meantime.
 
-    The name that it was called by may mean several tools by now; its own still means this one.
+    The caller's name for it may be ambiguous by now; its `server:tool` name still means this tool.
     """
     for name in (request.tool, record.tool_name):
         try:
@@ -325,7 +326,7 @@ def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
             if found is record.tool or found.is_still(record.tool):
                 return
         except ToolcribError as error:
-            log.debug("%s is not there any more: %s", name, error.message)
+            log.debug("%s no longer exists: %s", name, error.message)
     record.finish(CallOutcome.DENIED)
     raise Denied(f"{record.tool_name} changed while the call waited, so it did not run.", remedy="Call again.")
 
@@ -336,7 +337,7 @@ def _refused(record: CallRecord, remedy: str = _ASK_THE_OWNER) -> Denied:
 
 
 def _denied(record: CallRecord, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
-    # Where nothing can be allowed, a model must not send its person to try.
+    # If no rule can allow the call, the model must not ask the user to try.
     can_be_allowed = decision is not AGENT_ENDED and record.permission.fixed_denial(record.tool) is None
     return Denied(
         f"{record.agent} may not use {record.tool_name}: {decision.rule}.",
@@ -367,13 +368,13 @@ def _failure(error: BaseException) -> CallOutcome:
 
 
 def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
-    """An answer that is not the call's result yet (`input_required`, a task) as a failure: its caller would take it for
-    the result."""
+    """Turns an answer that isn't the final result (`input_required`, a task) into a failure; the caller would take it
+    for the result."""
     kind = None if answer.result is None else result_type(answer.result)
     if kind in (None, "complete"):
         return answer
     why = "it asks for input first" if kind == "input_required" else f"its answer is of the type {kind!r:.80}"
-    text = f"{tool.display} gave no result: {why}, and this client cannot give or take that."
+    text = f"{tool.display} gave no result: {why}, which this client does not support."
     return ServerAnswer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
 
 
@@ -383,15 +384,15 @@ class _Flagged(msgspec.Struct):
 
 
 _flagged = msgspec.json.Decoder(_Flagged).decode
-_LOOKED_INTO = 4 * 1024 * 1024
-"""A result above this is not read through once more for its flag: no tool explains its failure at such length."""
+_MAX_INSPECTED_BYTES = 4 * 1024 * 1024
+"""Larger results aren't parsed for `isError`: no error message is that long."""
 
 
 def _ended(answer: ServerAnswer) -> tuple[CallOutcome, str]:
-    """The outcome; and what the tool says of it, where what it ran failed."""
+    """The outcome, and the tool's report if the program that it ran failed."""
     if answer.result is None:
         return CallOutcome.ERROR, ""
-    if len(answer.result) > _LOOKED_INTO:
+    if len(answer.result) > _MAX_INSPECTED_BYTES:
         return CallOutcome.OK, ""
     try:
         flagged = _flagged(answer.result)

@@ -1,9 +1,9 @@
-"""One call from its beginning to its end, and all calls that are not over yet.
+"""One call from start to end, and all active calls.
 
-In: who calls what and what became of it, and what the bus reports of agents. Out: entries for the audit log, events,
-counts for the session. Whenever an agent's permission changes, its active calls are judged again: one that is no longer
-permitted is stopped, wherever it waits; one that waits for a person and needs no asking any more goes on. All of it
-happens before whoever changed the permission hears that it is done. `door` is the only neighbour.
+In: the caller, the tool and the outcome of a call; events about agents. Out: entries for the audit log, events, counts
+for the session. When an agent's permission changes, its active calls are decided again: a call that is no longer
+permitted is stopped, wherever it waits; a call that no longer needs approval continues. This happens before the change
+is acknowledged. Used only by `door`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class CallRecord:
-    """Without an audit log (a library's `Client`) only the events remain."""
+    """Without an audit log (the library's `Client`), only publishes events."""
 
     __slots__ = (
         "_audit",
@@ -80,33 +80,33 @@ class CallRecord:
         self.context = context
         self.agent = context.principal.name
         self.permission = permission
-        """As it was when the call began; `ActiveCalls` stops the call if a later one denies it."""
+        """The permission at the start of the call; `ActiveCalls` stops the call if a later one denies it."""
         self.tool = tool
         self.tool_name = tool.names.display
         self.decision = permission.decide(tool, None)
         self.name = name
-        """As the caller called the tool."""
+        """The caller's name for the tool."""
         self.meta = meta
         self.checked: dict[str, Any] = {}
         """The arguments, decoded."""
         self.stopped: Decision | None = None
         """The decision that ended the call while it was active."""
         self.left = False
-        """Whether it was handed to its server: from then on it may have run."""
+        """Whether it was sent to its server: from then on it may have run."""
         self.task: asyncio.Task[object] | None = None
         self.arguments = arguments
         """As the caller gave them."""
         self.taken = arguments
-        """As the tool takes them: this is what is kept, and shown to the person who is asked."""
+        """As the server expects them: these are recorded, and shown for approval."""
         self._noted = False
-        """Whether they are in the intent: then the outcome does not repeat them."""
+        """Whether they are in the intent, so the outcome doesn't repeat them."""
         self._bus = bus
         self._audit = audit
         self._sessions = sessions
         self._began = time.monotonic()
 
     def intend(self) -> None:
-        """The call is about to leave: from here on it may have run."""
+        """The call is about to be sent: from here on it may have run."""
         if self._audit is not None:
             self._audit.note(self._entry(EntryKind.INTENT))
             self._noted = True
@@ -174,11 +174,11 @@ class ActiveCalls:
         self._approvals = approvals
         self._by_agent: dict[str, set[CallRecord]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        bus.subscribe(self._judge_again, PermissionChanged, AgentEnded)
+        bus.subscribe(self._decide_again, PermissionChanged, AgentEnded)
 
     def begin(self, call: CallRecord) -> None:
         if self._loop is None:
-            # Kept, because asking for it costs a system call in some versions of Python.
+            # Cached: getting the loop costs a system call in some versions of Python.
             self._loop = asyncio.get_running_loop()
         call.task = asyncio.current_task(self._loop)
         active = self._by_agent.get(call.agent)
@@ -193,7 +193,7 @@ class ActiveCalls:
             if not active:
                 del self._by_agent[call.agent]
 
-    def _judge_again(self, event: Event) -> None:
+    def _decide_again(self, event: Event) -> None:
         if not isinstance(event, PermissionChanged | AgentEnded):
             return
         stopped: set[asyncio.Task[object]] = set()
@@ -204,7 +204,7 @@ class ActiveCalls:
                 stopped.add(call.task)
             elif decision.verdict is Verdict.ALLOW and self._approvals is not None:
                 self._approvals.release(call.call_id, why=decision.rule)
-        # A command that calls another has two calls in one task: once is enough for both.
+        # A command that calls another has two calls in one task, which is cancelled only once.
         for task in stopped:
             task.cancel("no longer permitted")
 

@@ -1,7 +1,7 @@
-"""What servers list, made into an immutable `Catalog`.
+"""The tools that servers list, as an immutable `Catalog`.
 
-In: raw definitions by server. Out: tools with public names, found by any of them; arguments checked
-against their schemas. Above: `policy`, `listing`, `calls`. Below: `servers`, `config`.
+In: raw definitions by server. Out: tools with public names, found by any of them; arguments checked against their
+schemas. Used by `policy`, `listing` and `calls`; uses `servers` and `config`.
 """
 
 from toolcrib.catalog.names import GATEWAY_LIMIT, Names

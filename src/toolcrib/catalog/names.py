@@ -1,13 +1,11 @@
-"""What a tool is called in public, in each style.
+"""A tool's public name in each style.
 
-In: pairs (server, tool) of everything known. Out: `Names` for each pair, legal for every model
-provider, and such that one public name means one tool, whichever style it is written in.
-`snapshot` and `core.daemon_catalog` build catalogs with it.
+In: all known (server, tool) pairs. Out: `Names` for each pair, legal for every model provider and unique across all
+styles. `snapshot` and `core.daemon_catalog` build catalogs with it.
 
-A name that is too long, or that several tools would share, ends in a hash of its (server, tool).
-Who gets a hash depends on the set of tools alone, never on their order: every tool at a contested
-name gives way, so adding a server changes only the names that it contests. Names that differ only
-by case are the same name, since some clients fold case.
+A name that is too long, or that several tools would share, ends in a hash of its (server, tool). The result depends
+only on the set of tools, never on their order: every tool with a contested name gets a hash, so adding a server
+changes only the names that it contests. Names that differ only in case count as equal, because some clients fold case.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ from types import MappingProxyType
 from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
 
 LIMITS: Mapping[NameStyle, int] = {NameStyle.PLAIN: 64, NameStyle.MCP: 64, NameStyle.SERVER: 48}
-"""The most characters of a name; providers take 64, and clients put their own prefix before `server` names."""
+"""The maximum length of a name. Providers accept 64 characters, and clients prefix `server` names."""
 
 GATEWAY_LIMIT = 48
-"""What every style is held to at the gateway."""
+"""The maximum in every style at the gateway."""
 
-SMALLEST_LIMIT = 40
-"""Room for the longest hash, its underscore and a few letters that a person can read."""
+MIN_LIMIT = 40
+"""Room for the longest hash, its underscore and a few readable letters."""
 
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
 _HASH_LENGTHS = (0, 8, 16, 32)
-"""Hexadecimal digits at each step of giving way. Eight can be forged by a patient server, 32 cannot."""
+"""Hexadecimal digits after each collision. A determined server can forge eight, but not 32."""
 
 ToolKey = tuple[str, str]
-"""A server's configured name and its own name of the tool."""
+"""A server's configured name and its own name for the tool."""
 
 SHORT_NAMES: Mapping[ToolKey, str] = {
     ("crib", "job_submit"): "submit_job",
@@ -42,7 +40,7 @@ SHORT_NAMES: Mapping[ToolKey, str] = {
     ("crib", "job_result"): "get_job_result",
     ("crib", "job_cancel"): "cancel_job",
 }
-"""Tools of ours that are listed by one name in every style. It gives way to everybody; the usual ones work always."""
+"""Toolcrib's own tools with one name in every style. It yields to any other tool; the usual names always work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,9 @@ class Names:
     mcp: str
     server: str
     display: str
-    """`server:tool`, for people; both parts as they are."""
+    """`server:tool`, for people; both parts unchanged."""
     also: tuple[str, ...] = ()
-    """Names that are listed nowhere, but mean this tool."""
+    """Names that are not listed but also find this tool."""
 
     def of(self, style: NameStyle) -> str:
         match style:
@@ -72,12 +70,12 @@ folded_name = str.lower
 
 
 def is_legal(name: str) -> bool:
-    """Whether every model provider takes it."""
+    """Whether every model provider accepts it."""
     return 0 < len(name) <= LIMITS[NameStyle.PLAIN] and not _ILLEGAL.search(name)
 
 
 def shortened(name: str, pair: ToolKey) -> str:
-    """The name itself, or as much of it as every provider takes, with a hash of its tool."""
+    """The name, cut to the length that every provider accepts, with a hash of its tool if it was cut."""
     limit = LIMITS[NameStyle.PLAIN]
     return name if len(name) <= limit else _hashed(name, pair, digits=_HASH_LENGTHS[1], limit=limit)
 
@@ -85,10 +83,9 @@ def shortened(name: str, pair: ToolKey) -> str:
 def name_tools(
     pairs: Iterable[ToolKey], *, limit: int | None = None, called: Mapping[ToolKey, str] = MappingProxyType({})
 ) -> dict[ToolKey, Names]:
-    """Names for every pair; `limit` lowers the limit of every style, `called` are tools that are to be called
-    otherwise than their servers do."""
-    if limit is not None and limit < SMALLEST_LIMIT:
-        raise ValueError(f"names need at least {SMALLEST_LIMIT} characters, got a limit of {limit}")
+    """Names for every pair. `limit` lowers the limit of every style; `called` has names that replace the servers'."""
+    if limit is not None and limit < MIN_LIMIT:
+        raise ValueError(f"names need at least {MIN_LIMIT} characters, got a limit of {limit}")
     tools = {pair: _Naming(pair, limit, called.get(pair, pair[1])) for pair in pairs}
     slots = [slot for tool in tools.values() for slot in tool.slots()]
     while contested := _contested(slots):
@@ -98,7 +95,7 @@ def name_tools(
 
 
 class _Slot:
-    """One style's name of one tool, and how often it gave way."""
+    """One tool's name in one style, and how often it has given way."""
 
     __slots__ = ("_limit", "_stem", "name", "pair", "rank", "step")
 
@@ -116,7 +113,7 @@ class _Slot:
 
 
 class _PlainSlot(_Slot):
-    """A plain name gives way to everything, and is then the same as the tool's `server` name."""
+    """A plain name gives way to any other, and then equals the tool's `server` name."""
 
     __slots__ = ("_server",)
 
@@ -134,13 +131,13 @@ class _PlainSlot(_Slot):
 
 
 class _Naming:
-    """The slots of one tool while names are settled: one for each style, and one for all of them."""
+    """The slots of one tool while names are resolved: one per style, and a short name for all styles."""
 
     __slots__ = ("_mcp", "_pair", "_plain", "_server", "_short")
 
     def __init__(self, pair: ToolKey, limit: int | None, called: str) -> None:
         room = {style: min(limit or most, most) for style, most in LIMITS.items()}
-        # One character above the limit is enough to see that a stem is too long.
+        # One character above the limit is enough to detect a stem that is too long.
         server, tool = (_slug(part, max(LIMITS.values()) + 1) for part in (pair[0], called))
         reserved = pair[0] in RESERVED_SERVER_NAMES
         rank = 1 if reserved else 0
@@ -148,7 +145,7 @@ class _Naming:
         self._mcp = _Slot(pair, f"mcp_{server}_{tool}", room[NameStyle.MCP], rank=rank)
         self._server = _Slot(pair, f"{server}_{tool}", room[NameStyle.SERVER], rank=rank)
         short = SHORT_NAMES.get(pair)
-        # It gives way before the plain names of others: theirs stay what they would be without us.
+        # It gives way before other tools' plain names, so those don't change because of it.
         self._short = short and _PlainSlot(pair, short, room[NameStyle.PLAIN], self._server, rank=-2)
         self._plain = _PlainSlot(pair, tool, room[NameStyle.PLAIN], self._server)
         if reserved:
@@ -176,7 +173,7 @@ def _slug(part: str, most: int) -> str:
 
 
 def _contested(slots: Iterable[_Slot]) -> list[_Slot]:
-    """The slots that must give way now: of each name that several tools hold, those that yield most easily."""
+    """The slots that must give way: for each name that several tools hold, those with the lowest rank."""
     holders: dict[str, list[_Slot]] = {}
     for slot in slots:
         if slot.name:

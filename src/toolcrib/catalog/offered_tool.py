@@ -1,11 +1,11 @@
-"""A tool as a program offers it to its model, and the filters that choose among them.
+"""A tool as a program offers it to its model, and the filters that select tools.
 
-In: a `Tool`. Out: an `OfferedTool`: the name, description and schema that the model sees, and the way back to what the
-tool takes. A `Filter` is a name or glob, a function of an offered tool, or several of these, of which one is enough.
-`transforms` make one of another, `Tools` holds many, `formats` writes them as a provider wants.
+In: a `Tool`. Out: an `OfferedTool`: the name, description and schema that the model sees, and the functions that turn
+its arguments back into the tool's own. A `Filter` is a name, a glob, a function of an offered tool, or a list of these
+(any match is enough). `transforms` derive one from another, `Tools` holds them, `formats` writes them for a provider.
 
-The annotations are the server's own word on its tools. They serve to choose what a model is shown; what an agent may
-do is decided by permissions.
+Annotations are the server's own claims. Use them to select the tools that a model sees; permissions decide what an
+agent may do.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from toolcrib.config.model import NameStyle
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedTool:
-    """A tool as a model shall see it: `name`, `description`, `schema`; filters and transforms are given these."""
+    """A tool as the model sees it: `name`, `description`, `schema`. Filters and transforms receive it."""
 
     tool: Tool
-    """What is called."""
+    """The tool that is called."""
     name: str
     description: str
     schema: Mapping[str, Any]
-    """JSON Schema of the arguments, whole. Shared: look, do not change."""
+    """The full JSON Schema of the arguments. Shared: do not modify."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By provider (openai, anthropic, google): what its wire format has for this tool besides."""
+    """Extra fields in the wire format, by provider (openai, anthropic, google)."""
     undo: tuple[Undo, ...] = ()
     """In the order of the transforms."""
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was worked out once, by who worked it out: `formats` keeps its definitions here."""
+    """A cache: `formats` stores its definitions here."""
 
     @classmethod
     def of(cls, tool: Tool, style: NameStyle = NameStyle.PLAIN) -> Self:
-        """The tool as it is, or as the configuration has it."""
+        """The tool as its server or the configuration defines it."""
         return cls(
             tool=tool,
             name=tool.public(style),
@@ -53,7 +53,7 @@ class OfferedTool:
 
     @cached_property
     def as_tool(self) -> Tool:
-        """The tool as its server might have described it, so that this is what it offers."""
+        """A `Tool` whose definition has the offered description and schema."""
         if self.schema is self.tool.shown.input_schema and self.description == self.tool.shown.description:
             return self.tool.shown
         changed = {"description": self.description, "inputSchema": self.schema}
@@ -69,8 +69,8 @@ class OfferedTool:
         return self.tool.annotations
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the tool is called with when the model gave these."""
-        # A program's own way back may change what it gets, and the model's words are still needed.
+        """The tool's arguments for these arguments of the model."""
+        # A program's own undo function may modify its input, and the original is still needed.
         return undo_arguments(self.undo, copy.deepcopy(dict(given)))
 
 
@@ -88,14 +88,14 @@ def matches(wanted: Filter, offer: OfferedTool) -> bool:
 
 
 def names_exactly(wanted: Filter, offer: OfferedTool) -> bool:
-    """Whether it is meant by its very name, and not as one of many."""
+    """Whether the filter contains the exact name, not just a matching pattern."""
     if isinstance(wanted, str):
         return wanted in _names(offer, wanted)
     return not callable(wanted) and any(names_exactly(one, offer) for one in wanted)
 
 
 def reusable_filter(wanted: Filter) -> Filter:
-    """The same, also where it can be gone through only once."""
+    """The same filter, even if it is an iterator that can be read only once."""
     return wanted if isinstance(wanted, str) or callable(wanted) else tuple(map(reusable_filter, wanted))
 
 
@@ -105,12 +105,12 @@ def not_(unwanted: Filter) -> Predicate:
 
 
 def read_only(offer: OfferedTool) -> bool:
-    """It changes nothing, as its server says of it: `tools(keep=read_only)`. A server that says nothing means no."""
+    """Its server declares that it changes nothing: `tools(keep=read_only)`. False by default."""
     return annotations_of(offer.annotations)["read_only"]
 
 
 def destructive(offer: OfferedTool) -> bool:
-    """It may overwrite or delete something: so does what does not only read, unless its server says otherwise."""
+    """It may overwrite or delete something. True by default, unless it is read-only."""
     return annotations_of(offer.annotations)["destructive"]
 
 
@@ -120,12 +120,12 @@ def idempotent(offer: OfferedTool) -> bool:
 
 
 def open_world(offer: OfferedTool) -> bool:
-    """It deals with things outside, as a web search does: so does every tool, unless its server says otherwise."""
+    """It interacts with the outside world, as a web search does. True by default."""
     return annotations_of(offer.annotations)["open_world"]
 
 
 def annotated(name: str) -> Predicate:
-    """The predicate of one of the `ANNOTATIONS`."""
+    """The predicate for one of the `ANNOTATIONS`."""
     return lambda offer: annotations_of(offer.annotations)[name]
 
 
@@ -133,6 +133,6 @@ def _names(offer: OfferedTool, pattern: str) -> tuple[str, ...]:
     tool = offer.tool
     if ":" in pattern:
         return (tool.display,)
-    # A plain name that several tools share is nobody's name; the tools are still found by it.
+    # No tool gets a plain name that several share, but a filter still finds them by it.
     given = offer.name in (tool.names.plain, tool.names.server, tool.names.mcp)
     return (offer.name, tool.name) if given else (offer.name,)

@@ -1,12 +1,11 @@
-"""A schema of arguments, changed: an argument that is always given, has another name, or need not be given.
+"""Changes to a schema of arguments: fix an argument's value, rename it, or give it a default.
 
-In: a JSON Schema of an object. Out: another one that says the same of what is left for the model to give; what was
-given is never changed, only shared. `transforms` asks.
+In: a JSON Schema of an object. Out: an equivalent schema for the remaining arguments. The input is never modified, but
+parts of it are shared. Used by `transforms`.
 
-What is said of an argument is looked for at the root and in all that speaks of the same object: `allOf`, `anyOf`,
-`oneOf`, `not`, `if`, `then`, `else`, `dependentSchemas`, and definitions of the schema that these refer to. What
-cannot be put into other words (`propertyNames`, `patternProperties`) stays; the tool's own schema is checked anyway
-when it is called.
+Arguments are changed at the root and in every subschema for the same object: `allOf`, `anyOf`, `oneOf`, `not`, `if`,
+`then`, `else`, `dependentSchemas`, and the definitions they refer to. Keywords that cannot be translated
+(`propertyNames`, `patternProperties`) stay; a call is checked against the tool's own schema anyway.
 """
 
 from __future__ import annotations
@@ -33,41 +32,41 @@ _MARKS = ("$anchor", "$dynamicAnchor", "$id", "id")
 _OF_ONE = ("properties", "patternProperties", "additionalProperties")
 _ANNOTATIONS = frozenset({*_DEFINITIONS, "$schema", "$id", "$comment", "title", "description"})
 _NEVER: Node = {"not": {}}
-_MOST = 2000
-"""Places that are looked at: more than any real schema has for one object. References can make any number of them."""
+_MAX_NODES = 2000
+"""Subschemas to visit: more than any real schema has for one object. References can produce any number."""
 
 
 def declared_arguments(schema: Schema) -> frozenset[str]:
-    """The arguments that the schema names, at places where they can be changed."""
-    return _named(itertools.islice(_nodes(schema, SchemaDocument(schema)), _MOST))
+    """The arguments that the schema names where they can be changed."""
+    return _named(itertools.islice(_nodes(schema, SchemaDocument(schema)), _MAX_NODES))
 
 
 def mentioned_arguments(schema: Schema) -> frozenset[str]:
-    """All arguments that the schema names, also where it refers to them in ways that cannot be followed exactly."""
+    """All arguments that the schema names, including through references that cannot be resolved exactly."""
     return _named(_nodes(schema, SchemaDocument(schema), follow=_Follow.ALL))
 
 
 def says_nothing(schema: Schema) -> bool:
-    """Whether it does not say which arguments it takes: it names none, or lets others be given by rules."""
+    """Whether the schema leaves the arguments open: it names none, or allows others by rules."""
     rules = (schema.get(key, False) for key in ("additionalProperties", "patternProperties"))
     return any(rule is not False for rule in rules) or ("properties" not in schema and not mentioned_arguments(schema))
 
 
 def accepts(schema: Schema, name: str, value: Any) -> bool:
-    """Whether the root's own words on this argument allow the value. What cannot be judged is allowed."""
+    """Whether the root's own keywords allow the value for this argument. True if that cannot be determined."""
     if schema.get("unevaluatedProperties") is False and name not in mentioned_arguments(schema):
         return False
     return _fits(schema, {key: schema[key] for key in _OF_ONE if key in schema}, {name: value})
 
 
 def with_fixed(schema: Schema, given: Mapping[str, Any]) -> Node:
-    """What is left of the schema where these arguments are always given."""
+    """The schema of the remaining arguments if these are always given."""
 
     def change(node: Node) -> Any:
         properties = _table(node, "properties")
         if any(name in properties and not _fits(schema, properties[name], value) for name, value in given.items()):
             return _NEVER
-        node = _always_there(node, given)
+        node = _always_given(node, given)
         if properties.keys() & given.keys():
             node["properties"] = {name: one for name, one in properties.items() if name not in given}
         for limit in ("minProperties", "maxProperties"):
@@ -82,14 +81,14 @@ def with_fixed(schema: Schema, given: Mapping[str, Any]) -> Node:
 
 
 def with_defaults(schema: Schema, defaults: Mapping[str, Any]) -> Node:
-    """These arguments need not be given."""
+    """Makes these arguments optional."""
 
     def change(node: Node) -> Node:
-        node = _always_there(node, defaults)
+        node = _always_given(node, defaults)
         properties = dict(_table(node, "properties"))
         for name in [name for name in defaults if name in properties]:
             if not _fits(schema, properties[name], defaults[name]):
-                # A form that the default does not fit is only there for who gives something else.
+                # A branch that rejects the default applies only if another value is given.
                 node["required"] = [*_list(node.get("required")), name]
             elif isinstance(properties[name], dict):
                 properties[name] = {**properties[name], "default": defaults[name]}
@@ -99,10 +98,10 @@ def with_defaults(schema: Schema, defaults: Mapping[str, Any]) -> Node:
 
 
 def with_names(schema: Schema, names: Mapping[str, str]) -> Node:
-    """Arguments under other names."""
+    """Renames arguments."""
 
-    def renamed(words: Iterable[Any]) -> list[Any]:
-        return [names.get(word, word) if isinstance(word, str) else word for word in words]
+    def renamed(items: Iterable[Any]) -> list[Any]:
+        return [names.get(item, item) if isinstance(item, str) else item for item in items]
 
     def change(node: Node) -> Node:
         for key in ("properties", "dependentRequired", *_DEPENDING):
@@ -117,8 +116,8 @@ def with_names(schema: Schema, names: Mapping[str, str]) -> Node:
     return _Walk(schema, change, names).changed()
 
 
-def _always_there(node: Node, names: Mapping[str, Any]) -> Node:
-    """Nobody has to be told to give these, and what must come with them must always come."""
+def _always_given(node: Node, names: Mapping[str, Any]) -> Node:
+    """These arguments are no longer required, and anything that depends on them always applies."""
     required = _texts(node.get("required"))
     branches: list[Any] = []
     for key in ("dependentRequired", *_DEPENDING):
@@ -128,7 +127,9 @@ def _always_there(node: Node, names: Mapping[str, Any]) -> Node:
                 required += _texts(one)
                 branches += [one] if isinstance(one, (dict, bool)) else []
             node[key] = {
-                name: [word for word in one if word not in names] if isinstance(one, list) else one
+                name: [item for item in one if not isinstance(item, str) or item not in names]
+                if isinstance(one, list)
+                else one
                 for name, one in table.items()
                 if name not in names
             }
@@ -140,31 +141,31 @@ def _always_there(node: Node, names: Mapping[str, Any]) -> Node:
 
 
 class _Walk:
-    """Changes a schema, and all in it that speaks of the same object."""
+    """Changes a schema and all its subschemas for the same object."""
 
     def __init__(self, root: Schema, change: _Change, names: Iterable[str]) -> None:
         self._root = root
         self._document = SchemaDocument(root)
         self._change = change
         self._names = frozenset(names)
-        self._left = _MOST
+        self._left = _MAX_NODES
         self._unfolds: dict[str, bool] = {}
 
     def changed(self) -> Node:
         made = self._node(dict(self._root), frozenset())
-        # The root stays a schema that providers take for one of an object.
+        # The root must remain an object schema that providers accept.
         return {"type": "object", **_NEVER} if made is _NEVER else made
 
     def _any(self, one: Any, within: frozenset[str]) -> Any:
         return self._node(dict(one), within) if isinstance(one, dict) else one
 
     def _node(self, node: Node, within: frozenset[str]) -> Any:
-        """`node` is ours; `within` are the references that led here."""
+        """`node` is a copy; `within` has the references that led here."""
         self._left -= 1
         if self._left < 0:
             return node
         target = _target(node, self._document)
-        if target is not None and node["$ref"] not in within and self._speaks(node["$ref"], target):
+        if target is not None and node["$ref"] not in within and self._concerns(node["$ref"], target):
             within |= {node["$ref"]}
             node = _unfolded(node, target)
         node = self._change(node)
@@ -181,23 +182,23 @@ class _Walk:
                 node[key] = {name: self._any(one, within) for name, one in table.items()}
         return node
 
-    def _speaks(self, reference: str, target: Node) -> bool:
-        """Whether what is referred to has a word on what is changed."""
+    def _concerns(self, reference: str, target: Node) -> bool:
+        """Whether the target mentions one of the changed arguments."""
         if reference not in self._unfolds:
-            said = (_words(node) for node in itertools.islice(_nodes(target, self._document), _MOST))
-            self._unfolds[reference] = any(not self._names.isdisjoint(names) for names in said)
+            mentioned = (_mentioned(node) for node in itertools.islice(_nodes(target, self._document), _MAX_NODES))
+            self._unfolds[reference] = any(not self._names.isdisjoint(names) for names in mentioned)
         return self._unfolds[reference]
 
 
 def _unfolded(node: Node, target: Node) -> Node:
-    """What is referred to, in place of the reference."""
+    """The reference replaced by its target."""
     rest = {key: value for key, value in node.items() if key != "$ref"}
     if rest.keys() <= _ANNOTATIONS:
         return {**target, **rest}
     return {**rest, "allOf": [*_list(rest.get("allOf")), target]}
 
 
-def _words(node: Schema) -> Iterator[str]:
+def _mentioned(node: Schema) -> Iterator[str]:
     yield from _table(node, "properties")
     yield from _texts(node.get("required"))
     for key in ("dependentRequired", *_DEPENDING):
@@ -209,9 +210,9 @@ class _Follow(enum.Enum):
     """Which references are followed."""
 
     PLAIN = "plain"
-    """Those that can be unfolded."""
+    """Those that can be replaced by their target."""
     ALL = "all"
-    """Also those by an anchor or an identifier: to everything that has one."""
+    """Also references by anchor or identifier: to every node that has one."""
 
 
 def _named(nodes: Iterable[Schema]) -> frozenset[str]:
@@ -219,7 +220,7 @@ def _named(nodes: Iterable[Schema]) -> frozenset[str]:
 
 
 def _nodes(start: Schema, document: SchemaDocument, *, follow: _Follow = _Follow.PLAIN) -> Iterator[Schema]:
-    """All that speaks of the same object, each place once."""
+    """All subschemas for the same object, each once."""
     waiting: list[Any] = [start]
     seen: set[int] = set()
     while waiting:
@@ -235,7 +236,7 @@ def _nodes(start: Schema, document: SchemaDocument, *, follow: _Follow = _Follow
 
 
 def _target(node: Schema, document: SchemaDocument) -> Node | None:
-    """What a node refers to, if that says the same at another place."""
+    """The target of a node's reference, if it means the same when copied elsewhere."""
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
@@ -245,7 +246,7 @@ def _target(node: Schema, document: SchemaDocument) -> Node | None:
 
 
 def _targets(node: Schema, document: SchemaDocument) -> Iterator[Any]:
-    """Everything that a node may refer to."""
+    """Every possible target of a node's references."""
     for reference in (node[key] for key in _REFERENCES if key in node):
         pointer = document.pointer(reference)
         if pointer is not None:
@@ -284,4 +285,4 @@ def _list(value: Any) -> list[Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    return [word for word in _list(value) if isinstance(word, str)]
+    return [item for item in _list(value) if isinstance(item, str)]

@@ -1,12 +1,11 @@
-"""Arguments against a tool's full schema.
+"""Checks arguments against a tool's full schema.
 
-In: a tool and the arguments of a call, raw or decoded. Out: the decoded arguments, or `InvalidArguments`
-that names each wrong place (`arguments.filters[0].name`) in words that a model can act on. `calls` asks.
+In: a tool and the arguments of a call, raw or decoded. Out: the decoded arguments, or `InvalidArguments` with the path
+of each error (`arguments.filters[0].name`) and a message that a model can act on. Used by `calls`.
 
-Drafts 4, 6, 7, 2019-09 and 2020-12 are known by `$schema`; without it, 2020-12. Nothing is ever fetched:
-a `$ref` that leaves the schema makes the schema unusable. `format` is a note, not a rule: servers differ
-in what they take for a date. Arguments for a schema that is unusable pass unchecked, and the server's own
-check decides; the log says so once.
+`$schema` selects draft 4, 6, 7, 2019-09 or 2020-12 (the default). Nothing is ever fetched: a `$ref` that leaves the
+schema makes the schema unusable. `format` is not enforced, because servers disagree on what a date is. If a schema is
+unusable, arguments pass unchecked and the server decides; the log has one warning.
 """
 
 from __future__ import annotations
@@ -37,28 +36,28 @@ from toolcrib.errors import InvalidArguments
 
 log = logging.getLogger(__name__)
 
-MOST_ERRORS = 5
-LONGEST_VALUE = 80
-_KEPT_VALIDATORS = 2048
-_EASILY_LISTED = 20_000
-"""Visits (`schema_cost`) up to which all errors are listed: up to a tenth of a second."""
+MAX_ERRORS = 5
+MAX_VALUE_LENGTH = 80
+_MAX_VALIDATORS = 2048
+_MAX_LISTING_COST = 20_000
+"""Visits (`schema_cost`) up to which all errors are listed: at most a tenth of a second."""
 
 _LINEAR = RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20)
 _BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000, size_limit=1 << 20, dfa_size_limit=1 << 20)
-"""Only for patterns with look-around or back references, which the linear engine does not know."""
+"""Only for patterns with look-around or back references, which the linear engine does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallerView:
-    """A tool as its caller sees it, where what is checked is not what the caller gave."""
+    """A tool as its caller sees it, if the checked arguments differ from the caller's."""
 
     schema: Mapping[str, Any]
     own: Callable[[], Mapping[str, str]]
-    """The arguments that are the caller's own, and what the caller calls them. Only these may be told."""
+    """The arguments that the caller gave, with the caller's names. Errors may mention only these."""
 
 
 class _Compiled:
-    """A tool's validator and what running it may cost."""
+    """A tool's validator and its cost."""
 
     __slots__ = ("cost", "patterns", "schema", "validator", "warned", "with_nulls")
 
@@ -71,17 +70,17 @@ class _Compiled:
         self.warned = False
 
     def errors(self, arguments: dict[str, Any]) -> list[ValidationError]:
-        """The first few errors; only the very first where listing them, which is all or nothing, takes long."""
+        """The first few errors, or only the first one if listing them all would take too long."""
         if self.validator.is_valid(arguments):
             return []
         if not self.with_nulls and _holds_null(arguments):
             self.with_nulls = True
-            # A reference into a part that moved leaves the schema as it is.
+            # If a reference points into a part that moved, keep the original schema.
             with suppress(ValueError):
                 self.validator = _validator(_with_nulls_inside(self.schema), self.patterns)
             return self.errors(arguments)
-        if self.cost.visits(arguments) <= _EASILY_LISTED:
-            return list(islice(self.validator.iter_errors(arguments), MOST_ERRORS))
+        if self.cost.visits(arguments) <= _MAX_LISTING_COST:
+            return list(islice(self.validator.iter_errors(arguments), MAX_ERRORS))
         try:
             self.validator.validate(arguments)
         except ValidationError as error:
@@ -90,19 +89,19 @@ class _Compiled:
 
 
 class ArgumentChecker:
-    """Checks arguments and keeps the compiled schemas of the tools used last."""
+    """Checks arguments and caches the compiled schemas of recently used tools."""
 
-    def __init__(self, *, kept: int = _KEPT_VALIDATORS) -> None:
+    def __init__(self, *, kept: int = _MAX_VALIDATORS) -> None:
         self._kept = kept
         self._compiled: OrderedDict[Tool, _Compiled | None] = OrderedDict()
 
     def check(
         self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None, *, seen: CallerView | None = None
     ) -> dict[str, Any]:
-        """The arguments, decoded. None, as when a call has no `arguments`, counts as {}."""
+        """The decoded arguments. None (a call without `arguments`) means {}."""
         decoded = _decode(tool, arguments)
         if tool.server == WORKSPACE:
-            # It checks them itself, with words of its own, and forgives what models often write ("3" for 3).
+            # The workspace checks them itself, with its own messages, and tolerates common slips of models ("3" for 3).
             return decoded
         compiled = self._compiled_for(tool)
         if compiled is None:
@@ -135,16 +134,16 @@ class ArgumentChecker:
 
 
 def check_is_mapping(name: str, arguments: object) -> None:
-    """For what a program gives, before it is JSON."""
+    """For a program's arguments, before they are encoded as JSON."""
     if arguments is not None and not isinstance(arguments, Mapping):
         raise InvalidArguments(
             f"The arguments for {name} must be a mapping, not {type(arguments).__name__}.",
-            remedy='Give them by their names, as {"zone": "UTC"}.',
+            remedy='Pass them by name, such as {"zone": "UTC"}.',
         )
 
 
 def _compile(tool: Tool) -> _Compiled | None:
-    """None: the schema cannot be used."""
+    """None if the schema cannot be used."""
     schema = tool.input_schema
     problem = ""
     for patterns in (_LINEAR, _BACKTRACKING):
@@ -167,15 +166,15 @@ def _holds_null(value: Any) -> bool:
 
 
 def _with_nulls_inside(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with null wherever the server means it to be taken, also in words that are no rules of JSON Schema:
-    OpenAPI's `nullable`, a default of null, null in only one of `type` and `enum`."""
+    """The schema with null wherever the server intends to allow it, including outside JSON Schema's rules: OpenAPI's
+    `nullable`, a default of null, null in only one of `type` and `enum`."""
     fixed = dict(schema)
     for key, value in schema.items():
         if key in SCHEMA_MAPS and isinstance(value, dict):
             fixed[key] = {name: _with_nulls(sub) for name, sub in value.items()}
         elif key in SCHEMA_LISTS and isinstance(value, list):
             fixed[key] = [_with_nulls(sub) for sub in value]
-        elif key in SINGLE_SCHEMAS - _TURNED:
+        elif key in SINGLE_SCHEMAS - _INVERTING:
             fixed[key] = _with_nulls(value)
     return fixed
 
@@ -200,9 +199,9 @@ def _with_nulls(schema: Any) -> Any:
 
 
 _ELSEWHERE = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "const"})
-"""Rules that also hold for null, and are not lists of what is allowed."""
-_TURNED = frozenset({"not", "if"})
-"""Where to take more would be to allow less."""
+"""Rules that also apply to null but are not lists of allowed values."""
+_INVERTING = frozenset({"not", "if"})
+"""Keywords whose schema must not accept more, because the whole schema would then accept less."""
 
 
 def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
@@ -210,7 +209,7 @@ def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments)
         except RecursionError:
-            raise _invalid(tool, [((), "is nested too deep")]) from None
+            raise _invalid(tool, [((), "is nested too deeply")]) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise _invalid(tool, [((), f"is not valid JSON: {_cut(str(error))}")]) from error
     if arguments is None:
@@ -221,20 +220,20 @@ def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
 
 
 def _discreet(error: ValidationError, own: Mapping[str, str]) -> tuple[Sequence[str | int], str]:
-    """What is wrong, without what the caller did not give."""
-    place = error.instance_path
-    if place and place[0] in own:
-        return [own[str(place[0])], *place[1:]], _expected(error)
-    if not place and isinstance(error.kind, ValidationErrorKind.Required):
+    """The error, without values that the caller did not give."""
+    path = error.instance_path
+    if path and path[0] in own:
+        return [own[str(path[0])], *path[1:]], _expected(error)
+    if not path and isinstance(error.kind, ValidationErrorKind.Required):
         return (), _expected(error)
-    return (), "do not fit together with what is set for this tool and cannot be given"
+    return (), "conflict with fixed arguments of this tool, which you cannot set"
 
 
 def _invalid(
     tool: Tool, errors: Sequence[tuple[Sequence[str | int], str]], seen: CallerView | None = None
 ) -> InvalidArguments:
-    told = dict.fromkeys((_path(path), message) for path, message in errors)
-    places = [{"path": path, "message": message} for path, message in told]
+    unique = dict.fromkeys((_path(path), message) for path, message in errors)
+    places = [{"path": path, "message": message} for path, message in unique]
     listed = "; ".join(f"{place['path']} {place['message']}" for place in places)
     return InvalidArguments(
         f"The arguments do not fit {_cut(tool.display)}: {listed}.",
@@ -254,7 +253,7 @@ def _path(parts: Sequence[str | int]) -> str:
 
 
 def _expected(error: ValidationError) -> str:
-    """What was expected at the place, and what stood there."""
+    """The expected value, and the one that was given."""
     kind = error.kind
     match kind:
         case ValidationErrorKind.Required():
@@ -270,9 +269,9 @@ def _expected(error: ValidationError) -> str:
         case ValidationErrorKind.Pattern():
             text = f"must match {_shown(kind.pattern)}, not {_shown(error.instance)}"
         case ValidationErrorKind.AnyOf() | ValidationErrorKind.OneOfNotValid():
-            text = f"fits none of the forms allowed: {_alternatives(kind.context)}"
+            text = f"fits none of the allowed forms: {_alternatives(kind.context)}"
         case ValidationErrorKind.OneOfMultipleValid():
-            text = f"must fit exactly one of the forms allowed, but {_shown(error.instance)} fits several"
+            text = f"must fit exactly one of the allowed forms, but {_shown(error.instance)} fits several"
         case ValidationErrorKind.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
             text = "must be an empty object"
         case ValidationErrorKind.FalseSchema():
@@ -287,13 +286,14 @@ def _expected(error: ValidationError) -> str:
 
 
 def _alternatives(context: list[list[ValidationError]]) -> str:
-    """Why each form does not fit. Forms within forms are not told: their number multiplies."""
-    told = []
-    for branch in context[:MOST_ERRORS]:
+    """Why each form does not fit. Nested forms are left out, because their number multiplies."""
+    reasons = []
+    for branch in context[:MAX_ERRORS]:
         for error in branch[:1]:
             nested = isinstance(error.kind, ValidationErrorKind.AnyOf | ValidationErrorKind.OneOfNotValid)
-            told.append(f"{_path(error.instance_path)} {'fits none of several forms' if nested else _expected(error)}")
-    return _cut(", or ".join(told), 400)
+            why = "fits none of several forms" if nested else _expected(error)
+            reasons.append(f"{_path(error.instance_path)} {why}")
+    return _cut(", or ".join(reasons), 400)
 
 
 def _list(values: Sequence[Any]) -> str:
@@ -309,5 +309,5 @@ def _shown(value: Any) -> str:
     return _cut(text)
 
 
-def _cut(text: str, most: int = LONGEST_VALUE) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _cut(text: str, limit: int = MAX_VALUE_LENGTH) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,7 +1,7 @@
-"""Where things are in a schema.
+"""Resolves references inside a schema.
 
-In: a schema and a reference in it. Out: what the reference names. Nothing is ever fetched: only what lies in the same
-document is found. The schema modules of `catalog` and `formats` use it.
+In: a schema and a reference in it. Out: the reference's target. Nothing is ever fetched: only targets in the same
+document are found. Used by the schema modules of `catalog` and `formats`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def pointer_below(path: str, *parts: str | int) -> str:
 
 
 def subschemas(node: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The schemas right under a schema, each with the way to it."""
+    """The direct subschemas, each with its path."""
     for key, value in node.items():
         if key in SCHEMA_MAPS and isinstance(value, Mapping):
             yield from (((key, name), sub) for name, sub in value.items())
@@ -43,8 +43,8 @@ class SchemaDocument:
         self._anchors: dict[str, str] | None = None
 
     def pointer(self, reference: Any) -> str | None:
-        """A reference as a JSON pointer from the root (`#/$defs/Node`), or None: it leaves the document or names
-        nothing in it."""
+        """A reference as a JSON pointer from the root (`#/$defs/Node`). None if it leaves the document or has no
+        target in it."""
         if not isinstance(reference, str):
             return None
         before, _, fragment = reference.partition("#")
@@ -56,7 +56,7 @@ class SchemaDocument:
         return pointer if pointer is not None and self.at(pointer) is not None else None
 
     def ends(self, reference: Any) -> bool:
-        """Whether it leads to a schema, and not back to itself."""
+        """Whether it leads to a schema rather than back to itself."""
         seen: set[str] = set()
         while (pointer := self.pointer(reference)) is not None and pointer not in seen:
             seen.add(pointer)
@@ -85,5 +85,5 @@ class SchemaDocument:
                 if isinstance(node, Mapping):
                     if isinstance(anchor := node.get("$anchor"), str):
                         self._anchors.setdefault(anchor, path)
-                    waiting += [(pointer_below(path, *way), sub) for way, sub in subschemas(node)]
+                    waiting += [(pointer_below(path, *parts), sub) for parts, sub in subschemas(node)]
         return self._anchors.get(name)

@@ -1,8 +1,8 @@
 """All tools known at one moment.
 
-In: what each server listed, as raw definitions, and the tool rules of the configuration. Out: an immutable `Catalog`
-with a version, which finds a tool by any of its names; the rules are applied once for every listing. `core` builds one
-whenever a listing changes; `policy`, `listing` and `calls` read it.
+In: each server's raw definitions, and the tool rules of the configuration. Out: an immutable `Catalog` with a version,
+which finds a tool by any of its names; the rules are applied once per listing. `core` builds one whenever a listing
+changes; `policy`, `listing` and `calls` read it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def transforms_of(rules: Sequence[ToolRule]) -> tuple[Transform, ...]:
 def apply_rules(
     server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]
 ) -> dict[str, ToolOverride | None]:
-    """By each tool's own name: its override, None where there is none. What is not offered is not in it."""
+    """Overrides by the tool's own name, None for an unchanged tool. Tools that are not offered are left out."""
     overrides: dict[str, ToolOverride | None] = {}
     for name, fields in tools.items():
         offer = _alone(server, name, fields)
         try:
             made = apply_transforms([offer], transforms)
         except UsageError as error:
-            log.warning("%s is not offered, a rule of `tools:` does not fit it: %s", offer.tool.display, error.text())
+            log.warning("%s is not offered: a rule in `tools:` does not fit it: %s", offer.tool.display, error.text())
             continue
         if made:
             overrides[name] = None if made[0] is offer else _override(made[0])
@@ -65,7 +65,7 @@ def apply_rules(
 
 
 def unmatched_rules(tools: Mapping[ToolKey, dict[str, Raw]], rules: Sequence[ToolRule]) -> list[UsageError]:
-    """What the rules name and none of these tools, which are all that there are, has."""
+    """Names in the rules that match none of `tools`, which must be complete."""
     offers = tuple(_alone(server, name, fields) for (server, name), fields in tools.items())
     found: list[UsageError] = []
     for transform in transforms_of(rules):
@@ -73,21 +73,21 @@ def unmatched_rules(tools: Mapping[ToolKey, dict[str, Raw]], rules: Sequence[Too
         while isinstance(inner, ForTools):
             meant = tuple(offer for offer in meant if matches(inner.tools, offer))
             inner = inner.transform
-        # Fixed arguments know for which tools they are, and one that is misspelt would go without them.
+        # `FixArguments` has its own filter; a misspelled tool name there would go unnoticed.
         found += unmatched_names(inner, offers if isinstance(inner, FixArguments) else meant)
         offers = apply_transforms(offers, transform, on_skipped=lambda offer, error: None)
     return found
 
 
 def _alone(server: str, name: str, fields: dict[str, Raw]) -> OfferedTool:
-    """The tool as if it were the only one: rules are made before names are."""
+    """The tool as if it were the only one: rules are applied before names are assigned."""
     names = Names(plain=name, mcp=name, server=name, display=f"{server}:{name}")
     return OfferedTool.of(Tool(server=server, name=name, fields=fields, names=names))
 
 
 def _override(offer: OfferedTool) -> ToolOverride:
     fields = dict(offer.tool.fields)
-    # What did not change keeps the server's own bytes.
+    # Unchanged fields keep the server's own bytes.
     if offer.description != offer.tool.description:
         fields["description"] = Raw(msgspec.json.encode(offer.description))
     if offer.schema is not offer.tool.input_schema:
@@ -122,29 +122,29 @@ def _filter(which: ToolSelector) -> Filter:
 
 
 DefinitionsByServer = Mapping[str, tuple[bytes, ...]]
-"""What each server listed, by its configured name, in its own order."""
+"""Each server's definitions, by its configured name, in the server's order."""
 
 _Found = tuple[dict[str, Raw], ToolOverride | None]
-"""A definition's fields, and what the rules make of it."""
+"""A definition's fields and its override."""
 
 _NEAREST = 5
 _SHORTLIST = 50
 _COMPARED = 100
-"""Characters of an unknown name that are compared; a longer one is no slip of the pen."""
+"""Characters of an unknown name that are compared; a longer name is not a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Catalog:
     version: int
     tools: tuple[Tool, ...] = ()
-    """Servers sorted by name, each in its own order."""
+    """Sorted by server; each server's tools in its own order."""
     _listings: DefinitionsByServer = field(default_factory=dict, repr=False)
     _rules: tuple[ToolRule, ...] = field(default=(), repr=False)
     _by_server: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
     _by_style: Mapping[NameStyle, Mapping[str, Tool]] = field(init=False, repr=False)
     _by_folded: Mapping[str, Tool] = field(init=False, repr=False)
     _by_display: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
-    """As `server:tool`, by the server's own name of it; and by the one that it is shown under, where that is free."""
+    """By `server:tool` with the server's own tool name, and with the shown name if that is free."""
 
     def __post_init__(self) -> None:
         by_server: dict[str, list[Tool]] = {}
@@ -182,13 +182,13 @@ class Catalog:
         folders: Mapping[str, str] = MappingProxyType({}),
         rules: tuple[ToolRule, ...] = (),
     ) -> Self:
-        """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
-        `trusted` are the servers, besides our own, whose annotations count; of those in `covered` they count only in
-        definitions with these digests. `folders` are where servers work, as far as that is known, `rules` what the
-        configuration says of tools.
+        """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48).
+        `trusted` names the servers, besides the built-in ones, whose annotations count; for servers in `covered` they
+        count only in definitions with these digests. `folders` has the servers' working folders, if known; `rules` are
+        the configuration's tool rules.
 
-        What did not change since `previous` is taken over from it, object for object. A definition that cannot
-        be read is left out and logged; it takes no other along.
+        Unchanged tools are reused from `previous`, object for object. An unreadable definition is left out and logged;
+        the others stay.
         """
         known = previous if previous and previous._rules == rules else cls(version=0)
         kept: dict[str, tuple[Tool, ...]] = {}
@@ -213,7 +213,7 @@ class Catalog:
                 if tool is None or tool.fields != fields:
                     tool = Tool(server=server, name=name, fields=fields, names=names[server, name], override=override)
                     if tool.needs_task:
-                        log.info("%s is not listed: it runs only as a task, which is not supported", tool.display)
+                        log.info("%s is not listed: it only runs as a task, which is not supported", tool.display)
                 found.append(tool)
             made += (
                 _adapted(
@@ -227,26 +227,26 @@ class Catalog:
         return cls(version=version, tools=tuple(made), _listings=dict(listings), _rules=rules)
 
     def unmatched_rules(self) -> list[UsageError]:
-        """What the rules name and no tool has; it takes as long as making the catalog did."""
+        """Names in the rules that match no tool. Takes as long as building the catalog."""
         if not self._rules:
             return []
         tools: dict[ToolKey, dict[str, Raw]] = {}
         for server in self._listings.keys() - {COMMANDS}:
             for definition in self._listings[server]:
-                # What cannot be read was told when the catalog was made.
+                # Unreadable definitions were logged when the catalog was built.
                 with contextlib.suppress(BadDefinition):
                     name, fields = decode_definition(definition)
                     tools.setdefault((server, name), fields)
         return unmatched_rules(tools, self._rules)
 
     def __contains__(self, name: str) -> bool:
-        """Whether `find` would find it, without the search for what else may be meant."""
+        """Whether `find` would succeed, without the search for suggestions."""
         return folded_name(name) in self._by_folded or len(self._by_display.get(name, ())) == 1
 
     def find(self, name: str, *, style: NameStyle | None = None, shown: Callable[[Tool], bool] | None = None) -> Tool:
-        """The tool of this name, in any style or as `server:tool`.
+        """The tool with this name, in any style or as `server:tool`.
 
-        `style` only says how to spell suggestions, and `shown` which tools may be suggested (all, unless said).
+        `style` sets the spelling of suggestions, and `shown` selects the tools to suggest (all by default).
         """
         if tool := self._by_folded.get(folded_name(name)):
             return tool
@@ -261,7 +261,7 @@ class Catalog:
         else:
             nearest = self._nearest(name, style, self.tools if shown is None else filter(shown, self.tools))
             message = f'There is no tool "{_cut(name)}".'
-        remedy = f"Did you mean {', '.join(nearest)}?" if nearest else "List the tools to see which there are."
+        remedy = f"Did you mean {', '.join(nearest)}?" if nearest else "List the tools to see their names."
         raise UnknownTool(message, remedy=remedy, data={"name": _cut(name), "nearest": nearest})
 
     def of_server(self, server: str) -> tuple[Tool, ...]:
@@ -271,7 +271,7 @@ class Catalog:
         return self._by_style[style]
 
     def _nearest(self, name: str, style: NameStyle | None, tools: Iterable[Tool]) -> list[str]:
-        """Names like this one, best first: a cheap look at all of them, an exact one at the best of these."""
+        """Similar names, best first: a cheap comparison with all, then an exact one with the best."""
         wanted = folded_name(name[:_COMPARED])
         matcher = difflib.SequenceMatcher(autojunk=False)
         matcher.set_seq2(wanted)
@@ -292,13 +292,13 @@ class Catalog:
 
 
 def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Raw]]:
-    """Each tool's fields by its own name; of two with one name the first counts."""
+    """Each tool's fields by its own name; if a name is repeated, the first one counts."""
     tools: dict[str, dict[str, Raw]] = {}
     for position, definition in enumerate(definitions):
         try:
             name, fields = decode_definition(definition)
         except BadDefinition as error:
-            log.warning("server %s: tool number %d is left out, its definition is bad: %s", server, position, error)
+            log.warning("server %s: tool number %d is left out: invalid definition: %s", server, position, error)
             continue
         if tools.setdefault(name, fields) is not fields:
             log.warning("server %s lists %r twice; the first counts", server, _cut(name))
@@ -308,7 +308,7 @@ def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Ra
 def _with_rules(
     server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]
 ) -> Mapping[str, _Found]:
-    """What is left of them, and how it is shown. Commands stay: nobody shall lock themselves out."""
+    """The remaining tools with their overrides. Rules don't apply to commands, so that you can't lock yourself out."""
     if not transforms or server == COMMANDS:
         return {name: (fields, None) for name, fields in tools.items()}
     return {name: (tools[name], override) for name, override in apply_rules(server, tools, transforms).items()}

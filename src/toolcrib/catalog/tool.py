@@ -1,8 +1,8 @@
-"""One tool as its server described it, with the names it has here, and as the configuration's rules show it.
+"""One tool as its server defines it, with its public names, and as the configuration's rules show it.
 
-In: a definition as raw JSON. Out: `Tool`, whose fields stay the server's own bytes; only what is asked for is decoded.
-A `ToolOverride` is what is shown in place of the server's own definition, with the way back for the arguments.
-`snapshot` makes both; `listing`, `policy` and `calls` read them.
+In: a definition as raw JSON. Out: `Tool`, whose fields stay the server's own bytes and are decoded on demand.
+A `ToolOverride` replaces the server's definition and converts the arguments back. `snapshot` creates both; `listing`,
+`policy` and `calls` read them.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ from toolcrib.servers.param_headers import headers_of, marked_properties, withou
 from toolcrib.servers.wire import deeper_than
 
 Undo = Callable[[dict[str, Any]], dict[str, Any]]
-"""From the arguments as they were offered to those of what the offer was made of."""
+"""Converts arguments from the form after a transform to the form before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOverride:
     name: str
-    """In place of the server's own name, in every style."""
+    """Replaces the server's own name in every style."""
     fields: Mapping[str, Raw] = field(repr=False)
     """The definition that is shown."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By provider, for the offers that are made of the tool."""
+    """By provider, for the tool's offers."""
     undo: tuple[Undo, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentRenames:
-    """The way back of arguments that are shown under other names."""
+    """Converts renamed arguments back."""
 
     names: Mapping[str, str]
-    """From the names that are shown."""
+    """From the shown names to the original ones."""
     gone: frozenset[str]
-    """Names that nothing has any more. An argument is not taken under its old one as well: nothing in the schema says
-    what it must be."""
+    """Names no longer in use. An argument is not accepted under its old name: the shown schema doesn't check it."""
 
     def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
         return {self.names.get(name, name): value for name, value in given.items() if name not in self.gone}
 
 
 def undo_arguments(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`undo` is in the order in which things were changed."""
+    """`undo` is in the order of the transforms."""
     arguments = dict(given)
     for back in reversed(tuple(undo)):
         arguments = back(arguments)
@@ -60,13 +59,13 @@ def undo_arguments(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, 
 
 
 def callers_arguments(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, str]:
-    """Which of the arguments that `undo_arguments` gives are just what the caller gave, each with the caller's name of
-    it. The others hold what the caller does not know, and may not be told."""
+    """The arguments from `undo_arguments` that equal the caller's, each with the caller's name for it. The caller must
+    not learn the others."""
     own = {name: name for name in given}
     before = dict(given)
     try:
         for back in reversed(tuple(undo)):
-            # One that changes what it gets would make both the same.
+            # A copy, in case the function modifies its input.
             after = back(copy.deepcopy(before))
             if isinstance(back, ArgumentRenames):
                 own = {back.names.get(name, name): shown for name, shown in own.items() if name not in back.gone}
@@ -83,7 +82,7 @@ def annotations_of(annotations: Mapping[str, Any]) -> dict[str, bool]:
         value = annotations.get(ANNOTATIONS[name])
         return value if isinstance(value, bool) else default
 
-    # Nothing that only reads destroys, and it may be repeated.
+    # A read-only tool destroys nothing and may be repeated.
     reads = claim("read_only", default=False)
     return {
         "read_only": reads,
@@ -95,21 +94,21 @@ def annotations_of(annotations: Mapping[str, Any]) -> dict[str, bool]:
 
 log = logging.getLogger(__name__)
 
-DEEPEST = 128
-"""How deep a definition may nest: more than any real schema, less than what breaks a client's parser."""
+MAX_DEPTH = 128
+"""Levels in a definition: more than any real schema has, and few enough for any client's parser."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-"""The schema of a tool that gave none."""
+"""The schema of a tool that has none."""
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _name_decoder = msgspec.json.Decoder(str)
 
 
 class BadDefinition(ValueError):
-    """A definition that is no object with a name, or no JSON at all."""
+    """A definition that is not a JSON object with a name."""
 
 
-# Compared by identity: a snapshot reuses the very object of an unchanged tool, and caches are keyed by it.
+# Compared by identity: a snapshot reuses the object of an unchanged tool, and caches are keyed by it.
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Tool:
     server: str
@@ -120,14 +119,14 @@ class Tool:
     """The definition, decoded one level only."""
     names: Names
     trusted: bool = False
-    """Whether what its server says of it in `annotations` counts."""
+    """Whether its `annotations` count."""
     folder: str | None = None
-    """Where its server works, and relative paths in its arguments start. None: nobody knows."""
+    """The server's working folder, the base of relative paths in arguments. None if unknown."""
     override: ToolOverride | None = None
-    """What the configuration makes of it for those who are offered it. What is decided, kept and forwarded is the
-    tool as its server has it."""
+    """The configuration's changes for those who see the tool. Decisions, records and calls use the server's own
+    definition."""
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    """What was worked out once: decoded fields by their names, and where header marks are."""
+    """Decoded fields by name, and the paths of header annotations."""
 
     @property
     def display(self) -> str:
@@ -139,7 +138,7 @@ class Tool:
 
     @property
     def shown(self) -> Tool:
-        """The tool with the definition that is shown."""
+        """The tool with its shown definition."""
         if self.override is None:
             return self
         if "shown" not in self._cache:
@@ -148,15 +147,15 @@ class Tool:
         return shown
 
     def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that fit what is shown, as the server takes them."""
+        """Converts arguments for the shown definition to those that the server expects."""
         return dict(given) if self.override is None else undo_arguments(self.override.undo, given)
 
     def callers_own(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """Which of the arguments that are `taken` the caller knows, and by which names."""
+        """The arguments from `taken` that the caller gave, with the caller's names."""
         return {name: name for name in given} if self.override is None else callers_arguments(self.override.undo, given)
 
     def is_still(self, earlier: Tool) -> bool:
-        """Whether what was decided of the earlier one holds of this one; what others call it may have changed."""
+        """Whether a decision about the earlier tool still holds for this one. The public names may differ."""
         return self is earlier or all(
             getattr(self, name) == getattr(earlier, name)
             for name in ("server", "name", "fields", "trusted", "folder", "override")
@@ -164,7 +163,7 @@ class Tool:
 
     @property
     def digest(self) -> str:
-        """Of the whole definition as its server gave it; made on first use."""
+        """The digest of the server's whole definition, computed on first use."""
         if "digest" not in self._cache:
             self._cache["digest"] = digest_of(self.fields)
         digest: str = self._cache["digest"]
@@ -172,7 +171,7 @@ class Tool:
 
     @property
     def input_schema(self) -> dict[str, Any]:
-        """Decoded on first use. Shared by all readers: look, do not change."""
+        """Decoded on first use. Shared: do not modify."""
         schema = self._field("inputSchema")
         return schema if isinstance(schema, dict) else ANY_OBJECT
 
@@ -183,13 +182,13 @@ class Tool:
 
     @property
     def needs_task(self) -> bool:
-        """It runs only as a task, whose result has to be fetched later: no client can do that through Toolcrib."""
+        """It only runs as a task, whose result is fetched later. Toolcrib does not support that yet."""
         execution = self._field("execution")
         return isinstance(execution, dict) and execution.get("taskSupport") == "required"
 
     @property
     def reads_only(self) -> bool:
-        """It changes nothing, by the word of a server that is trusted."""
+        """A trusted server declares that it changes nothing."""
         return self.trusted and self.annotations.get("readOnlyHint") is True
 
     @property
@@ -198,22 +197,22 @@ class Tool:
         return description if isinstance(description, str) else ""
 
     def param_headers(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """The `Mcp-Param-*` headers that a call with these arguments carries."""
+        """The `Mcp-Param-*` headers for a call with these arguments."""
         if "marked" not in self._cache:
             self._cache["marked"] = marked_properties(self.input_schema)
         marked: Mapping[tuple[str, ...], str] = self._cache["marked"]
         return headers_of(marked, arguments) if marked else {}
 
     def render(self, public_name: str) -> bytes:
-        """What is shown of it, under another name. Every other value keeps its bytes, but `x-mcp-header` marks are
-        taken out: they are between us and the server, a client that obeyed them would send headers nobody reads."""
+        """The shown definition under a public name. Other values keep their bytes, except that `x-mcp-header`
+        annotations are removed: they concern only Toolcrib and the server, and Toolcrib ignores such headers."""
         values = {**self.shown.fields, "name": Raw(msgspec.json.encode(public_name))}
         if (schema := values.get("inputSchema")) is not None:
             values["inputSchema"] = Raw(without_annotations(bytes(schema)))
         return msgspec.json.encode(values)
 
     def raw(self) -> bytes:
-        """The whole definition as the server gave it."""
+        """The server's whole definition."""
         return msgspec.json.encode(self.fields)
 
     def _field(self, key: str) -> Any:
@@ -222,32 +221,32 @@ class Tool:
             try:
                 self._cache[key] = None if value is None else msgspec.json.decode(value)
             except msgspec.MsgspecError as error:
-                # Well formed, but with a number that no Python value holds. The definition still passes as it is.
-                log.warning("%s: %s cannot be read and counts as absent: %s", self.display, key, error)
+                # Well-formed, but with a number that Python cannot represent. Clients still get the definition.
+                log.warning("%s: %s cannot be read and is ignored: %s", self.display, key, error)
                 self._cache[key] = None
         return self._cache[key]
 
 
 def digest_of(fields: Mapping[str, Raw]) -> str:
-    """The same however the keys are ordered and the text is spaced. Pictures say nothing of what a tool does."""
+    """Independent of key order and whitespace. Icons are left out, because they don't affect what a tool does."""
     counted = {name: value for name, value in fields.items() if name != "icons"}
     try:
         decoded = {name: msgspec.json.decode(value) for name, value in counted.items()}
         text = msgspec.json.encode(decoded, order="sorted")
     except (msgspec.MsgspecError, ValueError):
-        # A number that no Python value holds: every byte counts.
+        # A number that Python cannot represent: use the original bytes.
         text = msgspec.json.encode(dict(sorted(counted.items())))
     return hashlib.sha256(text).hexdigest()
 
 
 def decode_definition(definition: bytes) -> tuple[str, dict[str, Raw]]:
-    """A definition's own name and its fields."""
+    """A definition's name and its fields."""
     try:
-        # Values that stay raw are not looked into by the decoder, and a client would choke on bad UTF-8 in any of them.
+        # The decoder doesn't check raw values, and invalid UTF-8 in one would break a client.
         definition.decode()
         fields = _fields_decoder.decode(definition)
-        if deeper_than(DEEPEST, definition):
-            raise BadDefinition(f"it nests deeper than {DEEPEST} levels")
+        if deeper_than(MAX_DEPTH, definition):
+            raise BadDefinition(f"it nests deeper than {MAX_DEPTH} levels")
         return _name_decoder.decode(fields["name"]), fields
     except KeyError:
         raise BadDefinition("it has no name") from None

@@ -1,10 +1,10 @@
-"""How a tool is offered: under which name, with which description and arguments.
+"""Transforms change how a tool is offered: its name, description and arguments.
 
-In: an `OfferedTool`. Out: another one, or None where the tool is not offered. Each transform is a function of one
-offered tool, so a program's own is one too; they are applied in their order, and what they do to the arguments is
-undone in the opposite one. `unmatched_names` finds the names in a transform that no tool has: who misspells an
-argument to fix would leave it to the model, and never know. A filter that chooses nothing is no mistake, and of a
-function nobody knows what it looks for. `Tools` applies them, and `snapshot` for the rules of configuration files.
+In: an `OfferedTool`. Out: another one, or None if the tool is not offered. A transform is any function of one offered
+tool, so you can write your own. Transforms run in order, and their changes to arguments are undone in reverse order.
+`unmatched_names` finds names in a transform that match no tool: with a misspelled fixed argument, the model would
+silently control that argument. A filter that selects nothing is not an error, and functions cannot be checked.
+`Tools` applies transforms, and so does `snapshot` for the rules in configuration files.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Transform: TypeAlias = Callable[[OfferedTool], OfferedTool | None]
 
 
 OnSkipped: TypeAlias = Callable[[OfferedTool, UsageError], object]
-"""Told of a tool that is left out since a transform does not fit it."""
+"""Called with each tool that is left out because a transform does not fit it."""
 
 
 def apply_transforms(
     offers: Iterable[OfferedTool], transforms: Sequence[Transform] | Transform, *, on_skipped: OnSkipped | None = None
 ) -> tuple[OfferedTool, ...]:
-    """What the transforms, one after the other, make of these. Raises what they raise, unless there is `on_skipped`."""
+    """Applies the transforms in order. Raises their errors unless `on_skipped` is given."""
     chain = (transforms,) if callable(transforms) else tuple(transforms)
     return tuple(made for offer in offers if (made := _through(chain, offer, on_skipped)) is not None)
 
@@ -63,7 +63,7 @@ def _through(chain: Sequence[Transform], offer: OfferedTool, on_skipped: OnSkipp
 
 @dataclass(frozen=True)
 class KeepTools:
-    """Only these."""
+    """Offers only these tools."""
 
     tools: Filter
 
@@ -76,7 +76,7 @@ class KeepTools:
 
 @dataclass(frozen=True)
 class DropTools:
-    """All but these."""
+    """Offers all tools except these."""
 
     tools: Filter
 
@@ -97,7 +97,7 @@ class ForTools:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tools", reusable_filter(self.tools))
         if isinstance(self.transform, FixArguments) and self.transform.tools is None:
-            # Also who is meant here is meant by the fixed arguments.
+            # The filter of `ForTools` also applies to the fixed arguments.
             object.__setattr__(self, "transform", replace(self.transform, tools=self.tools))
 
     def __call__(self, offer: OfferedTool) -> OfferedTool | None:
@@ -106,7 +106,7 @@ class ForTools:
 
 @dataclass(frozen=True)
 class RenameTools:
-    """Another name: by a table of names (`read_file` or `files:read_file`), or by a function of the offer."""
+    """Renames tools with a mapping of names (`read_file` or `files:read_file`) or a function of the offer."""
 
     names: Mapping[str, str] | Callable[[OfferedTool], str]
 
@@ -125,7 +125,7 @@ class PrefixTools:
 
     def __post_init__(self) -> None:
         if not self.prefix:
-            raise UsageError("A prefix cannot be empty.", remedy="Leave the Prefix out.")
+            raise UsageError("A prefix cannot be empty.", remedy="Remove PrefixTools.")
 
     def __call__(self, offer: OfferedTool) -> OfferedTool:
         return replace(offer, name=f"{self.prefix}_{offer.name}")
@@ -133,14 +133,14 @@ class PrefixTools:
 
 @dataclass(frozen=True)
 class DescribeTools:
-    """Other words for the model: a function of the offer, or a text with {server}, {name} and {description} in it."""
+    """Replaces the description: a function of the offer, or a text with {server}, {name} and {description}."""
 
     words: str | Callable[[OfferedTool], str]
 
     def __post_init__(self) -> None:
         if isinstance(self.words, str) and (unknown := unknown_places(self.words)):
             raise UsageError(
-                f"A description's text has no {{{unknown[0]}}}.", remedy=f"It may hold {{{'}, {'.join(PLACES)}}}."
+                f"Unknown placeholder in a description: {{{unknown[0]}}}.", remedy=f"Use {{{'}, {'.join(PLACES)}}}."
             )
 
     def __call__(self, offer: OfferedTool) -> OfferedTool:
@@ -152,10 +152,10 @@ class DescribeTools:
 
 @dataclass(frozen=True)
 class FixArguments:
-    """Arguments that the program gives. The model does not see them and cannot give others.
+    """Fixes arguments. The model does not see them and cannot override them.
 
-    A tool gets those that its schema names. One that `tools` means gets them also where its schema does not say what it
-    takes; one that `tools` has by its name gets them in any case, or is refused if it cannot take them.
+    A tool gets the arguments that its schema names. A tool that matches `tools` also gets them if its schema leaves the
+    arguments open. A tool that `tools` names exactly always gets them, or is refused if it does not accept them.
     """
 
     arguments: Mapping[str, Any]
@@ -174,13 +174,13 @@ class FixArguments:
         return _with_schema(offer, with_fixed(offer.schema, fixed) if fixed else offer.schema, undo)
 
     def _of(self, offer: OfferedTool) -> dict[str, Any]:
-        # Who takes anything shall not be given what is meant for others.
+        # Without `tools`, a tool that accepts anything must not get arguments meant for others.
         named = self.tools is not None and names_exactly(self.tools, offer)
         meant = named or (self.tools is not None and says_nothing(offer.schema))
-        there = mentioned_arguments(offer.schema)
-        fixed = {name: value for name, value in self.arguments.items() if meant or name in there}
+        mentioned = mentioned_arguments(offer.schema)
+        fixed = {name: value for name, value in self.arguments.items() if meant or name in mentioned}
         for name in [name for name, value in fixed.items() if not accepts(offer.schema, name, value)]:
-            if named or name in there:
+            if named or name in mentioned:
                 raise _misfit(offer, name)
             del fixed[name]
         return fixed
@@ -190,7 +190,7 @@ class FixArguments:
 class _Fixed:
     arguments: Mapping[str, Any]
     names: frozenset[str]
-    """Also those that this tool does not get: none of them is the model's to give, whatever a schema lets through."""
+    """Includes those that this tool does not get: the model may give none of them, whatever the schema allows."""
 
     def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
         left = {name: value for name, value in given.items() if name not in self.names}
@@ -199,7 +199,7 @@ class _Fixed:
 
 @dataclass(frozen=True)
 class DefaultArguments:
-    """Arguments that the model need not give. Of several, a tool gets those that its schema names."""
+    """Gives arguments a default. A tool gets those that its schema names."""
 
     arguments: Mapping[str, Any]
 
@@ -217,19 +217,19 @@ class DefaultArguments:
 
 @dataclass(frozen=True)
 class RenameArguments:
-    """Arguments under other names: `{"repo_path": "folder"}`. Of several, those that a tool's schema names."""
+    """Renames arguments: `{"repo_path": "folder"}`. Applies to those that a tool's schema names."""
 
     names: Mapping[str, str]
 
     def __call__(self, offer: OfferedTool) -> OfferedTool:
-        there = declared_arguments(offer.schema)
-        names = {old: new for old, new in self.names.items() if old in there and old != new}
+        declared = declared_arguments(offer.schema)
+        names = {old: new for old, new in self.names.items() if old in declared and old != new}
         if not names:
             return offer
-        after = [names.get(name, name) for name in sorted(there)]
+        after = [names.get(name, name) for name in sorted(declared)]
         if doubled := next((name for name in after if after.count(name) > 1), None):
             raise UsageError(
-                f"{offer.tool.display} would have two arguments {doubled!r}.", remedy="Give them different names."
+                f"{offer.tool.display} would have two arguments named {doubled!r}.", remedy="Use different names."
             )
         back = {new: old for old, new in names.items()}
         undo = ArgumentRenames(names=back, gone=frozenset(names.keys() - back.keys()))
@@ -238,10 +238,10 @@ class RenameArguments:
 
 @dataclass(frozen=True)
 class ChangeSchema:
-    """Another schema, and the way back: from arguments that fit it to those that fit the one before."""
+    """Replaces the schema. `undo` converts arguments for the new schema to those for the old one."""
 
     schema: Callable[[dict[str, Any]], Mapping[str, Any]]
-    """Gets a copy, which it may change."""
+    """Receives a copy, which it may modify."""
     undo: Undo
 
     def __call__(self, offer: OfferedTool) -> OfferedTool:
@@ -250,7 +250,7 @@ class ChangeSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderOptions:
-    """What a provider's wire format has for a tool besides: `ProviderOptions(openai={"strict": True})`."""
+    """Extra fields of a tool in a provider's wire format: `ProviderOptions(openai={"strict": True})`."""
 
     openai: Mapping[str, Any] = field(default_factory=dict)
     anthropic: Mapping[str, Any] = field(default_factory=dict)
@@ -263,8 +263,8 @@ class ProviderOptions:
 
 
 def _of_this_tool(arguments: Mapping[str, Any], offer: OfferedTool) -> dict[str, Any]:
-    there = declared_arguments(offer.schema)
-    given = {name: value for name, value in arguments.items() if name in there}
+    declared = declared_arguments(offer.schema)
+    given = {name: value for name, value in arguments.items() if name in declared}
     for name, value in given.items():
         if not accepts(offer.schema, name, value):
             raise _misfit(offer, name)
@@ -273,8 +273,8 @@ def _of_this_tool(arguments: Mapping[str, Any], offer: OfferedTool) -> dict[str,
 
 def _misfit(offer: OfferedTool, name: str) -> UsageError:
     return UsageError(
-        f"{offer.tool.display} does not take what is given here as its argument {name!r}.",
-        remedy="Its schema says what it takes; name the tools that are meant, if it is not one of them.",
+        f"{offer.tool.display} does not accept the value given for its argument {name!r}.",
+        remedy="Give a value that fits the tool's schema, or limit the transform to other tools.",
     )
 
 
@@ -282,16 +282,16 @@ def _with_schema(offer: OfferedTool, schema: Mapping[str, Any], undo: Undo) -> O
     return replace(offer, schema=schema, undo=(*offer.undo, undo))
 
 
-_NEAREST = 3
-_LISTED = 20
+_MAX_SUGGESTIONS = 3
+_MAX_LISTED = 20
 
 
 class UnmatchedNames(enum.Enum):
-    """What becomes of a transform that names nothing which is there."""
+    """How to treat a transform with a name that matches no tool."""
 
     REFUSED = "refused"
     TAKEN = "taken"
-    """It is noted in `Tools.unmatched`: not all tools are known now."""
+    """It is listed in `Tools.unmatched`, because not all tools are known yet."""
 
 
 def unmatched_names(transform: Transform, offers: Sequence[OfferedTool]) -> list[UsageError]:
@@ -302,9 +302,9 @@ def unmatched_names(transform: Transform, offers: Sequence[OfferedTool]) -> list
             return _unmatched_tools(transform, names, offers)
         case FixArguments(arguments=arguments, tools=tools):
             meant = _meant(tools, offers)
-            # One that does not say what it takes gets what is meant for it.
+            # A tool with an open schema gets any argument meant for it.
             looked_for = () if tools is not None and any(says_nothing(one.schema) for one in meant) else arguments
-            return _unmatched_tools(transform, _words(tools), offers) or _unmatched_arguments(
+            return _unmatched_tools(transform, _patterns(tools), offers) or _unmatched_arguments(
                 transform, looked_for, meant, named=mentioned_arguments
             )
         case DefaultArguments(arguments=arguments):
@@ -315,17 +315,17 @@ def unmatched_names(transform: Transform, offers: Sequence[OfferedTool]) -> list
 
 
 def common_errors(found: Iterable[Sequence[UsageError]]) -> list[UsageError]:
-    """Those that are said of each of several collections of tools."""
+    """The errors that occur in every one of several collections of tools."""
     first, *others = list(found) or [()]
     return [one for one in first if all(one.message in {other.message for other in more} for more in others)]
 
 
-def _unmatched_tools(transform: Transform, words: Iterable[str], offers: Sequence[OfferedTool]) -> list[UsageError]:
-    there = [name for offer in offers for name in (offer.name, offer.tool.display)]
+def _unmatched_tools(transform: Transform, patterns: Iterable[str], offers: Sequence[OfferedTool]) -> list[UsageError]:
+    known = [name for offer in offers for name in (offer.name, offer.tool.display)]
     return [
-        _error(transform, f"no tool is {word!r}", word, there, {"tool": word})
-        for word in words
-        if not any(matches(word, offer) for offer in offers)
+        _error(transform, f"no tool matches {pattern!r}", pattern, known, {"tool": pattern})
+        for pattern in patterns
+        if not any(matches(pattern, offer) for offer in offers)
     ]
 
 
@@ -336,11 +336,11 @@ def _unmatched_arguments(
     *,
     named: Callable[[Schema], Iterable[str]] = declared_arguments,
 ) -> list[UsageError]:
-    there = sorted({name for offer in offers for name in named(offer.schema)})
+    known = sorted({name for offer in offers for name in named(offer.schema)})
     return [
-        _error(transform, f"no tool has an argument {name!r}", name, there, {"argument": name})
+        _error(transform, f"no tool has an argument {name!r}", name, known, {"argument": name})
         for name in names
-        if offers and name not in there
+        if offers and name not in known
     ]
 
 
@@ -348,18 +348,18 @@ def _meant(tools: Filter | None, offers: Sequence[OfferedTool]) -> list[OfferedT
     return [offer for offer in offers if tools is None or matches(tools, offer)]
 
 
-def _words(tools: Filter | None) -> Iterator[str]:
+def _patterns(tools: Filter | None) -> Iterator[str]:
     if isinstance(tools, str):
         yield tools
     elif tools is not None and not callable(tools):
         for one in tools:
-            yield from _words(one)
+            yield from _patterns(one)
 
 
-def _error(transform: Transform, what: str, word: str, there: Sequence[str], data: dict[str, str]) -> UsageError:
-    near = difflib.get_close_matches(word, there, n=_NEAREST)
-    more = ", …" if len(there) > _LISTED else ""
-    listed = f"There are: {', '.join(there[:_LISTED]) or 'none'}{more}."
+def _error(transform: Transform, what: str, name: str, known: Sequence[str], data: dict[str, str]) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=_MAX_SUGGESTIONS)
+    more = ", …" if len(known) > _MAX_LISTED else ""
+    listed = f"Available: {', '.join(known[:_MAX_LISTED]) or 'none'}{more}."
     return UsageError(
         f"{type(transform).__name__}: {what}.",
         remedy=f"Did you mean {', '.join(near)}?" if near else listed,

@@ -1,7 +1,7 @@
-"""`add`: puts a server into the configuration and connects to it.
+"""`add`: adds a server to the configuration and connects to it.
 
-In: words of the command line. Out: an exit code. `server:add` does the work; here the words become an entry that holds
-in every project.
+In: command-line arguments. Out: an exit code. `server:add` does the work; this module turns the arguments into an entry
+that works in every project.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ commands = typer.Typer(rich_markup_mode=None)
 
 @commands.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the server shall be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the server.")],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The program that is the server.")
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command that starts the server.")
     ] = None,
     *,
-    url: Annotated[str | None, typer.Option(help="Where the server is: http(s):// or ws(s)://.")] = None,
-    transport: Annotated[
-        str | None, typer.Option(help="http, sse, websocket or stdio, where the rest does not say it.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="The server's URL: http(s):// or ws(s)://.")] = None,
+    transport: Annotated[str | None, typer.Option(help="http, sse, websocket or stdio. Detected by default.")] = None,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="'K: V'", help="A header; ${VAR} stays in the file as it is.")
+        list[str] | None,
+        typer.Option(metavar="'K: V'", help="Send this HTTP header; ${VAR} stays in the file and is expanded on use."),
     ] = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A variable for the program.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Set an environment variable for the server.")
+    ] = None,
     cwd: Annotated[
-        str | None, typer.Option(help="The folder to start the program in; `project`: that of each project.")
+        str | None, typer.Option(help="The folder to start the server in; `project` means each project's root.")
     ] = None,
     project: Annotated[
-        bool, typer.Option("--project", help="Write .toolcrib/config.yml of this project, not the user's file.")
+        bool, typer.Option("--project", help="Write to this project's .toolcrib/config.yml instead of your own file.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a server of the same name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing server of this name.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Add a server and connect to it. Exit code 6: it was added, but does not answer."""
+    """Add a server and connect to it. Exit code 6: the server was added but isn't responding."""
     entry = entry_from(
         command=command or [], url=url, transport=transport, headers=header or [], env=env or [], cwd=cwd
     )
@@ -62,11 +63,11 @@ def add(
     if replace:
         params["replace"] = True
     if not project and command and cwd in (None, "project"):
-        _settle(entry)
+        _make_portable(entry)
     try:
         found = perform("server:add", params)
     except RemoteError as error:
-        _say_where_variables_are(error)
+        _explain_missing_variables(error)
         raise
     code = 0 if found.get("state") in ("ready", "disabled") else ServerUnavailable.exit_code
     _say_added(name, printed(found, as_json=as_json, exit_code=code))
@@ -74,32 +75,32 @@ def add(
 
 
 def _warn_of_disguises(entry: Mapping[str, Any]) -> None:
-    """A command line that was copied from a page may hold characters that look like others."""
-    for word in (entry.get("command", ""), *entry.get("args", ()), entry.get("url", "")):
-        if (shown := visible(word)) != word:
-            hint(f"Characters that hide or look like others are spelled out here: {shown}")
+    """A command copied from a web page may contain invisible or look-alike characters."""
+    for argument in (entry.get("command", ""), *entry.get("args", ()), entry.get("url", "")):
+        if (shown := visible(argument)) != argument:
+            hint(f"This contains invisible or look-alike characters, escaped here: {shown}")
 
 
-def _settle(entry: dict[str, Any]) -> None:
-    """A server of the user's file holds in every project, and starts in a folder where no file of this one is."""
-    words, notes = portable_words([entry["command"], *entry["args"]], working_folder(), root())
-    entry |= {"command": words[0], "args": words[1:]}
-    if "cwd" not in entry and needs_project(words):
+def _make_portable(entry: dict[str, Any]) -> None:
+    """A server in the user's file applies to every project, and starts in a folder without this project's files."""
+    argv, notes = portable_words([entry["command"], *entry["args"]], working_folder(), root())
+    entry |= {"command": argv[0], "args": argv[1:]}
+    if "cwd" not in entry and needs_project(argv):
         entry["cwd"] = "project"
-        notes.append("This server needs the project's folder: cwd: project is added.")
+        notes.append("This server needs the project's folder, so `cwd: project` was added.")
     if entry.get("cwd") == "project":
-        notes.append("It starts in the folder of each project, and may read or obey the files there.")
-    for sentence in notes:
-        hint(sentence)
+        notes.append("It starts in each project's folder, so files there can influence it.")
+    for note in notes:
+        hint(note)
 
 
-def _say_where_variables_are(error: RemoteError) -> None:
-    """A variable that is set here, but not where the daemon runs, wants another remedy than one that is nowhere."""
+def _explain_missing_variables(error: RemoteError) -> None:
+    """A variable set in this shell but not in the daemon's environment needs a different remedy."""
     unset = _UNSET.findall(error.message)
     if unset and all(name in os.environ for name in unset):
         pid = daemon_pid()
         which = "The daemon" if pid is None else f"The daemon (pid {pid})"
-        error.remedy = f"{which} was started without it: `toolcrib down`, then `toolcrib up` here."
+        error.remedy = f"{which} was started without it: run `toolcrib down`, then `toolcrib up` here."
 
 
 def _say_added(name: str, found: Mapping[str, Any]) -> None:
@@ -110,14 +111,14 @@ def _say_added(name: str, found: Mapping[str, Any]) -> None:
             tools = f"{count} {'tool' if count == 1 else 'tools'}"
             say(f"It is ready: {tools}. `toolcrib tools {shlex.quote(name)}` lists them.")
         case "disabled":
-            say(f"Added {name} to {found['file']}. It is switched off.")
+            say(f"Added {name} to {found['file']}. It is disabled.")
         case _:
             why = found.get("last_error") or "it is still connecting."
-            hint(f"Added {name} to {found['file']}, but it does not answer: {why}")
+            hint(f"Added {name} to {found['file']}, but it isn't responding: {why}")
             if has_stderr(found):
                 hint(logs_hint(name))
             if daemon_pid() is not None:
-                hint("The daemon keeps trying: `toolcrib servers` shows its state.")
+                hint("The daemon keeps retrying; `toolcrib servers` shows the server's state.")
 
 
 def entry_from(
@@ -129,16 +130,16 @@ def entry_from(
     env: Sequence[str],
     cwd: str | None,
 ) -> dict[str, Any]:
-    """The entry as the configuration will hold it."""
+    """The entry as it will be written to the configuration."""
     if bool(command) == bool(url):
         raise UsageError(
             "A server needs either a command or --url.",
             remedy="`toolcrib add NAME -- COMMAND ARGS...` or `toolcrib add NAME --url URL`.",
         )
     if command and headers:
-        raise UsageError("--header goes with --url.", remedy="For a program, use --env K=V.")
+        raise UsageError("--header requires --url.", remedy="For a command, use --env K=V.")
     if url and (env or cwd):
-        raise UsageError("--env and --cwd go with a command.", remedy="For a URL, use --header 'K: V'.")
+        raise UsageError("--env and --cwd require a command.", remedy="For a URL, use --header 'K: V'.")
     entry: dict[str, Any] = {}
     if command:
         entry |= {"command": command[0], "args": list(command[1:])}
@@ -158,6 +159,6 @@ def entry_from(
 def _pair(text: str, sign: str, form: str) -> tuple[str, str]:
     key, found, value = text.partition(sign)
     if not found or not key.strip():
-        # The value may be a secret: only the part before the sign is ever repeated.
+        # The text may contain a secret, so the message doesn't repeat it.
         raise UsageError(f"An option does not have the form {form}.", remedy=f"Write {form}.")
     return key.strip(), value.strip() if sign == ":" else value

@@ -1,7 +1,7 @@
-"""`agent add|list|show|rotate|remove` and `sessions`: which agents there are, and their conversations.
+"""`agent add|list|show|rotate|remove` and `sessions`: agents and their conversations.
 
-In: words of the command line. Out: an exit code. A token is printed once, to the person who created it; it is never
-a word of a command line. Without a daemon the work is done in this process.
+In: command-line arguments. Out: an exit code. A token is printed once, when it is created, and is never passed as an
+argument. Without a daemon, this process does the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolcrib.config.paths import working_folder
 AGENT_COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
 
 commands = typer.Typer(rich_markup_mode=None)
-agent = typer.Typer(help="Agents: who may use Toolcrib, each with a token of its own.")
+agent = typer.Typer(help="Manage agents: identities with their own token and permissions.")
 commands.add_typer(agent, name="agent")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")]
@@ -31,40 +31,43 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")]
 
 @agent.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the agent shall be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the agent.")],
     *,
     profile: Annotated[
-        str, typer.Option(metavar="PROFILE", help="What it may do; `toolcrib profile list` shows all.")
+        str, typer.Option(metavar="PROFILE", help="The agent's profile; `toolcrib profile list` shows them.")
     ] = "developer",
     workdir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The folder it works in; rules on paths start there.")
+        str | None, typer.Option(metavar="DIR", help="The agent's folder; path rules are relative to it.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long it lives: 30m, 8h, 2d. Otherwise until removed.")
+        str | None, typer.Option(metavar="TIME", help="Remove the agent after this time: 30m, 8h, 2d. Default: never.")
     ] = None,
     parent: Annotated[
-        str | None, typer.Option(metavar="AGENT", help="It may never do more than this agent, and ends with it.")
+        str | None,
+        typer.Option(
+            metavar="AGENT", help="The parent: this agent never has more permissions, and is removed with it."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Add an agent and print its token, this once."""
+    """Add an agent and print its token. The token is shown only once."""
     given = {"profile": profile, "workdir": _absolute(workdir), "expires": expires, "parent": parent}
     params = {key: value for key, value in given.items() if value is not None}
     found = printed(perform("agent:add", {"name": name, **params}), as_json=as_json)
     _say_token(found)
-    hint(f"Next: `toolcrib connect claude --agent {name}` shows how a client becomes this agent (codex, gemini too).")
+    hint(f"Next: `toolcrib connect claude --agent {name}` connects Claude Code as this agent (also: codex, gemini).")
     _hint_limits(found)
     for server in found["not_trusted"]:
         hint(
-            f"{server} is not trusted, so none of its tools counts as read-only: "
-            f"`toolcrib trust --server {shlex.quote(server)}` changes that."
+            f"{server} is not trusted, so none of its tools count as read-only. "
+            f"To trust it, run `toolcrib trust --server {shlex.quote(server)}`."
         )
     return 0
 
 
 def _hint_limits(found: Mapping[str, Any]) -> None:
     for above in found["limited_by"]:
-        hint(f"{above['agent']} ({above['profile']}) limits it: what {above['agent']} may not use, it may not use.")
+        hint(f"It is limited by {above['agent']} ({above['profile']}): it can use only tools that agent may use.")
     for line in found["unjudged"]:
         hint(line)
 
@@ -81,9 +84,9 @@ def _say_token(found: Mapping[str, Any]) -> None:
         details.append(f"child of {found['parent']}")
     if found["expires_at"]:
         left = round(found["expires_at"] - time.time())
-        details.append(f"for {duration(left)}" if left > 0 else "its time is over already")
+        details.append(f"for {duration(left)}" if left > 0 else "already expired")
     say(f"Agent {found['agent']}: {', '.join(details)}.")
-    say(f"Token, shown this once: {found['token']}")
+    say(f"Token (shown only once): {found['token']}")
     hint(f"It is also in {found['token_file']}, which only you can read.")
 
 
@@ -117,7 +120,7 @@ def _ago(row: Mapping[str, Any]) -> str | None:
 
 @agent.command()
 def show(name: Name, *, as_json: AsJson = False) -> int:
-    """Show an agent with its own rules."""
+    """Show an agent and its own rules."""
     found = printed(perform("agent:show", {"name": name}), as_json=as_json)
     lines = {
         "name": found["name"],
@@ -130,13 +133,13 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
         "last used": _ago(found),
         "token": found["token_file"],
     }
-    for word, value in lines.items():
-        say(f"{word + ':':<11}{value or '-'}")
+    for label, value in lines.items():
+        say(f"{label + ':':<11}{value or '-'}")
     for rule in found["rules"]:
         _, _, text = rule["text"].partition(": ")
-        say(f"{'rule:':<11}{text}" + (" (you approved it for always)" if rule["origin"] == "approval" else ""))
+        say(f"{'rule:':<11}{text}" + (" (from an approval with --always)" if rule["origin"] == "approval" else ""))
     if found["fault"]:
-        hint(f"It may do nothing: {found['fault']}.")
+        hint(f"It can't use any tool: {found['fault']}.")
     _hint_limits(found)
     hint(f"`toolcrib profile show {found['profile']}` shows the rules of its profile.")
     return 0
@@ -144,27 +147,27 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
 
 @agent.command()
 def rotate(name: Name, *, as_json: AsJson = False) -> int:
-    """Give an agent a new token and print it, this once. The old one is void at once."""
+    """Replace an agent's token and print the new one. The old token stops working immediately."""
     found = printed(perform("agent:rotate", {"name": name}), as_json=as_json)
     _say_token(found)
-    hint("The old token is void. Clients that read the file have the new one when they start again.")
+    hint("The old token no longer works. Clients that read the token file get the new one when they restart.")
     return 0
 
 
 @agent.command()
 def remove(name: Name, *, as_json: AsJson = False) -> int:
-    """End an agent and its children; their tokens are void at once."""
-    # What is known of them goes with the agent.
+    """Remove an agent and its children. Their tokens stop working immediately."""
+    # Read first: removing an agent also deletes this note.
     noted = connected_files()
     found = perform("agent:remove", {"name": name})
-    named = {one: files for one in (found["agent"], *found["children"]) if (files := noted.get(one))}
-    printed({**found, "named_in": {one: sorted(files) for one, files in named.items()}}, as_json=as_json)
+    named = {removed: files for removed in (found["agent"], *found["children"]) if (files := noted.get(removed))}
+    printed({**found, "named_in": {removed: sorted(files) for removed, files in named.items()}}, as_json=as_json)
     say(f"Removed {found['agent']}.")
     if found["children"]:
-        say(f"Its children ended with it: {', '.join(found['children'])}.")
-    for one, files in named.items():
+        say(f"Also removed its children: {', '.join(found['children'])}.")
+    for removed, files in named.items():
         for file in sorted(files):
-            hint(f"{file} still has an entry for {one}: `toolcrib connect CLIENT --remove` takes it out.")
+            hint(f"{file} still has an entry for {removed}: `toolcrib connect CLIENT --remove` removes it.")
     return 0
 
 
@@ -185,15 +188,15 @@ _PRIORITIES = ColumnPriorities(
     text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "open", "denied")
 )
 
-sessions = typer.Typer(help="List the sessions, or end some.")
+sessions = typer.Typer(help="List or end sessions.")
 commands.add_typer(sessions, name="sessions")
 
-_Agent = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Only this agent's.")]
+_Agent = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Show only this agent's sessions.")]
 
 
 @sessions.callback(invoke_without_command=True)
 def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJson = False) -> int:
-    """List the sessions, the one used last first; `sessions end` ends some."""
+    """List the sessions, most recently used first; `sessions end` ends them."""
     if context.invoked_subcommand is not None:
         return 0
     found = printed(perform("session:list", {"agent": agent}), as_json=as_json)
@@ -218,7 +221,7 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
             yielding=_PRIORITIES,
         )
         if cut is TableCut.SOME:
-            hint("`toolcrib sessions --json` shows all of it.")
+            hint("`toolcrib sessions --json` shows everything.")
     else:
         say("No sessions." if agent is None else f"{agent} has no sessions.")
     return 0
@@ -226,12 +229,14 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
 
 @sessions.command()
 def end(
-    id: Annotated[str | None, typer.Argument(metavar="ID", help="The session.")] = None,
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="The session to end.")] = None,
     *,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="All sessions of this agent.")] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="AGENT", help="End all of this agent's sessions.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """End a session, or all of an agent: what is under way stops. Its client begins a new one when it comes again."""
+    """End a session, or all sessions of an agent, and stop its calls. The next request starts a new session."""
     found = printed(perform("session:end", {"id": id, "agent": agent}), as_json=as_json)
     for row in found["ended"]:
         say(f"Ended {row['id']}: {row['agent']} in {row['conversation']}.")

@@ -1,7 +1,7 @@
-"""The command line as a whole: which module has which command, and how an error ends.
+"""The command-line application: which module implements which command, and how errors are reported.
 
-In: the words after `toolcrib`. Out: an exit code: 0, the error's own (`errors.py`), or 10 for a tool that failed.
-A command's module is imported when the command is used; `toolcrib --help` needs none of them.
+In: the arguments after `toolcrib`. Out: an exit code: 0, the error's own (`errors.py`), or 10 if a tool failed.
+A command's module is imported when the command is used; `toolcrib --help` imports none.
 """
 
 from __future__ import annotations
@@ -29,52 +29,40 @@ PROGRAM = "toolcrib"
 _COMMANDS = (
     ("up", "up_command", "Start the daemon, in the foreground or detached."),
     ("down", "daemon_commands", "Stop the daemon and every server it started."),
-    ("status", "daemon_commands", "Show the daemon: endpoint, process, servers, and what is wrong."),
+    ("status", "daemon_commands", "Show the daemon's endpoint, process, servers and problems."),
     ("logs", "daemon_commands", "Show the daemon's log, or a server's."),
     ("servers", "server_commands", "List the servers with their state, protocol, transport, tools and last error."),
     ("add", "add_command", "Add a server and connect to it."),
-    ("remove", "server_commands", "Remove a server from the configuration; its tools go with it."),
-    ("restart", "server_commands", "Disconnect from a server and connect again, in the running daemon."),
+    ("remove", "server_commands", "Remove a server and its tools from the configuration."),
+    ("restart", "server_commands", "Reconnect a server in the running daemon."),
     ("tools", "tool_commands", "List the tools of all servers, or of one."),
-    ("call", "tool_commands", "Call a tool and print what it answers."),
-    ("connect", "connect_command", "Show the entry that points a client at Toolcrib; write it, or take it out again."),
-    (
-        "trust",
-        "trust_commands",
-        "Show what a project's file would do, and allow it after your yes; or trust what a server says of its tools.",
-    ),
-    (
-        "untrust",
-        "trust_commands",
-        "Take the trust in a project's file back, and what it started ends; or no longer trust a server.",
-    ),
-    ("allow", "permission_commands", "Allow an agent tools that its profile does not."),
-    ("deny", "permission_commands", "Deny an agent tools, whatever else allows them."),
-    ("why", "permission_commands", "Say whether an agent may use a tool, by which rule, and what would change that."),
-    ("approvals", "approval_commands", "Show the calls that wait for your word."),
-    ("approve", "approval_commands", "Let a waiting call pass."),
+    ("call", "tool_commands", "Call a tool and print its result."),
+    ("connect", "connect_command", "Connect a client to Toolcrib: show, write or remove its configuration entry."),
+    ("trust", "trust_commands", "Review and trust a project's configuration files, or a server."),
+    ("untrust", "trust_commands", "Stop trusting a project's configuration files, or a server."),
+    ("allow", "permission_commands", "Allow an agent to use tools that its profile doesn't allow."),
+    ("deny", "permission_commands", "Deny tools to an agent, overriding anything that allows them."),
+    ("why", "permission_commands", "Explain whether an agent may use a tool, by which rule, and how to change that."),
+    ("approvals", "approval_commands", "Show the calls waiting for your approval."),
+    ("approve", "approval_commands", "Approve a waiting call."),
     ("refuse", "approval_commands", "Refuse a waiting call."),
-    (
-        "stdio",
-        "daemon_commands",
-        "Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.",
-    ),
-    ("run", "run_command", "Run a coding agent with Toolcrib's tools, under a profile and on the record."),
-    ("runs", "runs_commands", "List the runs of this project, show one, or follow one."),
-    ("job", "job_commands", "Run models and coding agents in the background: submit, list, show, result, cancel."),
-    ("config", "config_commands", "Check, show and find the configuration."),
-    ("clock", "daemon_commands", "Confirm the system's clock after it was set."),
-    ("agent", "agent_commands", "Agents: who may use Toolcrib, each with a token of its own."),
-    ("profile", "profile_commands", "Profiles: sets of rules that agents share."),
-    ("audit", "audit_commands", "Show the audit log of calls and changes, or verify it."),
-    ("sessions", "agent_commands", "List the sessions, or end some."),
-    ("workspace", "workspace_commands", "Check and set up the tools that work in a folder."),
+    ("stdio", "daemon_commands", "Serve MCP on stdin and stdout, as a bridge to the daemon."),
+    ("run", "run_command", "Run a coding agent with Toolcrib's tools, limited by a profile and logged."),
+    ("runs", "runs_commands", "List, show or follow this project's runs."),
+    ("job", "job_commands", "Run models and coding agents in the background."),
+    ("config", "config_commands", "Check, show and locate the configuration."),
+    ("clock", "daemon_commands", "Confirm the system clock after a change."),
+    ("agent", "agent_commands", "Manage agents: identities with their own token and permissions."),
+    ("profile", "profile_commands", "Manage profiles: sets of rules that agents share."),
+    ("audit", "audit_commands", "Show or verify the audit log of calls and changes."),
+    ("sessions", "agent_commands", "List or end sessions."),
+    ("workspace", "workspace_commands", "Check and set up the workspace tools of a folder."),
 )
-"""Name, module and summary. The summary is the first sentence of the command's own help, which a test compares."""
+"""Name, module and summary. A test checks that the summary is the first sentence of the command's own help."""
 
 
 class LazyCommand(TyperCommand):
-    """A command's name and summary; the command itself is in a module that has a `typer.Typer` named `commands`."""
+    """A command's name and summary. Its module has the command itself, in a `typer.Typer` named `commands`."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name, help=summary)
@@ -86,7 +74,7 @@ class LazyCommand(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """Knows all commands by name and summary, and loads the one that is used."""
+    """Lists all commands by name and summary, and loads only the one that is used."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -104,10 +92,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="One room for the tools of all your agents.",
-    epilog="Exit codes: 0 fine, 1 other error, 2 wrong words or arguments, 3 configuration, 4 unknown name, 5 denied, "
-    "6 a server failed, 7 no daemon, 8 already running or port taken, 9 database, 10 the tool or program failed, "
-    "11 running code is refused here, 12 a run was ended by Toolcrib, 130 Ctrl-C.",
+    help="One place for the tools of all your agents.",
+    epilog="Exit codes: 0 success, 1 other error, 2 invalid usage or arguments, 3 configuration error, 4 not found, "
+    "5 denied, 6 server failed, 7 no daemon, 8 already running or port in use, 9 database error, 10 tool or program "
+    "failed, 11 code execution refused, 12 run stopped by Toolcrib, 130 interrupted.",
 )
 
 
@@ -123,51 +111,51 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Show the version.", is_eager=True, callback=lambda value: _version(wanted=value)
+            "--version", help="Show the version and exit.", is_eager=True, callback=lambda value: _version(wanted=value)
         ),
     ] = False,
 ) -> None: ...
 
 
-def run(words: Sequence[str]) -> int:
-    """Runs one command line; every error ends here."""
+def run(argv: Sequence[str]) -> int:
+    """Runs one command and reports every error."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            # It was closed before we began; nobody wants to read it, and no other file shall take its number.
+            # The stream was closed before we started. Without this, another file could get its descriptor.
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     try:
-        code = _run(words)
+        code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        _hush()
+        # The reader of our output closed the pipe.
+        _discard_stdout()
         return 141
     except OSError as error:
-        _hush()
+        _discard_stdout()
         with contextlib.suppress(OSError):
             unwritable = f"stdout cannot be written: {error.strerror or error}."
-            report(ToolcribError(unwritable, remedy="Send it elsewhere, or make room."), as_json=False)
+            report(ToolcribError(unwritable, remedy="Redirect it elsewhere, or free some space."), as_json=False)
         return ToolcribError.exit_code
     return code
 
 
-def _hush() -> None:
-    """What is still to be written goes nowhere: Python must not complain about it at its end."""
+def _discard_stdout() -> None:
+    """Discards pending output, so that Python doesn't report an error at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(words: Sequence[str]) -> int:
-    """Raises OSError if the output cannot be written, and nothing else."""
-    as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
-    if list(words) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"]):
-        words = [*words, "--help"]
+def _run(argv: Sequence[str]) -> int:
+    """Raises only OSError, if the output cannot be written."""
+    as_json = "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
+    if list(argv) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"]):
+        argv = [*argv, "--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Half a pair of surrogates, as a server or a program may say it, has no bytes: it is spelled out.
+            # A lone surrogate from a server or program can't be encoded, so it is escaped.
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)
+        code = app(args=list(argv), prog_name=PROGRAM, standalone_mode=False)
     except ToolcribError as error:
         return report(error, as_json=as_json)
     except typer.TyperException as error:
@@ -178,15 +166,15 @@ def _run(words: Sequence[str]) -> int:
         raise
     except Exception as error:
         if isinstance(error, OSError):
-            # If it was our output that could not be written, it still cannot.
+            # If stdout is what failed, this fails too, and `run` reports it.
             sys.stdout.write("\n")
             sys.stdout.flush()
         traceback.print_exc()
-        unforeseen = ToolcribError(
-            f"Something failed in a way nobody foresaw ({type(error).__name__}).",
-            remedy="It is a mistake in Toolcrib: please report it with the lines above.",
+        unexpected = ToolcribError(
+            f"Unexpected error ({type(error).__name__}).",
+            remedy="This is a bug in Toolcrib: please report it with the traceback above.",
         )
-        return report(unforeseen, as_json=as_json)
+        return report(unexpected, as_json=as_json)
     return code if isinstance(code, int) else 0
 
 
@@ -196,11 +184,11 @@ def _usage(error: typer.TyperException, *, as_json: bool) -> int:
         message += "."
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else PROGRAM
-    remedy = f"`{where} --help` shows what it takes."
+    remedy = f"See `{where} --help`."
     if where == f"{PROGRAM} add" and "option" in message:
         remedy += " Put `--` before the server's command."
     elif where == f"{PROGRAM} run" and "option" in message:
-        remedy += " Words for the program come after `--`; a prompt that begins with a dash comes by a pipe."
+        remedy += " Put arguments for the program after `--`. Pipe in a prompt that begins with a dash."
     elif where == f"{PROGRAM} run" and "unexpected extra argument" in message:
-        remedy += " A prompt of several words stands in quotes."
+        remedy += " Quote a prompt of several words."
     return report(UsageError(message, remedy=remedy), as_json=as_json)

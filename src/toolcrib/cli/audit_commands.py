@@ -1,6 +1,6 @@
-"""`audit` and `audit verify`: who did what, and whether the audit log is unchanged.
+"""`audit` and `audit verify`: shows the audit log and checks that it is unchanged.
 
-In: words of the command line. Out: an exit code. For people a call's intent and outcome are one line; `--json` gives
+In: command-line arguments. Out: an exit code. The table joins a call's intent and outcome in one line; `--json` prints
 the entries as they are.
 """
 
@@ -45,13 +45,11 @@ _WIDTHS = {
     "tokens": 7,
     "note": 60,
 }
-"""Where lines come one by one, and nobody knows what will come."""
+"""Fixed widths for `--follow`, where later lines aren't known yet."""
 COLUMNS = tuple(_WIDTHS)
 
 
 class ShownRules(enum.Enum):
-    """Which rules are shown."""
-
     ALL = enum.auto()
     OF_DENIALS = enum.auto()
 
@@ -59,13 +57,13 @@ class ShownRules(enum.Enum):
 class TimeFormat(enum.Enum):
     WHOLE = enum.auto()
     SHORT = enum.auto()
-    """Without what goes without saying: today's date, or the year and the seconds."""
+    """Leaves out today's date, or the year and the seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRows:
     cut_off: frozenset[str] = frozenset()
-    """Calls whose outcome can no longer come."""
+    """Calls that will never get an outcome."""
     rules: ShownRules = ShownRules.OF_DENIALS
     times: TimeFormat = TimeFormat.WHOLE
 
@@ -74,7 +72,7 @@ class AuditRows:
         return _WIDTHS | ({"time": 11} if self.times is TimeFormat.SHORT else {})
 
     def joined(self, entries: Iterable[Mapping[str, Any]]) -> list[Sequence[Any]]:
-        """A line for each call, where its newest entry stands, and one for everything else."""
+        """One row for each call, at the position of its newest entry, and one for every other entry."""
         newest: dict[Any, Mapping[str, Any]] = {}
         for entry in entries:
             key = entry["call"] or entry["seq"]
@@ -109,7 +107,7 @@ class AuditRows:
             case "outcome":
                 return str(entry["outcome"])
             case "intent":
-                return "cut off" if entry["call"] in self.cut_off else "not over"
+                return "cut off" if entry["call"] in self.cut_off else "running"
             case other:
                 return str(other)
 
@@ -126,11 +124,11 @@ class AuditRows:
                 begin, end = (time.strftime("%H:%M:%S", time.localtime(detail[name])) for name in ("from", "to"))
                 return f"{entries_of(detail['entries'])} could not be written between {begin} and {end}"
             case "pruned":
-                return f"{entries_of(detail['entries'])} up to number {detail['through']} were let go"
+                return f"{entries_of(detail['entries'])} up to number {detail['through']} were deleted"
             case "unanchored" if "known" in detail:
-                return f"number {detail['known']} had been written before, and was gone or another"
+                return f"number {detail['known']} was written earlier, but is missing or different"
             case "unanchored":
-                return f"the anchor was missing: what stood after number {detail['after']} is not known"
+                return f"the anchor was missing: entries after number {detail['after']} may be missing"
             case _:
                 return ""
 
@@ -140,22 +138,22 @@ def entries_of(count: int) -> str:
 
 
 def _change(what: str, agent: str, detail: Mapping[str, Any]) -> str:
-    said = []
+    parts = []
     for name, value in detail.items():
         if name.endswith("_at") and isinstance(value, int | float):
-            said.append(f"{name.removesuffix('_at')} {_when(value)}")
+            parts.append(f"{name.removesuffix('_at')} {_when(value)}")
             continue
-        # The agent has a column of its own, and what changed stands before the colon.
+        # The agent has its own column, and the subject of the change is before the colon.
         text = _plain(value, agent)
-        said.append(text if name == what.partition(" ")[0] else f"{name} {text}")
-    return f"{what}: {', '.join(said)}" if said else what
+        parts.append(text if name == what.partition(" ")[0] else f"{name} {text}")
+    return f"{what}: {', '.join(parts)}" if parts else what
 
 
 def _plain(value: Any, agent: str) -> str:
     if isinstance(value, str):
         return value.removeprefix(f"agent {agent}: ")
     if isinstance(value, list):
-        return "; ".join(_plain(one, agent) for one in value)
+        return "; ".join(_plain(item, agent) for item in value)
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -172,48 +170,51 @@ _PRIORITIES = ColumnPriorities(
     cut={"tool": 18, "agent": 12, "conversation": 12},
     optional=("tokens", "size", "decision", "took", "conversation"),
 )
-_ALWAYS_THERE = ("owner", "client")
+_BUILT_IN_AGENTS = ("owner", "client")
 _WIDE = 140
-"""Columns of a terminal that has room for the rules of allowed calls too."""
+"""Width of a terminal that also has room for the rules of allowed calls."""
 
 commands = typer.Typer(rich_markup_mode=None)
-audit = typer.Typer(help="Show the audit log of calls and changes, or verify it.")
+audit = typer.Typer(help="Show or verify the audit log of calls and changes.")
 commands.add_typer(audit, name="audit")
 
-_When = "Ago (90s, 1h, 2d) or a time (2026-11-16T10:00)."
+_TIME_HELP = "{} this time: an age (90s, 1h, 2d) or a date (2026-11-16T10:00)."
 
 
 @audit.callback(invoke_without_command=True)
 def query(
     context: typer.Context,
     *,
-    agent: Annotated[str | None, typer.Option(metavar="AGENT", help="Only this agent's.")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="AGENT", help="Show only this agent's entries.")] = None,
     tool: Annotated[
-        str | None, typer.Option(metavar="TOOL", help="A tool: `files:read_file`, `read_file`, `files:*`.")
+        str | None, typer.Option(metavar="TOOL", help="Show only this tool: `files:read_file`, `read_file`, `files:*`.")
     ] = None,
-    server: Annotated[str | None, typer.Option(metavar="SERVER", help="Only this server's tools.")] = None,
+    server: Annotated[str | None, typer.Option(metavar="SERVER", help="Show only this server's tools.")] = None,
     outcome: Annotated[
         str | None,
-        typer.Option(metavar="OUTCOME", help="ok, failed, denied, tool_error, error, timeout, unavailable …"),
+        typer.Option(
+            metavar="OUTCOME",
+            help="Show only this outcome: ok, failed, denied, tool_error, error, timeout, unavailable …",
+        ),
     ] = None,
-    session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session's.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="WHEN", help=_When)] = None,
-    until: Annotated[str | None, typer.Option(metavar="WHEN", help="As --since.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many, the newest.", min=1, max=10_000)] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Show only this session's entries.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="WHEN", help=_TIME_HELP.format("Start at"))] = None,
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help=_TIME_HELP.format("Stop at"))] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Show this many lines.", min=1, max=10_000)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new entries until Ctrl-C.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the rule of allowed calls too, and whole times.")
+        bool, typer.Option("--verbose", "-v", help="Also show the rules of allowed calls, and complete times.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show who called what, what was decided and what came of it; `audit verify` checks that it is all true."""
+    """Show calls, decisions, outcomes and changes; `audit verify` checks the log's integrity."""
     if context.invoked_subcommand is not None:
         return 0
     given = {"agent": agent, "tool": tool, "server": server, "outcome": outcome, "session": session}
     params: dict[str, Any] = {
         name: value for name, value in {**given, "since": since, "until": until}.items() if value is not None
     }
-    # A line for people may be made of two entries.
+    # A line of the table may combine two entries.
     params["limit"] = lines if as_json else 2 * lines
     if follow:
         return _follow(params, _rows(verbose=verbose), as_json=as_json)
@@ -222,9 +223,9 @@ def query(
     if not shown:
         hint("No entry of the audit log matches." if len(params) > 1 else "The audit log is empty.")
         if agent is not None and not _is_known(agent):
-            hint(f"There is no agent {agent} now; `toolcrib agent list` shows all.")
+            hint(f"There is no agent {agent} now; `toolcrib agent list` shows all agents.")
     elif table(COLUMNS, shown, yielding=_PRIORITIES, state_column="") is TableCut.SOME:
-        hint("A wider terminal shows more, `toolcrib audit --json` all of it.")
+        hint("A wider terminal shows more; `toolcrib audit --json` shows everything.")
     return 0
 
 
@@ -240,13 +241,13 @@ def _rows(*, verbose: bool, cut_off: Collection[str] = ()) -> AuditRows:
 
 def _is_known(agent: str) -> bool:
     found = perform("agent:list")
-    return agent in {*_ALWAYS_THERE, *(row["name"] for row in found["agents"])}
+    return agent in {*_BUILT_IN_AGENTS, *(row["name"] for row in found["agents"])}
 
 
 def _follow(params: Mapping[str, Any], lines: AuditRows, *, as_json: bool) -> int:
     if not daemon_runs():
         raise DaemonNotRunning(
-            "No daemon runs, so nothing more will come.", remedy="Leave -f out to see what there is."
+            "No daemon is running, so there will be no new entries.", remedy="Run it without -f to see existing ones."
         )
 
     room = screen_width()
@@ -264,7 +265,7 @@ def _follow(params: Mapping[str, Any], lines: AuditRows, *, as_json: bool) -> in
         if as_json:
             say_line(entry)
         elif entry["kind"] != "intent":
-            # An outcome has all that its intent has: the call's line is written when it is over.
+            # An outcome repeats everything in its intent, so a call's line is written when it ends.
             write(lines.cells(entry))
         sys.stdout.flush()
 
@@ -280,11 +281,13 @@ def verify(
     *,
     expect: Annotated[
         str | None,
-        typer.Option(metavar="SEQ:HASH", help="A head that you wrote down before: it must be in the audit log."),
+        typer.Option(
+            metavar="SEQ:HASH", help="Also check that the audit log contains this head, which you saved earlier."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check that no entry was changed, removed or put in since it was written. Exit code 9: one was."""
+    """Check that no entry was changed, removed or inserted. Exit code 9: the check failed."""
 
     def show(event: dict[str, Any]) -> None:
         if sys.stderr.isatty():
@@ -299,9 +302,9 @@ def verify(
         for note in found["notes"]:
             hint(note)
         if found["head"]:
-            hint("Keep the head elsewhere; `toolcrib audit verify --expect HEAD` then proves what is here against it.")
+            hint("Store the head elsewhere; later, `toolcrib audit verify --expect HEAD` checks the log against it.")
     else:
         hint(f"The audit log was changed. {found['wrong']}")
         if found["head"]:
-            hint(f"Good: {entries_of(found['entries'])}, up to {found['head']}.")
+            hint(f"Intact: {entries_of(found['entries'])}, up to {found['head']}.")
     return code

@@ -1,14 +1,14 @@
 """`toolcrib stdio`: the thin bridge that a client starts as a stdio server in its project.
 
-In: MCP messages of any protocol version, one per line, on stdin. Out: the daemon's on stdout, byte for byte. Above it
-is a client (Claude Code, Codex, Gemini CLI …); below it the daemon's socket, which `daemon_client.starting` finds or
-starts. It sends the daemon the project root, the conversation and, for an agent, the token from the agent's private
-folder; otherwise it only passes lines on. Nothing heavy is imported here.
+In: MCP messages of any protocol version, one per line, on stdin. Out: the daemon's messages on stdout, byte for byte.
+The client is Claude Code, Codex, Gemini CLI …; `daemon_client.starting` finds the daemon's socket or starts a daemon.
+The bridge first sends the project root, the conversation and, for an agent, the token from the agent's private folder.
+After that it only forwards lines. Nothing heavy is imported here.
 
-A line is passed on when it is whole, so a daemon that dies in the middle of one never spoils the client's stream. When
-the daemon goes away, requests in flight are answered with an error, and the next request connects again (and starts a
-daemon where none runs); a legacy client's handshake is repeated for it then. Only a request does so: notices and
-answers belong to the connection that is gone.
+Only complete lines are forwarded, so a daemon that dies in the middle of one can't corrupt the client's stream. When
+the connection to the daemon is lost, pending requests get an error. The next request reconnects, starts a daemon if
+none is running, and repeats a legacy client's handshake. Only a request does so: notifications and responses belong to
+the lost connection.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from toolcrib.errors import SERVER_UNAVAILABLE, NotFound, ToolcribError
 
 CHUNK = 1 << 18
 DRAIN_SECONDS = 5.0
-"""Seconds that answers may still take after the client closed its side."""
+"""Seconds to wait for pending answers after the client closed stdin."""
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a new daemon may take to answer a repeated `initialize`."""
 FIRST_REQUEST_SECONDS = 2.0
-"""Seconds in which a client that cannot be served may ask its first question, to get the reason."""
+"""Seconds to wait for a request to which a startup error can be the answer."""
 
 ENDLESS = frozenset({"subscriptions/listen"})
-"""Requests that end only with the connection: nobody waits for their answer at the end."""
+"""Requests that last as long as the connection. The bridge doesn't wait for their answers when it ends."""
 
-STOPPED = "The Toolcrib daemon stopped while this request was under way; the call may have run."
+STOPPED = "The Toolcrib daemon stopped before answering this request; the call may have run."
 
 
 class DaemonLink:
-    """One connection to the daemon: what was asked over it, and whether it still stands."""
+    """One connection to the daemon, and the requests pending on it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -54,14 +54,14 @@ class DaemonLink:
         self.waiting: dict[str, str] = {}
         """The client's requests without an answer: id → method."""
         self.passing = 0
-        """Lines of the daemon's on their way to the client."""
+        """Lines from the daemon on their way to the client."""
         self.asked: set[str] = set()
         """The daemon's requests without an answer."""
         self.reason = ""
-        """Why the daemon is about to hang up, if that was the last thing it said."""
+        """Why the daemon is about to close the connection, if its last message gave a reason."""
 
     def expect(self, found: Sequence[BridgeMessage]) -> bool:
-        """Notes what the client is about to send. False: the link is gone, nothing was noted."""
+        """Records the messages that the client is about to send. False: the link is gone and nothing was recorded."""
         with self.lock:
             if self.gone.is_set():
                 return False
@@ -71,18 +71,18 @@ class DaemonLink:
                 elif message.kind is MessageKind.ANSWER:
                     self.asked.discard(message.id)
                 elif message.method == "notifications/cancelled":
-                    # Who cancelled waits for nothing, and a legacy daemon sends nothing.
+                    # The client expects no answer to a cancelled request, and a legacy daemon sends none.
                     self.waiting.pop(message.id, None)
             return True
 
     def forget(self, found: Sequence[BridgeMessage]) -> bool:
-        """Takes `expect` back for a line that did not go out. False: its requests were already answered."""
+        """Undoes `expect` for a line that was not sent. False: its requests were already answered."""
         with self.lock:
             taken = [self.waiting.pop(m.id, None) for m in found if m.kind is MessageKind.REQUEST]
             return None not in taken
 
     def note(self, found: Sequence[BridgeMessage]) -> None:
-        """Notes what the daemon sent and is about to be passed on."""
+        """Records messages from the daemon that are about to be forwarded."""
         with self.lock:
             self.passing += 1
             for message in found:
@@ -96,11 +96,11 @@ class DaemonLink:
             self.passing -= 1
 
     def end(self) -> dict[str, str]:
-        """Marks the link as gone; returns the requests that nobody will answer now."""
+        """Marks the link as gone and returns the requests that were not answered."""
         with self.lock:
             self.gone.set()
-            left, self.waiting = self.waiting, {}
-            return left
+            unanswered, self.waiting = self.waiting, {}
+            return unanswered
 
     def pending(self) -> bool:
         with self.lock:
@@ -139,7 +139,7 @@ class Bridge:
         self._initialized = b""
 
     def run(self) -> int:
-        """Passes messages until the client closes its side."""
+        """Forwards messages until the client closes stdin."""
         try:
             self._open(replay=False)
         except ToolcribError as error:
@@ -157,14 +157,14 @@ class Bridge:
     # -- the client's side ---------------------------------------------------------------------------------------
 
     def _read_client(self) -> bytes:
-        """What the client wrote; nothing at its end, or when it no longer listens."""
+        """Returns the client's bytes, or nothing once it closed stdin or stopped reading stdout."""
         ready, _, _ = select.select([self._stdin, self._wake_read], [], [])
         if self._wake_read in ready or self._client_gone.is_set():
             return b""
         return os.read(self._stdin, CHUNK)
 
     def _turn_away(self, error: ToolcribError) -> None:
-        """Tells a client that cannot be served why, as the answer to what it asks first."""
+        """Answers the client's first request with the error, so that the client can show it."""
         lines = BridgeReader()
         deadline = time.monotonic() + FIRST_REQUEST_SECONDS
         while (left := deadline - time.monotonic()) > 0 and select.select([self._stdin], [], [], left)[0]:
@@ -195,13 +195,13 @@ class Bridge:
                 return
 
     def _is_stale_answer(self, link: DaemonLink, known: Sequence[BridgeMessage]) -> bool:
-        """An answer to a question that another daemon asked must not be taken for one to this daemon's."""
+        """An answer to a previous daemon's request must not reach this daemon."""
         answers = [message for message in known if message.kind is MessageKind.ANSWER]
         with link.lock:
             return bool(answers) and all(message.id not in link.asked for message in answers)
 
     def _send(self, link: DaemonLink, line: bytes, known: Sequence[BridgeMessage]) -> bool:
-        """True when the line is dealt with. A line that did not go out whole cannot have run: it may go again."""
+        """True when the line is handled. A line that was not sent completely cannot have run and may be sent again."""
         if not link.expect(known):
             return False
         try:
@@ -223,7 +223,7 @@ class Bridge:
     # -- the daemon's side ---------------------------------------------------------------------------------------
 
     def _open(self, *, replay: bool) -> DaemonLink:
-        # Before all else: an agent that is not there is no reason to start a daemon.
+        # First, because an unknown agent is no reason to start a daemon.
         hello = self._hello()
         sock = connect_or_start(self._paths.socket, environ=self._environ, start=self._start)
         link = DaemonLink(sock)
@@ -233,7 +233,7 @@ class Bridge:
         except OSError as error:
             sock.close()
             raise ToolcribError(
-                f"The daemon went away again: {error}.", remedy="`toolcrib logs` says why; try again."
+                f"The daemon closed the connection: {error}.", remedy="Check `toolcrib logs` and try again."
             ) from error
         except ToolcribError:
             sock.close()
@@ -244,7 +244,7 @@ class Bridge:
         return link
 
     def _hello(self) -> bytes:
-        """Says who is there. The token is read each time: it may be a new one by now."""
+        """The first line of a connection. The token is read each time, because it may have been rotated."""
         params = dict(self._introduction)
         if self._agent:
             params["token"] = self._token()
@@ -252,22 +252,22 @@ class Bridge:
 
     def _token(self) -> str:
         folder = self._paths.agents / self._agent
-        # A name is one folder below ours, never a way to another.
+        # The name must not lead outside the folder of agents.
         if Path(self._agent).name != self._agent or self._agent == ".." or not folder.is_dir():
             raise NotFound(
                 f"There is no agent {self._agent!r}.",
-                remedy=f"`toolcrib agent list` shows which there are; `toolcrib agent add {self._agent}` makes it.",
+                remedy=f"`toolcrib agent list` shows all agents; `toolcrib agent add {self._agent}` creates it.",
             )
         try:
             return (folder / "token").read_text().strip()
         except (OSError, ValueError) as error:
             raise ToolcribError(
                 f"The token of the agent {self._agent!r} cannot be read: {error}.",
-                remedy=f"`toolcrib agent rotate {self._agent}` makes a new one.",
+                remedy=f"`toolcrib agent rotate {self._agent}` creates a new one.",
             ) from error
 
     def _repeat_handshake(self, link: DaemonLink) -> list[bytes]:
-        """Says the client's `initialize` again; its answer is swallowed, other lines that came are returned."""
+        """Sends the client's `initialize` again. Drops the answer and returns other lines that arrived."""
         link.sock.sendall(self._initialize)
         deadline = time.monotonic() + HANDSHAKE_SECONDS
         early: list[bytes] = []
@@ -292,7 +292,7 @@ class Bridge:
         return early
 
     def _read_daemon(self, link: DaemonLink, early: Sequence[bytes]) -> None:
-        """The reader's thread: the daemon's lines to the client, until the connection ends."""
+        """The reader thread: forwards the daemon's lines to the client until the connection ends."""
         for line in early:
             self._from_daemon(link, line)
         while True:
@@ -311,7 +311,7 @@ class Bridge:
         if any(message.kind is MessageKind.ANSWER and message.id == self._initialize_id for message in found):
             self._initialize_answered = True
         link.reason = complaint(line)
-        # Answered before it is out, so that a link that breaks now is no reason to answer it again.
+        # Counts as answered before it is written, so that a link that breaks now doesn't answer it again.
         link.note(found)
         try:
             self._to_client(line)
@@ -319,13 +319,13 @@ class Bridge:
             link.passed_on()
 
     def _lost(self, link: DaemonLink) -> None:
-        left = link.end()
+        unanswered = link.end()
         with contextlib.suppress(OSError):
             link.sock.shutdown(socket.SHUT_RDWR)
         link.sock.close()
-        self._refuse(list(left), link.reason or STOPPED)
+        self._refuse(list(unanswered), link.reason or STOPPED)
 
-    # -- words of our own ----------------------------------------------------------------------------------------
+    # -- messages of the bridge itself ---------------------------------------------------------------------------
 
     def _refuse(self, ids: Sequence[str], text: str) -> None:
         for request_id in ids:
@@ -344,7 +344,7 @@ class Bridge:
                 os.write(self._wake_write, b".")
 
     def _drain(self) -> None:
-        """The client sends no more: the daemon learns that, and what it still owes gets a little time."""
+        """After the client closed stdin, gives the daemon a little time for pending answers."""
         link = self._link
         if link is None or link.gone.is_set():
             return
@@ -354,7 +354,7 @@ class Bridge:
         while link.pending() and not self._client_gone.is_set() and time.monotonic() < deadline:
             link.gone.wait(0.02)
         if link.gone.is_set() and self._reader is not None:
-            # The reader tells the client of what nobody will answer now.
+            # The reader answers the remaining requests with an error.
             self._reader.join(1.0)
 
 
@@ -368,7 +368,7 @@ def _print_error(error: ToolcribError) -> None:
 
 
 def run_bridge(agent: str = "", start: Sequence[str] = START) -> int:
-    """The bridge on this process's own stdin and stdout, for an agent or for the person; returns the exit code."""
+    """Runs the bridge on this process's stdin and stdout; returns the exit code."""
     try:
         return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=working_folder(), agent=agent, start=start).run()
     except ToolcribError as error:

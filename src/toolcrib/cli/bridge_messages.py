@@ -1,7 +1,7 @@
-"""The bytes of a bridge: whole lines out of chunks, and what a line is, read without decoding a large one.
+"""Splits a byte stream into lines and identifies the JSON-RPC messages in them, without decoding large ones.
 
-In: chunks as they came from a pipe or socket. Out: lines, and for a line the requests, answers and notices in it.
-`bridge` is the only user.
+In: chunks from a pipe or socket. Out: lines, and for each line its requests, answers and notifications. Only `bridge`
+uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from typing import Any, NamedTuple
 
 SMALL = 1 << 16
-"""Up to this size a line is simply decoded."""
+"""Lines up to this size are simply decoded."""
 
 _ANSWER_HEAD = re.compile(
     rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*,\s*"(?:result|error)"\s*:'
@@ -31,18 +31,18 @@ class MessageKind(enum.Enum):
 class BridgeMessage(NamedTuple):
     kind: MessageKind
     id: str = ""
-    """The id as JSON text: 1 and "1" differ. Of a notice of cancellation, the id of what is cancelled."""
+    """The id as JSON text, because 1 and "1" differ. For a cancellation, the id of the cancelled request."""
     method: str = ""
 
 
 class BridgeReader:
-    """Cuts a stream into lines. Each byte is touched a fixed number of times, however long the line."""
+    """Splits a stream into lines, in linear time for any length of line."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes, each with its newline; blank ones are left out."""
+        """Returns the lines that this chunk completes, each with its newline. Skips blank lines."""
         *complete, rest = chunk.split(b"\n")
         if not complete:
             self._parts.append(rest)
@@ -52,14 +52,14 @@ class BridgeReader:
         return [line + b"\n" for line in complete if line and not line.isspace()]
 
     def rest(self) -> bytes:
-        """What came after the last newline."""
+        """Returns the bytes after the last newline."""
         left = b"".join(self._parts)
         self._parts = []
         return left
 
 
 def messages(line: bytes) -> list[BridgeMessage] | None:
-    """What stands in a line (several in a batch), or None where it is not JSON-RPC."""
+    """The messages in a line (several if it is a batch), or None if it isn't JSON-RPC."""
     if len(line) > SMALL and (quick := _from_head(line)) is not None:
         return [quick]
     try:
@@ -71,7 +71,7 @@ def messages(line: bytes) -> list[BridgeMessage] | None:
 
 
 def complaint(line: bytes) -> str:
-    """The text of an error that answers no request, which is how the daemon says that it will not serve us; or ""."""
+    """The text of an error without a request id, with which the daemon refuses a connection; otherwise ""."""
     if len(line) > SMALL or b"null" not in line:
         return ""
     try:
@@ -103,7 +103,7 @@ def _cancelled(part: dict[str, Any]) -> str:
 
 
 def _from_head(line: bytes) -> BridgeMessage | None:
-    """What a long line is, where it says so at its beginning in the usual order."""
+    """Identifies a long line by its beginning, if its keys are in the usual order."""
     answer, request = _ANSWER_HEAD.match(line), _REQUEST_HEAD.match(line)
     head = answer or request
     if head is None:

@@ -1,6 +1,6 @@
-"""`config check|show|path`: what the configuration says, and where it is.
+"""`config check|show|path`: the configuration and its files.
 
-In: words of the command line. Out: an exit code. `trust_commands` is the neighbour.
+In: command-line arguments. Out: an exit code. Its neighbour is `trust_commands`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_F
 from toolcrib.errors import ConfigError
 
 commands = typer.Typer(rich_markup_mode=None)
-config = typer.Typer(help="Check, show and find the configuration.")
+config = typer.Typer(help="Check, show and locate the configuration.")
 commands.add_typer(config, name="config")
 
 
 @config.command()
 def check(*, as_json: AsJson = False) -> int:
-    """Report everything that is wrong with the configuration. Exit code 3: something is."""
+    """Report every problem in the configuration. Exit code 3: there is an error."""
     found = perform("config:check")
     code = 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
     printed(found, as_json=as_json, exit_code=code)
     for problem in found["problems"]:
         say(f"{problem['severity']}: {problem['text']}")
     if not found["problems"]:
-        say(f"Nothing is wrong. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
+        say(f"No problems found. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
     return code
 
 
 @config.command()
 def show(*, as_json: AsJson = False) -> int:
-    """Show the configuration in force, secrets masked."""
+    """Show the effective configuration, with secrets masked."""
     found = printed(perform("config:show"), as_json=as_json)
     say(yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True).rstrip())
     return 0
@@ -44,7 +44,7 @@ def show(*, as_json: AsJson = False) -> int:
 
 @config.command()
 def path(*, as_json: AsJson = False) -> int:
-    """Show where the files of the user and of this project are."""
+    """Show the paths of your files and of this project's."""
     mine = paths()
     found = printed(
         {
@@ -58,8 +58,8 @@ def path(*, as_json: AsJson = False) -> int:
         as_json=as_json,
     )
     for name, value in found.items():
-        for one in value if isinstance(value, list) else [value]:
-            say(f"{name + ':':<9}{one}")
+        for file in value if isinstance(value, list) else [value]:
+            say(f"{name + ':':<9}{file}")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""`connect`: the entry that points a client at Toolcrib, shown, written or removed.
+"""`connect`: shows, writes or removes the configuration entry that connects a client to Toolcrib.
 
-In: a client's name, the agent its entry names, and what to do. Out: an exit code. An agent that `connect` creates for
-an entry is removed with that entry; no other agent is. `coding_agents` knows the clients' files.
+In: a client's name, an agent's name and the action. Out: an exit code. An agent that `connect` creates for an entry is
+removed with that entry; no other agent is. `coding_agents` describes the clients' files.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ DEFAULT_ENDPOINT = "http://127.0.0.1:8665/mcp"
 
 @dataclass(frozen=True, kw_only=True)
 class _ConnectRequest:
-    """What the person asked for."""
-
     client: ClientSpec
     scope: ClientScope
     http: bool
@@ -47,18 +45,18 @@ class _ConnectRequest:
 
     @property
     def name(self) -> str:
-        """The agent that the entry names. A project's file goes to other machines, which have other agents: an entry
-        there names one only if the person says so."""
+        """The agent that the entry names. A project's file is shared with other machines, which have other agents, so
+        an entry there names an agent only if you ask for it."""
         return self.agent or ("" if self.scope is ClientScope.PROJECT else self._own)
 
     @property
     def holder(self) -> str:
-        """The agent that whoever uses the entry here is: over HTTP a token is needed, also where none is named."""
+        """The agent of a client that uses the entry here. Over HTTP, it needs a token even if the entry names none."""
         return self.name or (self._own if self.http else "")
 
     @property
     def _own(self) -> str:
-        """The agent that --write makes for the client; where nothing can be written, none."""
+        """The agent that --write creates for the client; empty if the client has no file to write."""
         return self.client.name if self.client.places else ""
 
 
@@ -78,28 +76,30 @@ def connect(
     client: Annotated[str, typer.Argument(metavar="claude|codex|gemini|generic", help="The client.")],
     *,
     agent: Annotated[
-        str, typer.Option(metavar="NAME", help="Who the client is. Without it --write makes an agent for the client.")
+        str,
+        typer.Option(metavar="NAME", help="Connect as this agent. By default, --write creates one for the client."),
     ] = "",
-    write: Annotated[bool, typer.Option("--write", help="Write the entry into the client's file.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the entry out of it again.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the entry to the client's configuration file.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the entry from the file.")] = False,
     http: Annotated[
-        bool, typer.Option("--http", help="An entry with the endpoint's URL; the token stays in TOOLCRIB_TOKEN.")
+        bool, typer.Option("--http", help="Connect by the endpoint's URL, with the token from TOOLCRIB_TOKEN.")
     ] = False,
     conversation: Annotated[
-        str, typer.Option(metavar="LABEL", help="Which conversation the client's calls belong to.")
+        str, typer.Option(metavar="LABEL", help="Assign the client's calls to this conversation.")
     ] = "",
-    scope: Annotated[str, typer.Option(metavar="user|project", help="Whose file.")] = "user",
+    scope: Annotated[str, typer.Option(metavar="user|project", help="Use your own file or this project's.")] = "user",
     as_json: AsJson = False,
 ) -> int:
-    """Show the entry that points a client at Toolcrib; write it, or take it out again.
+    """Connect a client to Toolcrib: show, write or remove its configuration entry.
 
-    With --agent and nothing to write, a file for runs of that agent is made in its private folder: it holds the agent's
-    token, and goes with the agent. An agent that --write made ends when --remove takes its entry out.
+    Without --write or --remove, the entry is only shown. With --agent, this also creates a file for runs as that agent
+    in the agent's private folder. The file contains the agent's token and is removed with the agent. An agent that
+    --write created is removed when --remove removes its entry.
     """
     if write and remove:
-        raise UsageError("--write and --remove are opposites.", remedy="Choose one.")
+        raise UsageError("--write and --remove can't be used together.", remedy="Use one of them.")
     if not (conversation.isascii() and conversation.isprintable() and len(conversation) <= 200):
-        raise UsageError("A conversation's label is plain text.", remedy="Use up to 200 ASCII characters.")
+        raise UsageError("The conversation's label is not plain text.", remedy="Use up to 200 ASCII characters.")
     request = _ConnectRequest(
         client=client_named(client), scope=_scope(scope), http=http, agent=agent, conversation=conversation.strip()
     )
@@ -113,11 +113,11 @@ def connect(
     return 0
 
 
-def _scope(word: str) -> ClientScope:
+def _scope(name: str) -> ClientScope:
     try:
-        return ClientScope(word)
+        return ClientScope(name)
     except ValueError as error:
-        raise UsageError(f"--scope is user or project, not {word!r}.") from error
+        raise UsageError(f"--scope must be user or project, not {name!r}.") from error
 
 
 def _entry(request: _ConnectRequest) -> dict[str, Any]:
@@ -139,7 +139,6 @@ def _shown(request: _ConnectRequest) -> _ConnectResult:
 
 
 def _written(request: _ConnectRequest, entry_file: ClientEntry) -> _ConnectResult:
-
     file = entry_file.known_file()
     if not request.holder:
         return _ConnectResult(outcome=entry_file.write(), ended=release_file(file))
@@ -154,7 +153,6 @@ def _written(request: _ConnectRequest, entry_file: ClientEntry) -> _ConnectResul
 
 
 def _removed(entry_file: ClientEntry) -> _ConnectResult:
-
     return _ConnectResult(outcome=entry_file.remove(), ended=release_file(entry_file.known_file()))
 
 
@@ -183,21 +181,21 @@ def _say_result(request: _ConnectRequest, entry_file: ClientEntry, result: _Conn
     file, outcome = entry_file.file, result.outcome
     if outcome is EntryOutcome.SHOWN:
         hint(
-            f"This goes into {file} (--write puts it there):"
+            f"Add this to {file}, or run this command again with --write:"
             if file
-            else "This goes into the client's file of servers:"
+            else "Add this to the client's configuration of MCP servers:"
         )
         say(entry_file.text)
     else:
-        said = {
+        texts = {
             EntryOutcome.WRITTEN: f"Written to {file}.",
-            EntryOutcome.UNCHANGED: f"{file} holds it already.",
-            EntryOutcome.REMOVED: f"Taken out of {file}.",
+            EntryOutcome.UNCHANGED: f"{file} already has this entry.",
+            EntryOutcome.REMOVED: f"Removed from {file}.",
             EntryOutcome.ABSENT: f"{file} has no such entry.",
         }
-        say(said[outcome])
+        say(texts[outcome])
     if backup := _backup(entry_file, result):
-        hint(f"The file as it was: {backup}.")
+        hint(f"The previous version is in {backup}.")
     for line in _about_agents(request, result):
         hint(line)
     if outcome in (EntryOutcome.SHOWN, EntryOutcome.WRITTEN):
@@ -208,17 +206,17 @@ def _say_result(request: _ConnectRequest, entry_file: ClientEntry, result: _Conn
 def _about_agents(request: _ConnectRequest, result: _ConnectResult) -> list[str]:
     lines = []
     if result.who is not None:
-        what = "was made for it, with the profile" if result.who.new else "has the profile"
-        lines.append(f"{request.client.title} is the agent {result.who.name} there, which {what} {result.who.profile}.")
-    elif result.outcome is EntryOutcome.SHOWN and request.holder:
+        new = "new " if result.who.new else ""
         lines.append(
-            f"--write makes the agent {request.holder} with the profile developer, unless there is one already."
+            f"{request.client.title} connects as the {new}agent {result.who.name} (profile {result.who.profile})."
         )
-    lines += [f"The agent {name} is ended: it was made for this entry." for name in result.ended]
+    elif result.outcome is EntryOutcome.SHOWN and request.holder:
+        lines.append(f"--write creates the agent {request.holder} (profile developer) if it doesn't exist yet.")
+    lines += [f"Removed the agent {name}, which was created for this entry." for name in result.ended]
     if result.generated is not None:
         use = request.client.private_use.format(file=result.generated)
         lines.append(f"For runs as {request.agent}: {use}")
-        lines.append("That file holds the agent's token, is yours alone (0600), and goes with the agent.")
+        lines.append("That file contains the agent's token. Only you can read it, and it is removed with the agent.")
     return lines
 
 
@@ -228,13 +226,13 @@ def _notes(request: _ConnectRequest) -> tuple[str, ...]:
     if request.scope is not ClientScope.PROJECT:
         return notes
     if request.name:
-        notes = (*notes, f"Whoever else uses this file needs an agent {request.name} of their own.")
+        notes = (*notes, f"Other users of this file need their own agent named {request.name}.")
     return (*notes, *client.project_notes)
 
 
 def _token_note(request: _ConnectRequest) -> str:
     if not request.holder:
-        return "The client needs the token of an agent: `toolcrib agent add NAME`, then connect with --agent NAME."
+        return "The client needs an agent's token: run `toolcrib agent add NAME`, then connect with --agent NAME."
     file = paths().agents / request.holder / "token"
     return f"The client needs TOOLCRIB_TOKEN in its environment: export TOOLCRIB_TOKEN=\"$(cat '{file}')\""
 
@@ -242,23 +240,23 @@ def _token_note(request: _ConnectRequest) -> str:
 def _endpoint() -> str:
     if daemon_runs():
         return str(from_daemon("system:status")["endpoint"])
-    hint("No daemon runs; this is its default endpoint.")
+    hint("No daemon is running; this is the default endpoint.")
     return DEFAULT_ENDPOINT
 
 
 def _bridge(shared: bool) -> dict[str, Any]:  # noqa: FBT001 - one caller, beside it
-    """The command that starts the bridge, and what it must know of where our files are.
+    """The command that starts the bridge, with the environment it needs to find our files.
 
-    A project's file is shared with other machines, so it names the command alone. A user's file gets the absolute path:
-    clients start with another PATH than a shell does.
+    A project's file is shared with other machines, so it contains the bare command name. A user's file gets the
+    absolute path, because clients often start with a different PATH than a shell.
     """
     if shared:
         if shutil.which("toolcrib") is None:
-            hint("`toolcrib` is not on your PATH, and a project's file names it so: add it there.")
+            hint("`toolcrib` is not on your PATH, and this entry needs it there: add it.")
         return {"command": "toolcrib", "args": ["stdio"], "env": {}}
     env = {"TOOLCRIB_HOME": str(paths().config_dir)} if os.environ.get("TOOLCRIB_HOME") else {}
     script = Path(sys.executable).with_name("toolcrib")
     if script.is_file() and os.access(script, os.X_OK):
         return {"command": str(script), "args": ["stdio"], "env": env}
-    # -P: without it a file in the client's project could stand in for one of ours.
+    # Without -P, a file in the client's project could replace one of our modules.
     return {"command": sys.executable, "args": ["-P", "-m", "toolcrib", "stdio"], "env": env}

@@ -1,8 +1,8 @@
-"""The agents that clients' entries name: created where an entry needs one, and removed with it.
+"""The agents that clients' entries name: created when an entry needs one, and removed with it.
 
-In: an agent's name, a client's file. Out: a `ConnectedAgent`. A note in the agent's private folder says which files
-name it, and whether `connect` created it: only such an agent is removed with its last entry. `connect` and
-`agent remove` are the users.
+In: an agent's name, a client's file. Out: a `ConnectedAgent`. A note in the agent's private folder lists the files that
+name it and whether `connect` created it. Only such an agent is removed with its last entry. Used by `connect` and
+`agent remove`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NOTE = "connected.json"
 @dataclass(frozen=True, kw_only=True)
 class ConnectNote:
     files: frozenset[str] = frozenset()
-    """Those whose entries name the agent."""
+    """Files with an entry that names the agent."""
     made: bool = False
-    """Whether `connect` made the agent."""
+    """Whether `connect` created the agent."""
 
 
 def _read_note(agent: str) -> ConnectNote:
@@ -41,7 +41,7 @@ def _write_note(agent: str, note: ConnectNote) -> None:
 
 
 NEW_AGENT_PROFILE = "developer"
-"""What a client may do for which nothing was said: use every tool, and change nothing of Toolcrib's own."""
+"""The default for a client: it may use every tool but not change Toolcrib itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ConnectedAgent:
     name: str
     profile: str
     new: bool = False
-    """It was made just now."""
+    """Whether it was created just now."""
 
 
 def agent_folders() -> AgentFolders:
@@ -57,29 +57,28 @@ def agent_folders() -> AgentFolders:
 
 
 def known_agent(name: str) -> ConnectedAgent:
-    """The agent of this name; `NotFound` where there is none."""
+    """Returns the agent of this name. Raises `NotFound` if it doesn't exist."""
     shown = perform("agent:show", {"name": name})
     return ConnectedAgent(name=name, profile=str(shown["profile"]))
 
 
 def get_or_create_agent(name: str) -> ConnectedAgent:
-    """The agent of this name, made now if there is none."""
-    there = {agent["name"]: agent for agent in perform("agent:list")["agents"]}
-    if name in there:
-        return ConnectedAgent(name=name, profile=str(there[name]["profile"]))
+    agents = {agent["name"]: agent for agent in perform("agent:list")["agents"]}
+    if name in agents:
+        return ConnectedAgent(name=name, profile=str(agents[name]["profile"]))
     perform("agent:add", {"name": name, "profile": NEW_AGENT_PROFILE})
     return ConnectedAgent(name=name, profile=NEW_AGENT_PROFILE, new=True)
 
 
 def assign_file(who: ConnectedAgent, file: Path) -> tuple[str, ...]:
-    """Notes that the file's entry names this agent now; ends, and returns, those that were made for the one before."""
+    """Records that the file's entry names this agent. Removes and returns agents created for the previous entry."""
     before = _read_note(who.name)
     _write_note(who.name, ConnectNote(files=before.files | {str(file)}, made=before.made or who.new))
     return release_file(file, but=who.name)
 
 
 def release_file(file: Path, *, but: str = "") -> tuple[str, ...]:
-    """Ends the agents that were made for this file and for no other."""
+    """Removes and returns the agents that were created for this file only."""
     ended = []
     for name in _agent_names():
         before = _read_note(name)
@@ -95,10 +94,10 @@ def release_file(file: Path, *, but: str = "") -> tuple[str, ...]:
 
 
 def connected_files() -> dict[str, frozenset[str]]:
-    """By agent: the files into which `connect` wrote an entry that names it."""
+    """Maps each agent to the files in which `connect` wrote an entry that names it."""
     found = {}
     for name in _agent_names():
-        # Whatever is wrong with the note, an agent must be removable.
+        # An agent must be removable even if its note is unreadable.
         with contextlib.suppress(ToolcribError):
             found[name] = _read_note(name).files
     return found

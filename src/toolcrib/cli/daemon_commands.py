@@ -1,7 +1,7 @@
-"""`down`, `status`, `logs`, `clock`, `stdio`: the daemon that runs, and the bridge to it.
+"""`down`, `status`, `logs`, `clock`, `stdio`: the running daemon, and the bridge to it.
 
-In: words of the command line. Out: an exit code. `up_command` starts the daemon; `main` starts the usual
-bridge without this module.
+In: command-line arguments. Out: an exit code. `up_command` starts the daemon; `main` usually starts the bridge without
+importing this module.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from toolcrib.daemon_client.command_client import listener
 from toolcrib.errors import CallTimeout, DaemonNotRunning
 
 ANSWER_WITHIN = 3.5
-"""Seconds that the daemon has to answer `down`; one that is stuck is killed."""
+"""Seconds that the daemon has to answer `down`. A daemon that hangs is killed."""
 STOP_WITHIN = 10.0
-"""Seconds that it has to end. It needs less than five, whatever its servers do; a busy machine may need more."""
+"""Seconds that it has to exit. It needs less than five whatever its servers do, but a busy machine may need more."""
 
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -38,19 +38,19 @@ def down(*, as_json: AsJson = False) -> int:
     """Stop the daemon and every server it started."""
     if not daemon_runs():
         printed({"stopped": False, "pid": None, "killed": False}, as_json=as_json)
-        say("No daemon runs.")
+        say("No daemon is running.")
         return 0
-    # What it wrote down may be older than it; the kernel knows.
+    # The pid in its file may be stale; the kernel's answer isn't.
     known = listener(paths().socket)
     pid = known or daemon_pid()
     deadline = time.monotonic() + STOP_WITHIN
     try:
         from_daemon("system:stop", timeout=ANSWER_WITHIN)
     except CallTimeout:
-        # It does nothing any more, so it will not end by itself either.
+        # It hangs, so it won't exit either.
         deadline = time.monotonic()
     except DaemonNotRunning:
-        # Gone before its answer was out: that is what was asked for.
+        # It exited before it could answer.
         pass
     killed = False
     with working("stopping the daemon …"):
@@ -58,8 +58,8 @@ def down(*, as_json: AsJson = False) -> int:
             if time.monotonic() > deadline:
                 if known is None or killed:
                     raise CallTimeout(
-                        f"The daemon (pid {pid}) did not end within {STOP_WITHIN:.0f} s.",
-                        remedy=f"`kill -9 {pid}` ends it; its servers end with it.",
+                        f"The daemon (pid {pid}) did not stop within {STOP_WITHIN:.0f} s.",
+                        remedy=f"`kill -9 {pid}` ends it and its servers.",
                     )
                 killed = True
                 deadline = time.monotonic() + STOP_WITHIN
@@ -68,7 +68,7 @@ def down(*, as_json: AsJson = False) -> int:
             time.sleep(0.02)
     printed({"stopped": True, "pid": pid, "killed": killed}, as_json=as_json)
     if killed:
-        say("The daemon did not end in time and was killed. Its servers end with it.")
+        say("The daemon did not stop in time and was killed, with its servers.")
     else:
         say("The daemon has stopped.")
     return 0
@@ -76,7 +76,7 @@ def down(*, as_json: AsJson = False) -> int:
 
 @commands.command()
 def status(*, as_json: AsJson = False) -> int:
-    """Show the daemon: endpoint, process, servers, and what is wrong."""
+    """Show the daemon's endpoint, process, servers and problems."""
     found = printed(from_daemon("system:status"), as_json=as_json)
     rows = (
         ("endpoint", found.get("endpoint")),
@@ -93,12 +93,12 @@ def status(*, as_json: AsJson = False) -> int:
     for name, value in rows:
         say(f"{name + ':':<12}{value}")
     if found.get("for_runs"):
-        hint("It was started for runs of coding agents, and ends with the last of them.")
+        hint("It was started for runs of coding agents and stops when the last one ends.")
     hint_sandbox(found)
     _hint_audit(found)
     _hint_clock(found)
     if found.get("servers"):
-        # A project that nobody works in yet is not opened for a look: the table is then the home's.
+        # `status` doesn't open a project that isn't in use yet; the table then shows the daemon's own project.
         project = found.get("project", found.get("root"))
         say("" if str(root()) == found.get("root") else f"\nservers for the project {project}:")
         server_table(found["servers"])
@@ -106,52 +106,50 @@ def status(*, as_json: AsJson = False) -> int:
     return 0
 
 
-clock = typer.Typer(help="Confirm the system's clock after it was set.")
+clock = typer.Typer(help="Confirm the system clock after a change.")
 commands.add_typer(clock, name="clock")
 
 
 @clock.command("confirm")
 def confirm_clock(*, as_json: AsJson = False) -> int:
-    """Say that the system's clock is right: what is too old by it is deleted from now on."""
+    """Confirm that the system clock is right, so that old data is deleted by it again."""
     found = printed(perform("clock:confirm"), as_json=as_json)
-    say(f"Confirmed. {_clock_line(found['seconds'])}" if found["seconds"] else "Confirmed. It had not jumped.")
+    say(f"Confirmed. {_clock_line(found['seconds'])}" if found["seconds"] else "Confirmed. The clock had not jumped.")
     return 0
 
 
 def _clock_line(seconds: float) -> str:
     side = "ahead of" if seconds > 0 else "behind"
-    return f"The system's clock is {duration(abs(seconds))} {side} the time that has passed since Toolcrib saw it last."
+    return f"The system clock is {duration(abs(seconds))} {side} the time elapsed since Toolcrib last checked it."
 
 
 def _hint_clock(found: dict[str, Any]) -> None:
     if ahead := found.get("clock", {}).get("ahead"):
         hint(
-            f"{_clock_line(ahead)} Nothing is deleted faster than time passes. "
-            "If it is right, `toolcrib clock confirm`."
+            f"{_clock_line(ahead)} Until you confirm it, old data is not deleted early. "
+            "If the clock is right, run `toolcrib clock confirm`."
         )
 
 
 def hint_sandbox(found: dict[str, Any]) -> None:
     if found.get("unsafe_no_sandbox"):
-        hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
+        hint("WARNING: workspace commands run WITHOUT A SANDBOX, with all of your own permissions.")
 
 
 def _hint_audit(found: dict[str, Any]) -> None:
     audit = found.get("audit", {})
     if not audit.get("writable", True):
-        hint(f"The audit log cannot be written, so only tools that read are run: {audit.get('failure')}")
+        hint(f"The audit log cannot be written, so only read-only tools can be called: {audit.get('failure')}")
     if waiting := found.get("approvals"):
-        hint(f"{waiting} call{'s wait' if waiting > 1 else ' waits'} for your word: `toolcrib approvals`.")
+        hint(f"{waiting} call{'s are' if waiting > 1 else ' is'} waiting for your approval: `toolcrib approvals`.")
 
 
 @commands.command()
 def logs(
-    server: Annotated[
-        str | None, typer.Argument(metavar="SERVER", help="A server, for what it wrote to its standard error.")
-    ] = None,
+    server: Annotated[str | None, typer.Argument(metavar="SERVER", help="Show this server's stderr instead.")] = None,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines from the end.", min=0, max=10_000)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Start with this many lines.", min=0, max=10_000)] = 50,
     as_json: AsJson = False,
 ) -> int:
     """Show the daemon's log, or a server's."""
@@ -168,7 +166,7 @@ def logs(
 
     if follow and not daemon_runs():
         raise DaemonNotRunning(
-            "No daemon runs, so nothing more will come.", remedy="Leave -f out to see what there is."
+            "No daemon is running, so there will be no new lines.", remedy="Run it without -f to see existing ones."
         )
     found = perform("log:tail", params, timeout=None if follow else 30.0, on_event=show)
     if follow:
@@ -177,18 +175,19 @@ def logs(
     for line in found.get("lines", []):
         say(line)
     if not found.get("lines") and lines:
-        hint("Nothing was written yet.")
+        hint("The log is empty.")
     return 0
 
 
 @commands.command()
 def stdio(
     *,
-    agent: Annotated[str, typer.Option(metavar="NAME", help="Serve as this agent, with what it may do.")] = "",
+    agent: Annotated[str, typer.Option(metavar="NAME", help="Connect as this agent, with its permissions.")] = "",
 ) -> int:
-    """Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.
+    """Serve MCP on stdin and stdout, as a bridge to the daemon.
 
-    The project is CLAUDE_PROJECT_DIR where the client sets it, else the nearest folder upwards with .toolcrib or .git,
-    else the working folder. TOOLCRIB_CONVERSATION names the conversation; without it every bridge is one of its own.
+    Clients run this command in their project. It starts a daemon if none is running. The project is CLAUDE_PROJECT_DIR
+    if set, else the nearest parent folder with .toolcrib or .git, else the current folder. TOOLCRIB_CONVERSATION names
+    the conversation; by default, each bridge has its own.
     """
     return run_bridge(agent)

@@ -1,7 +1,7 @@
-"""Flags that name servers and the database: checked, and made independent of the working folder.
+"""Checks --mcp-server and --store, and makes their values independent of the working folder.
 
-In: the values of --mcp-server and --store. Out: the same, safe to hand to a daemon or to this process. `up_command` and
-`in_process` use them.
+In: the options' values. Out: values that are safe to pass to a daemon or to use in this process. Used by `up_command`
+and `in_process`.
 """
 
 from __future__ import annotations
@@ -21,45 +21,43 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
 def well_formed_servers(given: Iterable[str]) -> tuple[str, ...]:
-    """Servers of --mcp-server, each NAME=URL or NAME=COMMAND; paths that start where the person is become absolute.
+    """Checks values of --mcp-server, each NAME=URL or NAME=COMMAND, and makes relative paths absolute.
 
-    What was typed is not repeated: it may hold a secret.
+    Error messages don't repeat the value, because it may contain a secret.
     """
     return tuple(map(_well_formed, given))
 
 
-def _well_formed(one: str) -> str:
-    name, _, target = one.partition("=")
+def _well_formed(server: str) -> str:
+    name, _, target = server.partition("=")
     if not name.strip() or not target.strip():
         raise UsageError(
-            "--mcp-server has no name or no server.", remedy="Write --mcp-server NAME=URL or NAME=COMMAND."
+            "--mcp-server lacks a name or a server.", remedy="Write --mcp-server NAME=URL or NAME=COMMAND."
         )
     if _URL.match(target):
-        return one
+        return server
     try:
-        words = shlex.split(target)
+        argv = shlex.split(target)
     except ValueError as error:
         raise UsageError(
-            f"The command line of --mcp-server {name} cannot be read ({str(error).lower()}).",
+            f"The command of --mcp-server {name} cannot be parsed ({str(error).lower()}).",
             remedy="Quote it as in a shell.",
         ) from error
-    if not words[0]:
-        raise UsageError(
-            f"The command line of --mcp-server {name} is empty.", remedy="Write --mcp-server NAME=COMMAND."
-        )
+    if not argv[0]:
+        raise UsageError(f"The command of --mcp-server {name} is empty.", remedy="Write --mcp-server NAME=COMMAND.")
     folder = working_folder()
-    settled, _told = portable_words(words, folder, project_root(os.environ, folder))
-    return f"{name}={shlex.join(settled)}"
+    portable, _notes = portable_words(argv, folder, project_root(os.environ, folder))
+    return f"{name}={shlex.join(portable)}"
 
 
 def without_password(store: str | None) -> str | None:
-    """The database of --store; a relative path starts where the person is. What was typed is not repeated."""
+    """Checks the value of --store and makes a relative path absolute. The error message doesn't repeat the value."""
     if store is None or "://" not in store:
         return store and str(Path(store).expanduser().absolute())
     if holds_password(store):
         raise UsageError(
-            "A password in --store can be read by every user of this machine.",
-            remedy="Leave it out and keep it in a PGPASSFILE; or set the whole URL as TOOLCRIB_STORE, or in your "
-            "configuration as `store: postgresql://user:${DB_PASSWORD}@host/name`.",
+            "Every user of this machine can read a password in --store.",
+            remedy="Put it in a PGPASSFILE, set the whole URL as TOOLCRIB_STORE, or write "
+            "`store: postgresql://user:${DB_PASSWORD}@host/name` in your configuration.",
         )
     return store

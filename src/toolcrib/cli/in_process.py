@@ -1,7 +1,7 @@
-"""A command's work in this process, where no daemon runs or its servers are given as flags.
+"""Runs a command in this process, if no daemon is running or --mcp-server is given.
 
-In: a command's name and parameters, servers of --mcp-server. Out: a function that runs commands on one set of
-connections. `perform` imports it only then, for it needs the store, the servers and an event loop.
+In: a command's name and parameters, the servers of --mcp-server. Out: a function that runs commands on one set of
+connections. `perform` imports it lazily, because it needs the store, the servers and an event loop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from toolcrib.cli.perform import AskCommand, OnEvent
 
 _SERVERS_REMEDY = (
-    "The daemon knows nothing of servers that are given for one command: add the server with `toolcrib add`, end the "
-    "daemon with `toolcrib down`, or give this command a database of its own: `TOOLCRIB_STORE=FILE toolcrib …`."
+    "The daemon can't use servers given for one command. Add the server with `toolcrib add`, stop the daemon with "
+    "`toolcrib down`, or use a separate database: `TOOLCRIB_STORE=FILE toolcrib …`."
 )
 
 

@@ -1,7 +1,7 @@
 """`job`: models and coding agents that the daemon runs in the background.
 
-In: words of the command line. Out: an exit code: 0, or 10 where the job did not end well. All of
-them are commands of the registry with a face; none works without a daemon.
+In: command-line arguments. Out: an exit code: 0, or 10 if the job failed. Each subcommand calls a command of the
+daemon; none works without one.
 """
 
 from __future__ import annotations
@@ -23,42 +23,48 @@ from toolcrib.errors import UsageError
 COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")
 
 commands = typer.Typer(rich_markup_mode=None)
-job = typer.Typer(help="Run models and coding agents in the background: submit, list, show, result, cancel.")
+job = typer.Typer(help="Run models and coding agents in the background.")
 commands.add_typer(job, name="job")
 
-_LOOK_AGAIN = 5.0
-"""Seconds that one question to the daemon waits."""
+_POLL_SECONDS = 5.0
+"""Seconds that one request to the daemon waits."""
 _MARGIN = 30.0
 _PRIORITIES = ColumnPriorities(text="prompt", cut={"submitter": 12}, optional=("took", "with"))
 
-_Id = Annotated[str, typer.Argument(metavar="JOB", help="The job, as `toolcrib job list` names it.")]
-_Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over; Ctrl-C leaves it running.")]
+_Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's ID, as shown by `toolcrib job list`.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job ends; Ctrl-C leaves it running.")]
 
 
 @job.command()
 def submit(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What it should do; - reads it from a pipe.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The task; - reads it from stdin.")],
     *,
     runs: Annotated[
-        str, typer.Option("--with", metavar="WHAT", help="model (with your tools), claude, codex or gemini.")
+        str, typer.Option("--with", metavar="WHAT", help="Run a model with your tools, or claude, codex or gemini.")
     ] = "model",
     model: Annotated[
-        str | None, typer.Option("--model", metavar="PROVIDER:MODEL", help="For --with model; else as configured.")
+        str | None,
+        typer.Option("--model", metavar="PROVIDER:MODEL", help="The model for --with model. Default: as configured."),
     ] = None,
-    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="What it may do.")] = "developer",
-    workdir: Annotated[Path | None, typer.Option("--workdir", metavar="DIR", help="Where it works; here.")] = None,
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NAME", help="The profile that limits the job.")
+    ] = "developer",
+    workdir: Annotated[
+        Path | None, typer.Option("--workdir", metavar="DIR", help="The job's folder. Default: the current folder.")
+    ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="How long it may take; as configured.")
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="Stop the job after this time. Default: as configured."),
     ] = None,
     max_steps: Annotated[
-        int, typer.Option("--max-steps", metavar="N", help="Answers of the model; for --with model.")
+        int, typer.Option("--max-steps", metavar="N", help="Limit the model's responses, with --with model.")
     ] = 30,
     wait: _Wait = False,
     as_json: AsJson = False,
 ) -> int:
-    """Submit a job. It runs in the daemon, also after this terminal is closed."""
+    """Submit a job. It runs in the daemon and continues if you close this terminal."""
     if timeout is not None and not math.isfinite(timeout):
-        raise UsageError(f"{timeout} is no number of seconds.", remedy="Say for instance --timeout 600.")
+        raise UsageError(f"{timeout} is not a number of seconds.", remedy="For example: --timeout 600.")
     params: dict[str, Any] = {
         "prompt": whole_prompt(prompt),
         "with": runs,
@@ -73,7 +79,7 @@ def submit(
         return _say_job(_wait_for(found["job"]), as_json=as_json)
     printed(found, as_json=as_json)
     say(found["job"])
-    hint(f"`toolcrib job result {found['job']} --wait` waits for it, `toolcrib job cancel {found['job']}` ends it.")
+    hint(f"`toolcrib job result {found['job']} --wait` waits for it; `toolcrib job cancel {found['job']}` stops it.")
     return 0
 
 
@@ -81,12 +87,13 @@ def submit(
 def list_jobs(
     *,
     status: Annotated[
-        str | None, typer.Option("--status", metavar="STATUS", help="Only those that are queued, running, done …")
+        str | None,
+        typer.Option("--status", metavar="STATUS", help="Show only jobs with this status: queued, running, done …"),
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", help="Show at most this many jobs.")] = 20,
     as_json: AsJson = False,
 ) -> int:
-    """List the jobs of everybody, the newest first."""
+    """List all jobs, newest first."""
     found = printed(from_daemon("job:list", {"status": status, "limit": limit}), as_json=as_json)
     rows = found["jobs"]
     if not rows:
@@ -100,13 +107,13 @@ def list_jobs(
     if found["total"] > len(rows):
         hint(f"{found['total'] - len(rows)} more; -n shows them.")
     elif cut is TableCut.SOME:
-        hint("`toolcrib job list --json` shows all of it.")
+        hint("`toolcrib job list --json` shows everything.")
     return 0
 
 
 @job.command()
 def show(job: _Id, *, as_json: AsJson = False) -> int:
-    """Show all that is known of a job."""
+    """Show a job's details."""
     found = printed(from_daemon("job:result", {"job": job}), as_json=as_json)
     for name, value in found.items():
         if name.endswith("_at"):
@@ -119,13 +126,13 @@ def show(job: _Id, *, as_json: AsJson = False) -> int:
 
 @job.command()
 def result(job: _Id, *, wait: _Wait = False, as_json: AsJson = False) -> int:
-    """Print a job's result: its text, or what went wrong."""
+    """Print a job's result: its text or its error."""
     return _say_job(_wait_for(job) if wait else from_daemon("job:result", {"job": job}), as_json=as_json)
 
 
 @job.command()
 def cancel(job: _Id, *, as_json: AsJson = False) -> int:
-    """End a job that waits or runs. What it did until then stays."""
+    """Cancel a queued or running job. Changes it already made are kept."""
     found = printed(from_daemon("job:cancel", {"job": job}), as_json=as_json)
     say(f"{found['job']} is {found['status']}.")
     return 0
@@ -134,7 +141,7 @@ def cancel(job: _Id, *, as_json: AsJson = False) -> int:
 def _wait_for(job: str) -> dict[str, Any]:
     shown = ""
     while True:
-        found = from_daemon("job:result", {"job": job, "wait": _LOOK_AGAIN}, timeout=_LOOK_AGAIN + _MARGIN)
+        found = from_daemon("job:result", {"job": job, "wait": _POLL_SECONDS}, timeout=_POLL_SECONDS + _MARGIN)
         if found["status"] not in ("queued", "running"):
             return found
         now = f"{found['job']} is {found['status']}, {found['steps']} steps, {found['events']} events"

@@ -1,6 +1,6 @@
-"""The entry: chooses between the bridge and the commands before anything is imported for the commands.
+"""The entry point: chooses between the bridge and the other commands before importing anything for the latter.
 
-In: `sys.argv`. Out: an exit code. `bridge` is the thin way, `app` everything else.
+In: `sys.argv`. Out: an exit code. `bridge` handles `toolcrib stdio`, `app` everything else.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from toolcrib.signals import reset_signals
 
 def main() -> int:
     reset_signals()
-    words = sys.argv[1:]
-    match words:
+    argv = sys.argv[1:]
+    match argv:
         case ["stdio"] | ["stdio", "--agent", _]:
-            return run_bridge(*words[2:])
-    # A bridge starts in the time of a bare interpreter, without the command line's imports.
+            return run_bridge(*argv[2:])
+    # Imported late, so that a bridge starts as fast as a bare interpreter.
     from toolcrib.cli.app import run  # noqa: PLC0415
 
-    return run(words)
+    return run(argv)

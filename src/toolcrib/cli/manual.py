@@ -1,7 +1,7 @@
-"""`docs/cli.md`, made of the real help pages.
+"""Generates `docs/cli.md` from the help pages.
 
-In: the command line as `app` has it. Out: Markdown on stdout: `python -m toolcrib.cli.manual > docs/cli.md`.
-A test holds the file against it.
+In: the commands of `app`. Out: Markdown on stdout: `python -m toolcrib.cli.manual > docs/cli.md`. A test checks that
+the file is up to date.
 """
 
 from __future__ import annotations
@@ -19,42 +19,52 @@ WIDTH = 100
 INTRODUCTION = """\
 # The command line
 
-Made from the help pages by `python -m toolcrib.cli.manual > docs/cli.md`; a test keeps it so.
+This page is generated from the help pages: `python -m toolcrib.cli.manual > docs/cli.md`. A test checks that it is up
+to date.
 
-Every command takes `--json`, but for `stdio`, whose output is the client's: the result goes to stdout as JSON. An error
-is a text on stderr that says what to do; with `--json` there is also
-`{"error": {"code", "message", "remedy", "exit_code"}}` on stdout.
+## JSON output and errors
+
+Every command except `stdio` takes `--json`, which prints the result to stdout as JSON. An error is printed to stderr,
+with what to do about it. With `--json`, it is also printed to stdout, as
+`{"error": {"code", "message", "remedy", "exit_code"}}`.
 
 | exit code | meaning |
 |---|---|
-| 0 | fine |
-| 1 | another error |
-| 2 | wrong words, or arguments that do not fit |
-| 3 | the configuration |
-| 4 | an unknown server, tool, client or file |
+| 0 | success |
+| 1 | any other error |
+| 2 | invalid usage or arguments |
+| 3 | configuration error |
+| 4 | unknown server, tool, client or file |
 | 5 | denied |
-| 6 | a server failed, or did not answer in time; from `add`: it was added, but does not answer |
-| 7 | no daemon runs |
-| 8 | a daemon runs already, or the port is taken |
-| 9 | the database |
-| 10 | the tool answered that it failed (`isError`); from `run`: the program failed; from `job`: the job did |
+| 6 | a server failed or did not answer in time; from `add`: the server was added but isn't responding |
+| 7 | no daemon is running |
+| 8 | a daemon is already running, or the port is in use |
+| 9 | database error |
+| 10 | the tool reported an error (`isError`); from `run`: the program failed; from `job`: the job failed |
 | 11 | from `workspace check`: the folder, or running code in it, is refused |
-| 12 | from `run`: Toolcrib ended it, for it took too long, was revoked or had no tools |
-| 130 | Ctrl-C |
+| 12 | from `run`: Toolcrib stopped the run because it took too long, was revoked or had no tools |
+| 130 | interrupted by Ctrl-C |
 
-Where a daemon runs, commands go to it over its socket. Where none runs, `servers`, `tools`, `call`, `add`, `remove`,
-`config`, `trust`, `untrust`, `workspace` and `logs` work for themselves; `servers`, `tools` and `call` do so always
-with `--mcp-server`. `run` starts a daemon that ends with the last run; `runs` reads what runs have written down;
-`job` needs a daemon that runs.
+## The daemon
 
-The project is `CLAUDE_PROJECT_DIR` where it is set, else the nearest folder upwards with `.toolcrib` or `.git`, else
-the working folder. `TOOLCRIB_HOME` moves all of a user's files into one folder. A daemon that `toolcrib stdio` starts
-has the environment of the client that started it: where the configuration needs variables that only your shell has, run
-`toolcrib up --detach` there first.
+If a daemon is running, commands go to it over its socket. Without one, `servers`, `tools`, `call`, `add`, `remove`,
+`config`, `trust`, `untrust`, `workspace` and `logs` do the work in their own process. With `--mcp-server`, `servers`,
+`tools` and `call` always do. `run` starts a daemon if necessary, which stops after the last run. `runs` reads the logs
+of runs and needs no daemon. `job` requires a running daemon.
 
-Ctrl-C (SIGINT), SIGHUP or SIGTERM ends `run`, `up` and `workspace` in order. SIGINT or SIGHUP that is ignored when they
-start stays ignored, as `nohup` and a script's `&` want it; SIGTERM always ends them. A detached daemon ends with each
-of the three. Every program that Toolcrib starts begins with default signals.
+A daemon started by `toolcrib stdio` has the environment of the client that started it. If your configuration uses
+variables that only your shell has, run `toolcrib up --detach` in that shell first.
+
+## The project
+
+The project is `CLAUDE_PROJECT_DIR` if set, else the nearest parent folder with `.toolcrib` or `.git`, else the current
+folder. `TOOLCRIB_HOME` moves all of your Toolcrib files to one folder.
+
+## Signals
+
+Ctrl-C (SIGINT), SIGHUP and SIGTERM make `run`, `up` and `workspace` shut down cleanly. If SIGINT or SIGHUP is ignored
+when they start, as with `nohup` or `&` in a script, it stays ignored. SIGTERM always ends them. All three signals end a
+detached daemon. Toolcrib starts other programs with default signal handling.
 """
 
 
@@ -66,8 +76,8 @@ def manual() -> str:
 
 
 def _pages(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
-    word = name.rpartition(" ")[2]
-    context = command.make_context(word, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
+    own_name = name.rpartition(" ")[2]
+    context = command.make_context(own_name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
     with context:
         yield name, "\n".join(line.rstrip() for line in command.get_help(context).strip().splitlines())
         for inner, below in getattr(command, "commands", {}).items():

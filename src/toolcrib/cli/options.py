@@ -1,7 +1,6 @@
-"""Options and prompts that several commands share, so that each is worded once and wrong values fail early.
+"""Options that several commands share, and the prompt of `run` and `job submit`.
 
-In: the words of a command line, standard input. Out: checked values, the whole prompt. Every command module is a
-neighbour; `run` and `job submit` read their prompt here.
+In: command-line arguments, stdin. Out: checked values, the whole prompt. Used by every command module.
 """
 
 from __future__ import annotations
@@ -18,38 +17,37 @@ import typer
 from toolcrib.cli.output import hint
 from toolcrib.errors import UsageError
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 McpServers = Annotated[
     list[str] | None,
     typer.Option(
         "--mcp-server",
         metavar="NAME=URL|COMMAND",
-        help="A server for this command alone; may be repeated. The command then works without "
-        "the daemon, which must not run on the same database.",
+        help="Use this server for this command only; repeatable. The command then runs without the daemon, which must "
+        "not be using the same database.",
     ),
 ]
 
 
-_LARGEST = 10 * 1024 * 1024
-_SOON = 1.0
-"""Seconds after which it is said what is waited for."""
-_END = re.compile(r"</(?=\s*stdin\s*>)", re.IGNORECASE)
+_MAX_STDIN_BYTES = 10 * 1024 * 1024
+_HINT_AFTER = 1.0
+"""Seconds of waiting for stdin after which a hint is printed."""
+_END_TAG = re.compile(r"</(?=\s*stdin\s*>)", re.IGNORECASE)
 
 
 def whole_prompt(given: str | None) -> str:
-    """`-` or nothing: what is piped in is the prompt. Otherwise it stands after the prompt, as a block of its own."""
+    """With `-` or no prompt, stdin is the prompt. Otherwise, piped text is appended to it as a separate block."""
     if given is not None and given != "-":
-        # Nothing in it shall look as if it were the prompt.
-        piped = _END.sub(r"<\\/", _read().rstrip()) if _is_piped() else ""
+        # The piped text must not be able to end its block and pose as the prompt.
+        piped = _END_TAG.sub(r"<\\/", _read().rstrip()) if _is_piped() else ""
         return f"{given}\n\n<stdin>\n{piped}\n</stdin>" if piped else given
     if sys.stdin is None or (given is None and sys.stdin.isatty()):
-        raise UsageError("There is no prompt.", remedy="Say what the coding agent should do, or pipe it in.")
+        raise UsageError("There is no prompt.", remedy="Give the task as an argument, or pipe it in.")
     return _read()
 
 
 def _is_piped() -> bool:
-    """By a pipe or from a file. What else a program may have been started with is not meant for us, and may never end:
-    a terminal, a socket, nothing."""
+    """Whether stdin is a pipe or a file. Anything else (a terminal, a socket) isn't meant for us and may never end."""
     if sys.stdin is None:
         return False
     try:
@@ -60,16 +58,16 @@ def _is_piped() -> bool:
 
 
 def _read() -> str:
-    timer = threading.Timer(_SOON, hint, ["Reading standard input to its end (nothing to come? </dev/null)."])
+    timer = threading.Timer(_HINT_AFTER, hint, ["Reading stdin until its end. To skip it, add `</dev/null`."])
     timer.daemon = True
     timer.start()
     try:
-        data = sys.stdin.buffer.read(_LARGEST + 1)
+        data = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
     finally:
         timer.cancel()
-    if len(data) > _LARGEST:
-        raise UsageError("Standard input is larger than 10 MB.", remedy="Name a file in the prompt instead.")
+    if len(data) > _MAX_STDIN_BYTES:
+        raise UsageError("stdin is larger than 10 MB.", remedy="Name a file in the prompt instead.")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError("What is on standard input is not UTF-8 text.", remedy="Give it as text.") from error
+        raise UsageError("stdin is not UTF-8 text.", remedy="Convert it to UTF-8.") from error

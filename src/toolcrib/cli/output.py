@@ -1,8 +1,8 @@
-"""What a command prints: JSON for programs, text and tables for people, errors for both.
+"""Prints results: JSON for programs, text and tables for people, errors for both.
 
 In: results as plain JSON values, tool results of either protocol version. Out: stdout and stderr. Tables fit the
-terminal's width; `terminal` imports `rich` when a table or a spinner is drawn. Control characters in text from
-servers are made visible on a terminal.
+terminal's width; `terminal` imports `rich` when a table or a spinner is drawn. On a terminal, control characters in
+text from servers are escaped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GAP = 2
 """Spaces between two columns."""
 
 _NARROWEST = 20
-"""Characters that the text keeps, however little room there is."""
+"""The text column keeps at least this many characters."""
 
 
 class TableCut(enum.Enum):
@@ -43,18 +43,18 @@ class TableCut(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPriorities:
-    """How a table's columns make room; those that are not named stay as they are."""
+    """Which columns of a table shrink when the terminal is narrow. Other columns keep their width."""
 
     text: str
-    """Gets what room the others leave."""
+    """The column that gets the remaining space."""
     cut: Mapping[str, int] = field(default_factory=dict)
-    """May be shortened, the last first, to so many characters at least."""
+    """Columns that may be shortened, the last one first, and their minimum widths."""
     optional: Sequence[str] = ()
-    """May be left out, the first first."""
+    """Columns that may be omitted, the first one first."""
 
 
 def fit_columns(natural: Mapping[str, int], room: int, yielding: ColumnPriorities) -> dict[str, int]:
-    """The widths of the columns that stay, in their order."""
+    """The widths of the columns that are shown, in order."""
     widths = {name: min(width, _least(name, width, yielding)) for name, width in natural.items()}
     for name in yielding.optional:
         if _needed(widths) <= room:
@@ -84,7 +84,7 @@ def _needed(widths: Mapping[str, int]) -> int:
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """The whole result, ready to print."""
+    """The whole result as text."""
     content = result.get("content")
     blocks = [_block(block) for block in content] if isinstance(content, list) else []
     has_text = isinstance(content, list) and any(_is_text(block) for block in content)
@@ -94,7 +94,7 @@ def result_text(result: Mapping[str, Any]) -> str:
 
 
 def size_of(count: float) -> str:
-    """Bytes as people write them."""
+    """A number of bytes with a unit."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -137,13 +137,13 @@ def _pretty(value: Any) -> str:
 
 
 TOOL_ERROR = 10
-"""The exit code of `call` when the tool answered that it failed, or what it ran."""
+"""The exit code of `call` if the tool, or the program it ran, failed."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Also what turns the direction of writing: it makes a line read as another."""
+"""Includes characters that change the text direction, which can make a line read differently."""
 _SLOW = 1.0
 _UNBOUNDED = 100_000
-"""Characters: nothing is cut or wrapped in a pipe."""
+"""A width at which nothing is cut or wrapped, for output to a pipe."""
 _YELLOW = ("connecting", "unavailable", "running", "queued", "cancelled", "interrupted")
 _STATE_COLOURS = {
     **dict.fromkeys(("ready", "finished", "done"), "green"),
@@ -153,12 +153,12 @@ _STATE_COLOURS = {
 
 
 def say(text: str) -> None:
-    """A line for people. A pipe gets it as it is; a terminal gets no control characters."""
+    """Prints a line. Control characters are escaped on a terminal, but not in a pipe."""
     sys.stdout.write((visible(text) if sys.stdout.isatty() else text) + "\n")
 
 
 def hint(text: str) -> None:
-    """A line beside the output: next steps, warnings."""
+    """Prints a line to stderr: next steps, warnings."""
     sys.stderr.write(visible(text) + "\n")
 
 
@@ -167,7 +167,7 @@ def say_json(value: Any) -> None:
 
 
 def printed(result: dict[str, Any], *, as_json: bool, exit_code: int = 0) -> dict[str, Any]:
-    """With --json prints the result and ends the command; otherwise the command goes on to show it to a person."""
+    """With --json, prints the result and ends the command. Otherwise returns it for the command to show as text."""
     if as_json:
         say_json(result)
         raise typer.Exit(exit_code)
@@ -175,21 +175,21 @@ def printed(result: dict[str, Any], *, as_json: bool, exit_code: int = 0) -> dic
 
 
 def say_line(value: Any) -> None:
-    """JSON on one line, as soon as it is known."""
+    """Prints JSON on one line and flushes it."""
     sys.stdout.write(_escape_json(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
     sys.stdout.flush()
 
 
 def visible(text: str) -> str:
-    def spelled(match: re.Match[str]) -> str:
+    def escaped(match: re.Match[str]) -> str:
         number = ord(match[0])
         return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
-    return _CONTROL.sub(spelled, text)
+    return _CONTROL.sub(escaped, text)
 
 
 def _escape_json(text: str) -> str:
-    """JSON for a terminal: the same values, without control characters."""
+    """On a terminal, escapes control characters; the JSON keeps its meaning."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) if sys.stdout.isatty() else text
 
 
@@ -203,7 +203,6 @@ def report(error: ToolcribError, *, as_json: bool) -> int:
 
 
 def error_data(error: ToolcribError) -> dict[str, Any]:
-    """For programs."""
     data: dict[str, Any] = {
         "code": error.remote_code if isinstance(error, RemoteError) else error.code,
         "message": error.message,
@@ -214,7 +213,7 @@ def error_data(error: ToolcribError) -> dict[str, Any]:
 
 
 def screen_width() -> int | None:
-    """None: the output goes into a pipe or a file, which have no width."""
+    """None if stdout is a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -225,7 +224,7 @@ def table(
     state_column: str = "state",
     yielding: ColumnPriorities | None = None,
 ) -> TableCut:
-    """Draws the rows. With `yielding` every row has one line on a terminal; a pipe gets it all."""
+    """Prints the rows. With `yielding`, each row is cut to one line on a terminal; a pipe gets everything."""
     texts = [[visible("-" if value in (None, "") else str(value)).replace("\n", " ") for value in row] for row in rows]
     drawn = terminal(sys.stdout, width=screen_width() or _UNBOUNDED)
     natural = {
@@ -241,14 +240,14 @@ def table(
         ]
         for row in texts
     ]
-    # Cells are padded to their column's width; the spaces after the last one say nothing.
+    # Cells are padded to their column's width; trailing spaces are removed.
     lines = drawn.table(widths, cells, one_line_each=yielding is not None)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
     return TableCut.NOTHING if widths == natural else TableCut.SOME
 
 
 def terminal(stream: TextIO, width: int | None = None) -> Terminal:
-    # `rich` takes as long as all other imports of a command together, and most output needs none of it.
+    # Importing `rich` takes as long as all other imports of a command, and most output doesn't need it.
     from toolcrib.cli.terminal import Terminal  # noqa: PLC0415
 
     return Terminal(stream, width)
@@ -256,7 +255,7 @@ def terminal(stream: TextIO, width: int | None = None) -> Terminal:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Shows on a terminal that something takes its time, once it has taken a second."""
+    """Shows a spinner on a terminal if the block takes longer than a second."""
     if not sys.stderr.isatty():
         yield
         return
@@ -285,7 +284,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def duration(seconds: float | None) -> str:
-    """Time as people say it, in two units at most."""
+    """A duration in at most two units."""
     if seconds is None:
         return "-"
     whole = int(seconds)

@@ -1,7 +1,7 @@
-"""How a command reaches its work: the running daemon, or this process.
+"""Runs a command in the running daemon, or in this process.
 
-In: a command's name and parameters, and the servers given as flags. Out: the command's result. With `--mcp-server` a
-command always works for itself, since the daemon knows nothing of those servers.
+In: a command's name and parameters, and the servers given as options. Out: the command's result. With `--mcp-server`, a
+command always runs in this process, because the daemon doesn't have those servers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from toolcrib.daemon_client.command_client import ask, is_running
 from toolcrib.errors import AlreadyRunning, DaemonNotRunning
 
 ANSWER_WITHIN = 60.0
-"""Seconds for a command that says nothing else: longer than any server may take to connect."""
+"""The default time limit of a command, in seconds: longer than any server may take to connect."""
 
 OnEvent = Callable[[dict[str, Any]], None]
 
 
 class AskCommand(Protocol):
-    """Runs a command by its name."""
-
     def __call__(self, name: str, params: dict[str, Any], /, *, timeout: float | None = ...) -> dict[str, Any]: ...
 
 
@@ -43,7 +41,7 @@ def daemon_runs() -> bool:
 
 
 def daemon_pid() -> int | None:
-    """As the running daemon wrote it down."""
+    """The pid that the running daemon wrote to its file."""
     try:
         pid = json.loads(paths().daemon_info.read_text())["pid"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -58,7 +56,7 @@ def from_daemon(
     timeout: float | None = ANSWER_WITHIN,
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
-    """Runs the command in the daemon; `DaemonNotRunning` where there is none."""
+    """Runs the command in the daemon. Raises `DaemonNotRunning` if there is none."""
     with working(f"{name} …"):
         return ask(paths().socket, name, params or {}, root=root(), timeout=timeout, on_event=on_event)
 
@@ -71,12 +69,12 @@ def perform(
     timeout: float | None = ANSWER_WITHIN,
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
-    """Runs the command in the daemon where one runs, else here."""
+    """Runs the command in the daemon if one is running, otherwise in this process."""
     if not servers:
         try:
             return from_daemon(name, params, timeout=timeout, on_event=on_event)
         except DaemonNotRunning as gone:
-            # A daemon that died in the middle may have done the work: it is not done again.
+            # A daemon that died in the middle may have done the work, so it isn't repeated.
             if not isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
                 raise
     try:
@@ -84,7 +82,7 @@ def perform(
         with working("connecting to the servers …"), _opened_in_process(name, given, servers, on_event) as ask_here:
             return ask_here(name, given)
     except AlreadyRunning as other:
-        # A daemon started meanwhile: what it holds is changed through it.
+        # A daemon was started in the meantime and now owns the data.
         if servers or not daemon_runs():
             raise other from None
         return from_daemon(name, params, timeout=timeout, on_event=on_event)
@@ -92,7 +90,7 @@ def perform(
 
 @contextlib.contextmanager
 def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterator[AskCommand]:
-    """For a command that needs others before it: all of them in the daemon, or all on one set of connections here."""
+    """For several commands in sequence: all in the daemon, or all in this process on one set of connections."""
     if daemon_runs() and not servers:
         yield from_daemon
         return
@@ -103,7 +101,7 @@ def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterato
 def _opened_in_process(
     name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None
 ) -> contextlib.AbstractContextManager[AskCommand]:
-    # The store, the servers and an event loop: heavy, and needed only where no daemon runs.
+    # Heavy, and needed only if no daemon is running.
     from toolcrib.cli.in_process import opened  # noqa: PLC0415
 
     return opened(name, params, servers=servers, on_event=on_event, paths=paths(), root=root())

@@ -1,7 +1,7 @@
-"""`allow`, `deny`, `why`: what agents may use, and why.
+"""`allow`, `deny`, `why`: agents' permissions, explained.
 
-In: words of the command line. Out: an exit code; `why` returns 5 where the answer is no. The daemon reads the rules;
-here only words become conditions.
+In: command-line arguments. Out: an exit code; `why` returns 5 if the tool is denied. The daemon evaluates the rules;
+this module only parses conditions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ commands = typer.Typer(rich_markup_mode=None)
 
 AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")]
 Tools = Annotated[
-    str, typer.Argument(metavar="TOOLS", help="`server:tool`; * is any text and ? any character, as in 'git:*'.")
+    str,
+    typer.Argument(metavar="TOOLS", help="`server:tool`; * matches any text and ? any character, as in 'git:*'."),
 ]
 When = Annotated[
     list[str] | None,
     typer.Option(
         "--when",
         metavar="CONDITION",
-        help="On arguments: 'path under src', 'mode one_of a, b', 'sql matches select .*'. All must hold.",
+        help="Only for matching arguments: 'path under src', 'mode one_of a, b', 'sql matches select .*'. Repeatable; "
+        "all must hold.",
     ),
 ]
 Where = Annotated[
@@ -39,10 +41,10 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="CLAIM",
-        help="Only tools that are read_only, destructive, idempotent or open_world, or 'not read_only' and so on.",
+        help="Only for tools that are read_only, destructive, idempotent or open_world, or 'not read_only' etc.",
     ),
 ]
-Remove = Annotated[bool, typer.Option("--remove", help="Take this very rule away.")]
+Remove = Annotated[bool, typer.Option("--remove", help="Remove exactly this rule instead of adding it.")]
 
 
 @commands.command()
@@ -52,11 +54,11 @@ def allow(
     *,
     when: When = None,
     where: Where = None,
-    ask: Annotated[bool, typer.Option("--ask", help="Ask you at each call, instead of allowing it.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Require your approval for each call.")] = False,
     remove: Remove = False,
     as_json: AsJson = False,
 ) -> int:
-    """Allow an agent tools that its profile does not. A deny wins over it, wherever it stands."""
+    """Allow an agent to use tools that its profile doesn't allow. A deny rule always takes precedence."""
     params = _rule(agent, tools, when, where, remove=remove) | ({"ask": True} if ask else {})
     return _say_changed(perform("permission:allow", params), as_json=as_json)
 
@@ -71,7 +73,7 @@ def deny(
     remove: Remove = False,
     as_json: AsJson = False,
 ) -> int:
-    """Deny an agent tools, whatever else allows them."""
+    """Deny tools to an agent, overriding anything that allows them."""
     params = _rule(agent, tools, when, where, remove=remove)
     return _say_changed(perform("permission:deny", params), as_json=as_json)
 
@@ -99,10 +101,12 @@ def _conditions(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _claim(text: str) -> tuple[str, bool]:
-    words = text.split()
-    if not words or len(words) > 2 or (len(words) == 2 and words[0] != "not"):
-        raise UsageError(f"{text!r} is no claim.", remedy="Write --where read_only or --where 'not destructive'.")
-    return words[-1], len(words) == 1
+    parts = text.split()
+    if not parts or len(parts) > 2 or (len(parts) == 2 and parts[0] != "not"):
+        raise UsageError(
+            f"--where {text!r} is not valid.", remedy="Write --where read_only or --where 'not destructive'."
+        )
+    return parts[-1], len(parts) == 1
 
 
 def _say_changed(found: dict[str, Any], *, as_json: bool) -> int:
@@ -112,7 +116,7 @@ def _say_changed(found: dict[str, Any], *, as_json: bool) -> int:
     if found["removed"]:
         say(f"Removed from {agent}: {rule}.")
         return 0
-    say(f"{agent}: {rule}." if found["changed"] else f"{agent} has it already: {rule}.")
+    say(f"{agent}: {rule}." if found["changed"] else f"{agent} already has this rule: {rule}.")
     for line in _coverage_lines(found):
         hint(line)
     return 0
@@ -122,9 +126,9 @@ def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["covers"]:
         unknown = ", ".join(found["unknown_servers"])
         yield (
-            f"Which tools that covers cannot be said: those of {unknown} are not known now."
+            f"The tools of {unknown} are currently unknown, so it isn't clear which ones this rule covers."
             if unknown
-            else "No tool that is known now has such a name: `toolcrib tools` lists them."
+            else "No known tool matches this rule; `toolcrib tools` lists all tools."
         )
     for denied in found["still_denied"]:
         yield f"Still denied: {denied['tool']}: {denied['rule']}."
@@ -133,28 +137,28 @@ def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"And {more} more."
     if found["still_denied"]:
         example = shlex.quote(found["still_denied"][0]["tool"])
-        yield f"`toolcrib why {found['agent']} {example}` says what would change that."
+        yield f"`toolcrib why {found['agent']} {example}` shows how to change that."
     for rule in found["never_allowed"]:
-        yield f"{rule['tools']} of them stay denied, which no rule changes: {rule['rule']}."
+        yield f"{rule['tools']} of them stay denied, and no rule can change that: {rule['rule']}."
 
 
 @commands.command()
 def why(
     agent: AgentName,
-    tool: Annotated[str, typer.Argument(metavar="TOOL", help="`server:tool`, or any full name of it.")],
-    words: Annotated[
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="The tool: `server:tool` or its full name.")],
+    pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Arguments of the call: KEY=VALUE, KEY:=JSON, KEY=@FILE."),
+        typer.Argument(metavar="KEY=VALUE", help="The call's arguments: KEY=VALUE, KEY:=JSON or KEY=@FILE."),
     ] = None,
     *,
     args: JsonArguments = None,
     as_json: AsJson = False,
 ) -> int:
-    """Say whether an agent may use a tool, by which rule, and what would change that. Exit code 5: it may not."""
+    """Explain whether an agent may use a tool, by which rule, and how to change that. Exit code 5: it may not."""
     params: dict[str, Any] = {"agent": agent, "tool": tool}
     with asking("permission:why", params, ()) as ask:
-        if words or args is not None:
-            params["arguments"] = arguments_from(words or [], args, _schema(tool, ask) if words else {})
+        if pairs or args is not None:
+            params["arguments"] = arguments_from(pairs or [], args, _schema(tool, ask) if pairs else {})
         found = ask("permission:why", params, timeout=ANSWER_WITHIN)
     code = Denied.exit_code if found["verdict"] == "deny" else 0
     for line in _explained(printed(found, as_json=as_json, exit_code=code)):
@@ -163,28 +167,28 @@ def why(
 
 
 def _schema(tool: str, ask: AskCommand) -> Mapping[str, Any]:
-    """Nothing where the tool or its server is not known: the answer will say so."""
+    """Empty if the tool or its server is unknown, which the command's result reports."""
     try:
         return schema_of(tool, ask)
     except ToolcribError:
         return {}
 
 
-_VERDICTS = {"allow": "may use", "deny": "may not use", "ask": "may use, if you approve,"}
+_VERDICTS = {"allow": "may use", "deny": "may not use", "ask": "may use, with your approval,"}
 
 
 def _explained(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['agent']} ({found['profile']}) {_VERDICTS[found['verdict']]} {found['tool']}: {found['rule']}."
     if not found["known"]:
-        yield f"It is not known here now, so this is about its name alone: {found['unknown']}"
+        yield f"The tool is currently unknown, so only its name was checked: {found['unknown']}"
     if found["arguments"] is None and any(" when " in row["rule"] for row in found["rules"]):
-        yield "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer."
+        yield "No arguments were given, so conditions are assumed to hold. Add KEY=VALUE to check a specific call."
     yield from found["unjudged"]
     if any(" under " in row["rule"] for row in found["rules"]):
         yield _folder_line(found)
     if found["rules"]:
         yield ""
-        yield "Rules that speak of it, the strongest first:"
+        yield "Matching rules, strongest first:"
         for row in found["rules"]:
             applies = "" if row["applies"] else "  (does not apply to these arguments)"
             yield f"  {row['rule']}{applies}"
@@ -192,7 +196,7 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
     yield _annotations_line(found)
     if found["remedies"]:
         yield ""
-        yield "What would allow it:"
+        yield "To allow it:"
         for remedy in found["remedies"]:
             yield f"  {remedy}"
 
@@ -200,15 +204,15 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
 def _folder_line(found: Mapping[str, Any]) -> str:
     server = found["tool"].partition(":")[0]
     if found["folder"] is None:
-        return f"Which folder {server} runs in is not known, so a relative path cannot be judged: give whole paths."
-    return f"A relative path is read as {server} reads it: from {found['folder']}, the folder it runs in."
+        return f"The folder {server} runs in is unknown, so relative paths cannot be checked: use absolute paths."
+    return f"Relative paths start at {found['folder']}, the folder {server} runs in."
 
 
 def _annotations_line(found: Mapping[str, Any]) -> str:
     server = found["tool"].partition(":")[0]
     counts = ", ".join(name if value else f"not {name}" for name, value in found["counts_as"].items())
     if server in RESERVED_SERVER_NAMES:
-        return f"It is a tool of Toolcrib itself: {counts}."
+        return f"This is one of Toolcrib's own tools: {counts}."
     quoted = shlex.quote(server)
     if found["trusted"]:
         return f"{server} is trusted (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."

@@ -1,7 +1,7 @@
-"""`profile list|show|edit|remove`: sets of rules, edited as YAML with the language explained at its head.
+"""`profile list|show|edit|remove`: sets of rules, edited as YAML with a guide at the top.
 
-In: words of the command line, an editor or a file. Out: an exit code. A text with a mistake is kept, and the error
-says where it is.
+In: command-line arguments, an editor or a file. Out: an exit code. If the edited text has an error, the file is kept
+and the message gives its path.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from toolcrib.policy import OwnTools, profile_from
 from toolcrib.signals import with_default_signals
 
 commands = typer.Typer(rich_markup_mode=None)
-profile = typer.Typer(help="Profiles: sets of rules that agents share.")
+profile = typer.Typer(help="Manage profiles: sets of rules that agents share.")
 commands.add_typer(profile, name="profile")
 
 GUIDE = """\
-# The profile {name}. A deny wins, wherever it stands; what no rule allows is denied; the order never matters.
+# Profile {name}. Deny rules always win. Tools that no rule allows are denied. The order doesn't matter.
 #
 # rules:
-#   - allow: git:*                      # server:tool; * is any text, ? any character
-#   - deny: "*:delete_*"                # quote what begins with *
-#   - ask: git:push                     # a person is asked at each call
+#   - allow: git:*                      # server:tool; * matches any text, ? any character
+#   - deny: "*:delete_*"                # quote values that begin with *
+#   - ask: git:push                     # each call needs your approval
 #   - allow: "*"                        # every tool of every server ...
 #     annotations: {{read_only: true}}    # ... that a trusted server declares read-only
 #   - allow: files:*
 #     when:                             # all must hold
-#       path: {{under: src}}              # inside this folder, seen from the agent's own
+#       path: {{under: src}}              # inside this folder, relative to the agent's workdir
 #       mode: {{one_of: [read, list]}}
 #       options.sql: {{matches: "select .*"}}
-# own_tools: edit                       # what `toolcrib run` lets a program do by itself: none, read, edit, all
+# own_tools: edit                       # what a coding agent's built-in tools may do: none, read, edit, all
 """
 
 
@@ -54,23 +54,23 @@ def profile_yaml(profile: Mapping[str, Any]) -> str:
 
 
 def read_profile(name: str, text: str) -> dict[str, Any]:
-    """The parameters of `profile:put`. Raises `ConfigError` with the line."""
+    """Parses a profile into the parameters of `profile:put`. Raises `ConfigError` with the line."""
     try:
         parsed = parse_yaml(text)
     except Unreadable as error:
         place = "" if error.line is None else f", line {error.line}"
         raise ConfigError(
             f"profile {name}{place}: found {error.found}, expected {error.expected}.",
-            remedy="What begins with * wants quotes.",
+            remedy="Quote values that begin with *.",
         ) from None
     for path, line in parsed.duplicates:
-        raise ConfigError(f"profile {name}, line {line}: {path[-1]} stands twice.", remedy="Leave one of them.")
+        raise ConfigError(f"profile {name}, line {line}: {path[-1]} appears twice.", remedy="Remove one of them.")
     data = {} if parsed.data is None else parsed.data
     if not isinstance(data, dict) or data.keys() - {"description", "rules", "own_tools"}:
         raise ConfigError(
-            f"profile {name}: it has a description, rules and own_tools, nothing else.", remedy="See its first lines."
+            f"profile {name}: only description, rules and own_tools are allowed.", remedy="See the guide at its top."
         )
-    # An empty word in YAML is null: `rules:` with nothing under it.
+    # `rules:` with nothing under it is null in YAML.
     return {"name": name} | {key: value for key, value in data.items() if value is not None}
 
 
@@ -104,24 +104,24 @@ def edit_profile(name: str, copy: str | None) -> dict[str, Any]:
         found = perform("profile:put", read_profile(name, after))
     except ToolcribError as error:
         again = shlex.join(["toolcrib", "profile", "edit", name, "--file", place])
-        error.remedy = f"{error.remedy} Your text is kept: correct {place}, then `{again}`.".strip()
+        error.remedy = f"{error.remedy} Your text is saved: correct {place}, then run `{again}`.".strip()
         raise
     file.unlink(missing_ok=True)
     return found
 
 
 def _initial_text(name: str, copy: str | None) -> str:
-    """What the editor shows first: the profile as it is, the rules of another one, or none yet."""
+    """The text to edit: the profile's current content, a copy of another profile, or an empty profile."""
     known = {row["name"]: row for row in perform("profile:list", {})["profiles"]}
     if name in known and known[name]["builtin"]:
         raise UsageError(
-            f"{name} is built in and does not change.",
-            remedy=f"`toolcrib profile edit NAME --copy {name}` begins one of your own with its rules.",
+            f"{name} is built in and cannot be changed.",
+            remedy=f"`toolcrib profile edit NAME --copy {name}` creates your own profile from its rules.",
         )
     if name in known and copy is not None:
-        raise UsageError(f"There is a profile {name} already.", remedy=f"`toolcrib profile edit {name}` changes it.")
+        raise UsageError(f"The profile {name} already exists.", remedy=f"`toolcrib profile edit {name}` changes it.")
     if name not in known:
-        # A name that cannot be is refused before somebody has written rules for it.
+        # Rejects an invalid name before you have written rules for it.
         profile_from(name, {})
     start = copy or name
     content = {"description": "", "own_tools": str(OwnTools.NONE), "rules": []}
@@ -133,12 +133,12 @@ def _initial_text(name: str, copy: str | None) -> str:
 def _editor() -> list[str]:
     chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
     try:
-        words = shlex.split(chosen)
+        argv = shlex.split(chosen)
     except ValueError:
-        words = []
-    if not words:
-        raise UsageError("No editor is set.", remedy="Set EDITOR, or give the content with --file FILE (- is stdin).")
-    return words
+        argv = []
+    if not argv:
+        raise UsageError("No editor is set.", remedy="Set EDITOR, or pass the content with --file FILE (- for stdin).")
+    return argv
 
 
 def _run(editor: list[str], file: Path) -> None:
@@ -150,14 +150,14 @@ def _run(editor: list[str], file: Path) -> None:
         ) from error
     if done.returncode:
         raise UsageError(
-            f"The editor ended with exit code {done.returncode}, so nothing was changed.",
+            f"The editor exited with code {done.returncode}, so nothing was changed.",
             remedy="Edit again, or use --file FILE.",
         )
 
 
 @profile.command("list")
 def list_profiles(*, as_json: AsJson = False) -> int:
-    """List the profiles, and which agents have them."""
+    """List the profiles and the agents that use them."""
     found = printed(perform("profile:list"), as_json=as_json)
     rows = [
         (
@@ -174,12 +174,12 @@ def list_profiles(*, as_json: AsJson = False) -> int:
     return 0
 
 
-ProfileName = Annotated[str, typer.Argument(metavar="NAME", help="The profile.")]
+ProfileName = Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")]
 
 
 @profile.command()
 def show(name: ProfileName, *, as_json: AsJson = False) -> int:
-    """Show a profile's rules, as `profile edit --file` takes them."""
+    """Show a profile's rules, in the format of `profile edit --file`."""
     found = printed(perform("profile:show", {"name": name}), as_json=as_json)
     whose = "built in" if found["builtin"] else "yours"
     say(f"# {name}, {whose}; agents: {', '.join(found['agents']) or 'none'}")
@@ -192,16 +192,16 @@ def edit(
     name: ProfileName,
     *,
     file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Take the content from there instead of an editor; - is stdin.")
+        str | None, typer.Option(metavar="FILE", help="Read the content from this file instead; - reads stdin.")
     ] = None,
     copy: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="Begin a new profile with the rules of this one.")
+        str | None, typer.Option(metavar="PROFILE", help="Start a new profile with the rules of this one.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Change a profile, or make one, in your editor ($VISUAL or $EDITOR). Its agents have the new rules at once."""
+    """Create or change a profile in your editor ($VISUAL or $EDITOR). New rules apply immediately."""
     if file is not None and copy is not None:
-        raise UsageError("--file and --copy exclude each other.", remedy="Give one of them.")
+        raise UsageError("--file and --copy can't be used together.", remedy="Use one of them.")
     found = printed(edit_profile(name, copy) if file is None else profile_from_file(name, file), as_json=as_json)
     if found["changed"]:
         count = f"{found['rules']} {'rule' if found['rules'] == 1 else 'rules'}"
@@ -215,7 +215,7 @@ def edit(
 
 @profile.command()
 def remove(name: ProfileName, *, as_json: AsJson = False) -> int:
-    """Remove a profile of yours that no agent has."""
+    """Remove one of your profiles. No agent may be using it."""
     printed(perform("profile:remove", {"name": name}), as_json=as_json)
     say(f"Removed {name}.")
     return 0

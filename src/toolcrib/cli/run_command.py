@@ -1,7 +1,7 @@
-"""`run`: a coding agent at work with Toolcrib's tools, as a person follows it.
+"""`run`: runs a coding agent with Toolcrib's tools and shows its progress.
 
-In: words of the command line, or the prompt from a pipe. Out: the coding agent's answer on stdout, everything
-else on stderr; `--json` gives one object. The exit code says how the run ended. `coding_agents` does the work.
+In: command-line arguments, or the prompt from a pipe. Out: the coding agent's answer on stdout, everything else on
+stderr; `--json` prints one object. The exit code tells how the run ended. `coding_agents` does the work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolcrib.cli.options import AsJson, whole_prompt
 from toolcrib.cli.output import TOOL_ERROR, error_data, hint, say_line
 from toolcrib.cli.run_text import USUAL_PROFILES, EventDetail
 from toolcrib.cli.run_view import RunJsonView, RunTextView, RunView, masked
-from toolcrib.coding_agents.code_agent import LONGEST, CodeAgent, RunStream
+from toolcrib.coding_agents.code_agent import MAX_TIMEOUT, CodeAgent, RunStream
 from toolcrib.coding_agents.run_folder import LogSeals
 from toolcrib.coding_agents.run_history import conversation_state
 from toolcrib.coding_agents.run_result import ExecutionResult, RunStatus
@@ -33,15 +33,15 @@ from toolcrib.signals import ending_signals
 
 PROFILE = "developer"
 STOPPED = 12
-"""The exit code of a run that Toolcrib ended: too long, revoked, or without tools."""
+"""The exit code of a run that Toolcrib stopped: too long, revoked, or without tools."""
 INTERRUPTED = 130
 
 _EXIT_CODES = {RunStatus.FINISHED: 0, RunStatus.FAILED: TOOL_ERROR, RunStatus.INTERRUPTED: INTERRUPTED}
 _PARTS = re.compile(r"(?:[0-9.]+[a-z])+")
 
 
-class ProgramWordsCommand(TyperCommand):
-    """Keeps what stands after `--` apart: it is for the program, also where no prompt stands before it."""
+class ProgramArgumentsCommand(TyperCommand):
+    """Separates the arguments after `--`, which are for the program, even if there is no prompt before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -49,63 +49,65 @@ class ProgramWordsCommand(TyperCommand):
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- WORDS...]"]
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
-@commands.command(cls=ProgramWordsCommand)
+@commands.command(cls=ProgramArgumentsCommand)
 def run(
     context: typer.Context,
-    client: Annotated[str, typer.Argument(metavar="claude|codex|gemini", help="The coding agent.")],
+    client: Annotated[str, typer.Argument(metavar="claude|codex|gemini", help="The coding agent to run.")],
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What it shall do, in quotes; with `-`, or none, it is read from stdin."),
+        typer.Argument(metavar="PROMPT", help="The task, in quotes. Without it, or with `-`, it is read from stdin."),
     ] = None,
     *,
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="PROFILE", help=f"What it may do: {PROFILE} by default, or as the conversation had it so far."
+            metavar="PROFILE",
+            help=f"The profile that limits the run. Default: {PROFILE}, or the conversation's profile.",
         ),
     ] = None,
-    workdir: Annotated[Path, typer.Option(metavar="DIR", help="The folder that it works in.")] = Path(),
+    workdir: Annotated[Path, typer.Option(metavar="DIR", help="Run the coding agent in this folder.")] = Path(),
     conversation: Annotated[
-        str, typer.Option(metavar="ID|last", help="Go on in a conversation, the program's own session included.")
+        str, typer.Option(metavar="ID|last", help="Continue a conversation, including the program's own session.")
     ] = "",
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="End it after so long: 90 (seconds), 30m, 1h30m; 7d at most.")
+        str, typer.Option(metavar="TIME", help="Stop the run after this time: 90 (seconds), 30m, 1h30m; at most 7d.")
     ] = "2h",
     on_mcp_failure: Annotated[
-        str, typer.Option(metavar="stop|continue", help="Where the tools cannot be had, or are lost.")
+        str, typer.Option(metavar="stop|continue", help="What to do if Toolcrib's tools are unavailable.")
     ] = "stop",
     env: Annotated[
         list[str] | None,
         typer.Option(
             "--env",
             metavar="NAME",
-            help="Pass this variable on, although Toolcrib's configuration uses it; may be repeated.",
+            help="Pass this variable to the program even though Toolcrib's configuration uses it; repeatable.",
         ),
     ] = None,
     env_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Variables for the program, NAME=VALUE a line.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read variables for the program from this file of NAME=VALUE lines."),
     ] = None,
     log_events: Annotated[
-        bool, typer.Option("--log-events", help="Show every event but the answer, as it comes.")
+        bool, typer.Option("--log-events", help="Show every event as it happens, except the answer.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Run a coding agent with Toolcrib's tools, under a profile and on the record.
+    """Run a coding agent with Toolcrib's tools, limited by a profile and logged.
 
-    It keeps its own login, model and settings; WORDS after `--` are handed to the program itself. What is piped in
-    beside a prompt stands after it: `git diff | toolcrib run codex "review this"`. The answer is on stdout, all else on
-    stderr, also what a run said that was cut off; --json prints one object instead, --json --log-events each event
-    before it.
+    The coding agent keeps its own login, model and settings; ARGS after `--` are passed to it. Text piped in along with
+    a prompt is appended to it: `git diff | toolcrib run codex "review this"`. The answer is printed to stdout, and
+    everything else to stderr, including the last text of a run that was cut off. --json prints one object instead;
+    with --log-events, each event precedes it.
 
-    Exit code 10: the program failed. 12: Toolcrib ended it (time limit, revoked, no tools). 130: Ctrl-C, which ends the
-    run in order; a second one ends it at once. 4: the program is missing or too old, or there is no such conversation.
-    7: no daemon could be had.
+    Ctrl-C stops the run cleanly; a second Ctrl-C stops it immediately. Exit codes: 4 the program is missing or too old,
+    or the conversation doesn't exist; 7 no daemon could be started; 10 the program failed; 12 Toolcrib stopped the run
+    (time limit, revoked, no tools); 130 interrupted.
     """
     try:
         coding_agent = CodeAgent(
@@ -125,7 +127,7 @@ def run(
     except ToolcribError as error:
         if not as_json:
             raise
-        # One line, as all that went before it.
+        # On one line, like the events before it.
         hint(f"Error: {error.text()}")
         data = error_data(error)
         say_line({"error": data})
@@ -143,18 +145,19 @@ def _profile(given: str | None, conversation: str, workdir: Path, client: str) -
     before = conversation_state(root, conversation, client, seals).profile
     if before not in USUAL_PROFILES:
         raise UsageError(
-            f"The conversation was run as {before}.", remedy=f"Say --profile {before} to go on so, or another."
+            f"The conversation used the profile {before}.",
+            remedy=f"Add --profile {before} to keep it, or choose another.",
         )
     return before
 
 
 def _seconds(text: str) -> float:
-    # Without a unit, seconds; `1h30m` is one part after the other.
+    # A number without a unit means seconds; `1h30m` is the sum of its parts.
     parts = re.findall("[0-9.]+[a-z]", text) if _PARTS.fullmatch(text) else [f"{text}s"]
     seconds = [parse_duration(part) or 0.0 for part in parts]
-    if not all(seconds) or sum(seconds) > LONGEST:
+    if not all(seconds) or sum(seconds) > MAX_TIMEOUT:
         raise UsageError(
-            f"--timeout {text!r} is no time limit.",
+            f"--timeout {text!r} is not a valid time limit.",
             remedy="Write seconds (90), or 90s, 30m, 2h, 1h30m; more than 0, at most 7d.",
         )
     return sum(seconds)
@@ -173,7 +176,7 @@ def _follow(coding_agent: CodeAgent, prompt: str, conversation: str, view: RunVi
 
 
 async def _watched(stream: RunStream, view: RunView) -> ExecutionResult | None:
-    """None: it was interrupted before it began."""
+    """Returns None if the run was interrupted before it began."""
     with _signals(view):
         try:
             async with stream:
@@ -187,7 +190,7 @@ async def _watched(stream: RunStream, view: RunView) -> ExecutionResult | None:
 
 @contextlib.contextmanager
 def _signals(view: RunView) -> Iterator[None]:
-    """The first ends the run in order, the second at once: what it started ends with this process."""
+    """The first signal stops the run cleanly. The second ends this process, which ends everything the run started."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     received: list[signal.Signals] = []
 
@@ -200,11 +203,11 @@ def _signals(view: RunView) -> Iterator[None]:
             task.cancel()
         view.ending()
 
-    heard = ending_signals()
-    for one in heard:
-        loop.add_signal_handler(one, end, one)
+    handled = ending_signals()
+    for number in handled:
+        loop.add_signal_handler(number, end, number)
     try:
         yield
     finally:
-        for one in heard:
-            loop.remove_signal_handler(one)
+        for number in handled:
+            loop.remove_signal_handler(number)

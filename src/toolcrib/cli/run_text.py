@@ -1,7 +1,7 @@
-"""How a run reads for people: its heading, each event, and its result.
+"""A run as text: its heading, its events and its result.
 
-In: events, metadata and summaries, live or from a log (which may be anybody's work). Out: lines, each made of pieces
-of text with a style. `run_view` prints them on a terminal or into a pipe.
+In: events, metadata and summaries, live or from a log (which isn't trusted). Out: lines, each a sequence of styled
+texts. `run_view` prints them on a terminal or into a pipe.
 """
 
 from __future__ import annotations
@@ -24,46 +24,45 @@ from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 StyledText: TypeAlias = tuple[str, str]
-"""A text and its style; the style is empty, a colour, `bold` or `dim`."""
+"""A text and its style: empty, a colour, `bold` or `dim`."""
 StyledLine: TypeAlias = tuple[StyledText, ...]
 
-_VALUE = 60
-_ARGUMENTS = 160
-_NOTE = 200
-_NOT_WELL = {
+_MAX_VALUE_LENGTH = 60
+_MAX_ARGUMENTS_LENGTH = 160
+_MAX_NOTE_LENGTH = 200
+_FAILURES = {
     ToolStatus.ERROR: "failed",
     ToolStatus.DENIED: "denied",
-    ToolStatus.INVALID: "its arguments do not fit",
-    ToolStatus.UNKNOWN: "there is no such tool",
-    ToolStatus.TIMEOUT: "no answer in time",
-    ToolStatus.CANCELLED: "not over",
-    ToolStatus.UNAVAILABLE: "its server is unavailable",
+    ToolStatus.INVALID: "invalid arguments",
+    ToolStatus.UNKNOWN: "unknown tool",
+    ToolStatus.TIMEOUT: "timed out",
+    ToolStatus.CANCELLED: "cancelled",
+    ToolStatus.UNAVAILABLE: "server unavailable",
 }
 
 
 class EventDetail(enum.Enum):
     USUAL = enum.auto()
     ALL = enum.auto()
-    """Every event."""
 
 
 class EventTimes(enum.Enum):
     SHOWN = enum.auto()
     LEFT_OUT = enum.auto()
-    """Where the lines come as things happen."""
+    """For events that are shown as they happen."""
 
 
 class EventLines:
-    """What happens in a run, with what a person wants to know: messages, tools, warnings.
+    """The messages, tool calls and warnings of a run.
 
-    The last message is held back until something follows, for it may be the answer, which has a place of its own.
+    The last message is held back until another event follows, because it may be the answer, which is shown separately.
     """
 
     def __init__(self, times: EventTimes) -> None:
         self._times = times
         self._held: AgentEvent | None = None
         self.hidden = 0
-        """Events that only the whole list shows."""
+        """The number of events that aren't shown."""
 
     @property
     def held(self) -> str:
@@ -82,7 +81,7 @@ class EventLines:
         yield from lines
 
     def rest(self, *, but: str = "") -> Iterator[StyledLine]:
-        """What is held back, unless it is this text."""
+        """The lines held back, unless their text is `but`."""
         held, self._held = self._held, None
         if held is not None and not _has_text(held, but):
             yield from self._placed(held, [((line, ""),) for line in held.text.strip().splitlines()])
@@ -93,7 +92,7 @@ class EventLines:
         elif event.kind is AgentEventKind.LOG and event.role == "toolcrib":
             yield from self._placed(event, [(("! ", "yellow"), (one_line(event.text), "yellow"))])
         elif event.kind is AgentEventKind.REASONING and event.text.strip():
-            yield from self._placed(event, [(("· " + shortened(one_line(event.text), _NOTE), "dim"),)])
+            yield from self._placed(event, [(("· " + shortened(one_line(event.text), _MAX_NOTE_LENGTH), "dim"),)])
 
     def _placed(self, event: AgentEvent, lines: Iterable[StyledLine]) -> Iterator[StyledLine]:
         if self._times is EventTimes.LEFT_OUT:
@@ -106,8 +105,8 @@ class EventLines:
 
 
 class AllEventLines:
-    """Every event, whole. Only a message waits, with the program's own notes after it, until it is known whether it is
-    the answer, which has a place of its own."""
+    """Every event, in full. A message, and any of the program's own notes after it, waits until it is clear whether it
+    is the answer, which is shown separately."""
 
     def __init__(self) -> None:
         self._waiting: list[AgentEvent] = []
@@ -128,13 +127,13 @@ class AllEventLines:
             yield event_line(event)
 
     def rest(self, *, but: str = "") -> Iterator[StyledLine]:
-        """What is held back, unless it is this text."""
+        """The lines held back, without a first message whose text is `but`."""
         waiting, self._waiting = self._waiting, []
-        return (event_line(one) for place, one in enumerate(waiting) if place or not _has_text(one, but))
+        return (event_line(event) for index, event in enumerate(waiting) if index or not _has_text(event, but))
 
 
 def tool_line(event: AgentEvent) -> StyledLine:
-    """A call that is over."""
+    """A finished call."""
     fine = event.tool_status is ToolStatus.OK
     pieces: list[StyledText] = [("✓ ", "green") if fine else ("✗ ", "red"), (tool_of(event), "bold")]
     if event.tool_args:
@@ -147,7 +146,7 @@ def tool_line(event: AgentEvent) -> StyledLine:
 
 
 def event_line(event: AgentEvent) -> StyledLine:
-    """Any event, whole, on one line."""
+    """Any event, in full, on one line."""
     parts: list[str] = []
     if event.kind is AgentEventKind.TOOL:
         parts += [tool_of(event), str(event.tool_status or "")]
@@ -170,8 +169,9 @@ def tool_of(event: AgentEvent) -> str:
 
 
 def arguments_text(given: Mapping[str, Any]) -> str:
-    """As a person would type them; what is long is shortened, which shows."""
-    return shortened(" ".join(f"{one_line(str(name))}={_value(value)}" for name, value in given.items()), _ARGUMENTS)
+    """As you would type them; long ones are shortened with an ellipsis."""
+    text = " ".join(f"{one_line(str(name))}={_value(value)}" for name, value in given.items())
+    return shortened(text, _MAX_ARGUMENTS_LENGTH)
 
 
 def seconds_text(seconds: float) -> str:
@@ -194,32 +194,31 @@ def one_line(text: str) -> str:
 
 
 def _may_be_answer(event: AgentEvent) -> bool:
-    """Whether it may be the answer."""
     return event.kind is AgentEventKind.MESSAGE and event.role == "assistant" and bool(event.text)
 
 
-def _has_text(said: AgentEvent, text: str) -> bool:
-    return said.text.strip() == text.strip()
+def _has_text(event: AgentEvent, text: str) -> bool:
+    return event.text.strip() == text.strip()
 
 
 def _failure_text(event: AgentEvent) -> str:
-    words = _NOT_WELL.get(event.tool_status or ToolStatus.ERROR, "failed")
-    said = event.rule if event.tool_status is ToolStatus.DENIED and event.rule else event.text
-    said = shortened(one_line(said), _NOTE)
-    return f"{words}: {said}" if said else words
+    failure = _FAILURES.get(event.tool_status or ToolStatus.ERROR, "failed")
+    reason = event.rule if event.tool_status is ToolStatus.DENIED and event.rule else event.text
+    reason = shortened(one_line(reason), _MAX_NOTE_LENGTH)
+    return f"{failure}: {reason}" if reason else failure
 
 
 def _value(value: Any) -> str:
     if isinstance(value, str) and value and value.isprintable() and " " not in value:
-        return shortened(value, _VALUE)
-    return shortened(_json(value), _VALUE)
+        return shortened(value, _MAX_VALUE_LENGTH)
+    return shortened(_json(value), _MAX_VALUE_LENGTH)
 
 
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
-        return "(nested too deeply to be shown)"
+        return "(too deeply nested to show)"
 
 
 STATUS_STYLES: Mapping[RunStatus, str] = {
@@ -227,47 +226,46 @@ STATUS_STYLES: Mapping[RunStatus, str] = {
     RunStatus.RUNNING: "yellow",
     RunStatus.INTERRUPTED: "yellow",
 }
-"""Every other is red."""
+"""Every other status is red."""
 USUAL_PROFILES = ("nothing", "read-only", "developer")
-"""Profiles that a log may name for the next run: a file of the project must not give more than is usual."""
+"""Profiles that a log may set for the next run. A file in the project must not grant more than these."""
 
-_LABEL = 14
-_PROMPT_LINES = 40
-_PROMPT = 4000
-"""Characters."""
+_LABEL_WIDTH = 14
+_MAX_PROMPT_LINES = 40
+_MAX_PROMPT_LENGTH = 4000
 
 
 class LabelledLine(tuple[StyledText, ...]):
-    """A label and a text; what does not fit on a terminal's line stands beneath the text."""
+    """A label and a text. On a terminal, the text wraps in its own column."""
 
     __slots__ = ()
 
 
 @dataclass(kw_only=True)
 class RunFacts:
-    """What the events of a run say that its summary does not."""
+    """Facts from a run's events that its summary doesn't have."""
 
     answered: bool = False
-    """Whether a model said or did anything: before that, a program's session is none to go on in."""
+    """Whether the model produced anything. Before that, a program's session cannot be continued."""
     denied: Counter[str] = field(default_factory=Counter)
-    """How many calls of each tool."""
+    """The number of denied calls of each tool."""
 
     def note(self, event: AgentEvent) -> None:
-        said = event.kind is AgentEventKind.MESSAGE and event.role == "assistant"
-        self.answered = self.answered or said or event.kind in (AgentEventKind.TOOL, AgentEventKind.REASONING)
+        is_message = event.kind is AgentEventKind.MESSAGE and event.role == "assistant"
+        self.answered = self.answered or is_message or event.kind in (AgentEventKind.TOOL, AgentEventKind.REASONING)
         if event.tool_status is ToolStatus.DENIED:
             self.denied[tool_of(event)] += 1
 
 
 def opening_lines(about: RunMetadata, detail: EventDetail = EventDetail.ALL) -> Iterator[StyledLine]:
-    """Who does what, where, and what is governed of it."""
+    """The program, profile, folder and conversation, and which of the program's actions are governed."""
     program = f"{about.provider} {about.version}".strip()
     yield (
         (one_line(program), "bold"),
         (f" as {one_line(about.profile)} in {one_line(about.workdir)}", ""),
     )
-    goes_on = " (goes on)" if about.session_before else ""
-    yield _row("conversation", one_line(about.conversation) + goes_on)
+    continued = " (continued)" if about.session_before else ""
+    yield _row("conversation", one_line(about.conversation) + continued)
     for label, texts, style in (("governed", about.governed, ""), ("not governed", about.ungoverned, "yellow")):
         if texts and detail is EventDetail.USUAL:
             yield _row(label, f"{_count(len(texts), 'line')}, shown by --events", style)
@@ -277,7 +275,7 @@ def opening_lines(about: RunMetadata, detail: EventDetail = EventDetail.ALL) -> 
 
 
 def heading_lines(about: RunMetadata, status: RunStatus, detail: EventDetail) -> Iterator[StyledLine]:
-    """For a run out of a log: also when it was, and what it was asked."""
+    """The heading of a run from a log, with its start time and prompt."""
     yield (
         ("run ", ""),
         (about.run_id, "bold"),
@@ -285,7 +283,7 @@ def heading_lines(about: RunMetadata, status: RunStatus, detail: EventDetail) ->
         (status.replace("_", " "), STATUS_STYLES.get(status, "red")),
     )
     yield from opening_lines(about, detail)
-    yield _row("began", time_text(about.started_at, "%Y-%m-%d %H:%M:%S"))
+    yield _row("started", time_text(about.started_at, "%Y-%m-%d %H:%M:%S"))
     yield _row("agent", f"{one_line(about.agent) or 'none'}, own tools: {one_line(about.own_tools)}")
     yield from _prompt(about.prompt.strip() or "(empty)")
 
@@ -293,7 +291,7 @@ def heading_lines(about: RunMetadata, status: RunStatus, detail: EventDetail) ->
 def closing_lines(summary: RunSummary, about: RunMetadata, log: Path, seen: RunFacts) -> Iterator[StyledLine]:
     style = STATUS_STYLES.get(summary.status, "red")
     mark = "✓ " if summary.status is RunStatus.FINISHED else "✗ "
-    # Whoever interrupted it knows why.
+    # You know why you interrupted it.
     why = f": {one_line(summary.error)}" if summary.error and summary.status is not RunStatus.INTERRUPTED else ""
     yield (
         (mark, style),
@@ -313,40 +311,40 @@ def closing_lines(summary: RunSummary, about: RunMetadata, log: Path, seen: RunF
         yield _row("tool list", listing)
     yield _row("log", str(log))
     if summary.session and (seen.answered or summary.status is not RunStatus.FAILED):
-        yield _row("go on", _continue_command(about))
+        yield _row("continue", _continue_command(about))
 
 
 def unfinished_lines(about: RunMetadata, log: Path, session: str) -> Iterator[StyledLine]:
-    """For a log without a summary; `session` is the program's own, as far as it is known."""
-    living = is_same_process(about.pid, about.pid_began)
-    if living:
-        yield (("It still goes on", "yellow"), (f": `toolcrib runs tail {about.run_id}` follows it.", ""))
+    """The end of a log without a summary; `session` is the program's own, if known."""
+    alive = is_same_process(about.pid, about.pid_began)
+    if alive:
+        yield (("Still running", "yellow"), (f": `toolcrib runs tail {about.run_id}` follows it.", ""))
     else:
-        yield (("✗ killed", "red"), (": the process that ran it is gone, and left no summary.", ""))
+        yield (("✗ killed", "red"), (": its process ended without writing a summary.", ""))
     yield _row("log", str(log))
-    if session and not living:
-        yield _row("go on", _continue_command(about))
+    if session and not alive:
+        yield _row("continue", _continue_command(about))
 
 
 def _row(label: str, text: str, style: str = "") -> LabelledLine:
-    return LabelledLine(((f"  {label:<{_LABEL}}", "dim"), (text, style)))
+    return LabelledLine(((f"  {label:<{_LABEL_WIDTH}}", "dim"), (text, style)))
 
 
 def _prompt(prompt: str) -> Iterator[StyledLine]:
     lines = prompt.splitlines()
-    shown = shortened("\n".join(lines[:_PROMPT_LINES]), _PROMPT)
-    for place, line in enumerate(shown.splitlines()):
-        yield _row("" if place else "prompt", line)
-    if left := len("\n".join(lines)) - len(shown):
-        yield _row("", f"({_count(left, 'character')} more; --json has them)", "dim")
+    shown = shortened("\n".join(lines[:_MAX_PROMPT_LINES]), _MAX_PROMPT_LENGTH)
+    for index, line in enumerate(shown.splitlines()):
+        yield _row("" if index else "prompt", line)
+    if hidden := len("\n".join(lines)) - len(shown):
+        yield _row("", f"({_count(hidden, 'character')} more; --json shows everything)", "dim")
 
 
 def _continue_command(about: RunMetadata) -> str:
-    """The whole command, safe to be copied whatever a log says."""
-    words = ["--conversation", about.conversation]
-    words += [] if about.profile in USUAL_PROFILES else ["--profile", about.profile]
-    words += [] if _is_here(about.workdir) else ["--workdir", about.workdir]
-    return one_line(f'toolcrib run {shlex.quote(about.provider)} "…" {shlex.join(words)}')
+    """The whole command, quoted so that it is safe to copy even if the log is malicious."""
+    options = ["--conversation", about.conversation]
+    options += [] if about.profile in USUAL_PROFILES else ["--profile", about.profile]
+    options += [] if _is_here(about.workdir) else ["--workdir", about.workdir]
+    return one_line(f'toolcrib run {shlex.quote(about.provider)} "…" {shlex.join(options)}')
 
 
 def _is_here(folder: str) -> bool:
@@ -357,7 +355,7 @@ def _is_here(folder: str) -> bool:
 
 
 def _tools(summary: RunSummary, denied: Mapping[str, int]) -> str:
-    """What was used, then what was only asked for."""
+    """The tools that were used, then those that were denied."""
     names = {one_line(name): times for name, times in summary.tools.items()}
     used = {name: times - denied.get(name, 0) for name, times in names.items() if times > denied.get(name, 0)}
     refused = {name: times for name, times in denied.items() if name in names}
@@ -367,15 +365,15 @@ def _tools(summary: RunSummary, denied: Mapping[str, int]) -> str:
 
 
 def _most_first(counted: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+    return sorted(counted.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _tokens(usage: TokenUsage) -> str:
     if usage.input is None and usage.output is None:
         return "not reported"
-    # Whether what came from the cache is also counted as input is each provider's own affair.
+    # Some providers include cached tokens in the input, others don't.
     counts = (("in", usage.input), ("out", usage.output), ("cached", usage.cached))
-    return ", ".join(f"{number:,} {word}" for word, number in counts if number is not None)
+    return ", ".join(f"{number:,} {label}" for label, number in counts if number is not None)
 
 
 def _listing_text(listing: ToolListSize) -> str:
@@ -385,5 +383,5 @@ def _listing_text(listing: ToolListSize) -> str:
     return f"{_count(listing.tools, 'tool')}, {size_of(listing.bytes)}, {about}{_count(listing.tokens, 'token')}"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

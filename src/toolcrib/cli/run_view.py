@@ -1,7 +1,7 @@
-"""A run as it happens, printed for a person beside the answer, or for a program as JSON.
+"""Shows a run as it happens: as text for people, or as JSON for programs.
 
 In: its events and its result, as lines of `run_text`. Out: stdout and stderr, with colours and a spinner on a
-terminal. Control characters are made visible.
+terminal. Control characters are escaped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 
 class RunScreen:
-    """What is said beside the output does not end a run when it cannot be said any more: a terminal was closed."""
+    """Styled lines on a stream. If stderr can no longer be written (a closed terminal), the run continues silently."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -59,12 +59,12 @@ class RunScreen:
             self.write(line)
 
     def wait(self, text: str) -> None:
-        """Shows on a terminal that something goes on, and what."""
+        """Shows a spinner with this text on a terminal."""
         if self._terminal is not None and not self._broken:
             self._terminal.spin(visible(one_line(text)))
 
     def still(self) -> None:
-        """Ends the spinner; the terminal is as it was."""
+        """Stops the spinner and restores the terminal."""
         if self._terminal is not None:
             try:
                 self._terminal.stop()
@@ -73,7 +73,7 @@ class RunScreen:
 
 
 def _wrapped(line: StyledLine, width: int) -> Iterator[StyledLine]:
-    """As many lines as it takes; only labelled ones are wrapped, between words."""
+    """Wraps labelled lines between words. Other lines stay as they are."""
     pieces = tuple((visible(text), style) for text, style in line)
     if not isinstance(line, LabelledLine):
         yield pieces
@@ -85,12 +85,12 @@ def _wrapped(line: StyledLine, width: int) -> Iterator[StyledLine]:
         label = (" " * len(label[0]), "")
 
 
-_LAST_WORDS = 5
-"""Lines of a program that failed."""
+_LAST_LINES = 5
+"""Lines of a failed program's output that are shown."""
 
 
 Mask: TypeAlias = Callable[[Any], Any]
-"""Takes a run's secrets out of a text, or of what is made of texts."""
+"""Removes a run's secrets from a text or a structure of texts."""
 
 
 class RunView(Protocol):
@@ -99,13 +99,13 @@ class RunView(Protocol):
     def event(self, event: AgentEvent, about: RunMetadata | None) -> None: ...
 
     def ending(self) -> None:
-        """It was interrupted, and comes to its end."""
+        """The run was interrupted and is shutting down."""
 
     def still(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restores the terminal."""
 
     def over(self, result: ExecutionResult | None, mask: Mask, exit_code: int) -> None:
-        """None: it was interrupted before it began. `exit_code` is the one that Toolcrib's process will have."""
+        """The result is None if the run was interrupted before it began. `exit_code` is that of this process."""
 
 
 class RunTextView:
@@ -114,8 +114,8 @@ class RunTextView:
         self._event_lines = AllEventLines() if detail is EventDetail.ALL else EventLines(EventTimes.LEFT_OUT)
         self._title = ""
         self._opened = False
-        self._under_way: dict[str, str] = {}
-        self._said: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._running: dict[str, str] = {}
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     def starting(self, title: str) -> None:
         self._title = title
@@ -124,15 +124,15 @@ class RunTextView:
     def event(self, event: AgentEvent, about: RunMetadata | None) -> None:
         self._open(about)
         if event.kind is AgentEventKind.LOG and event.role != "toolcrib":
-            self._said.append(event.text)
+            self._last_lines.append(event.text)
         self._screen.write_all(self._event_lines.of(event))
         if event.kind is AgentEventKind.TOOL:
             self._follow_call(event)
-        self._screen.wait(" · ".join(self._under_way.values()) or f"{self._title} is working …")
+        self._screen.wait(" · ".join(self._running.values()) or f"{self._title} is working …")
 
     def ending(self) -> None:
-        self._under_way.clear()
-        self._screen.write((("Ending the run; once more ends it at once.", "yellow"),))
+        self._running.clear()
+        self._screen.write((("Stopping the run. Press Ctrl-C again to stop it immediately.", "yellow"),))
         self._screen.wait("stopping …")
 
     def still(self) -> None:
@@ -143,14 +143,14 @@ class RunTextView:
             self._screen.write((("Interrupted before it began.", "yellow"),))
             return
         about = _metadata(result)
-        # A program that ended before it said a word is shown all the same.
+        # Shows the heading even if the program ended without output.
         self._open(about)
         summary = _summary(result, mask)
         answer = self._answer(summary)
         self._screen.write_all(self._event_lines.rest(but=answer))
-        # Unless they are the very reason that is given below.
-        if summary.status is RunStatus.FAILED and not any(summary.error in text for text in self._said):
-            self._screen.write_all(((f"  {one_line(text)}", "dim"),) for text in self._said)
+        # Skipped if the error shown below already quotes them.
+        if summary.status is RunStatus.FAILED and not any(summary.error in text for text in self._last_lines):
+            self._screen.write_all(((f"  {one_line(text)}", "dim"),) for text in self._last_lines)
         if answer:
             if sys.stdout.isatty():
                 self._screen.write()
@@ -160,8 +160,7 @@ class RunTextView:
         self._screen.write_all(closing_lines(summary, about, result.log, _facts(result, mask)))
 
     def _answer(self, summary: RunSummary) -> str:
-        """The last words of a run that was cut off are those of somebody in the midst of work; so are a failed one's
-        where something followed them."""
+        """The last message isn't an answer if the run was cut off, or if it failed and another event followed."""
         failed_with_these = (
             summary.status is RunStatus.FAILED and summary.text.strip() == self._event_lines.held.strip()
         )
@@ -174,9 +173,9 @@ class RunTextView:
 
     def _follow_call(self, event: AgentEvent) -> None:
         if event.tool_status is ToolStatus.STARTED:
-            self._under_way[event.call] = f"{tool_of(event)} …"
+            self._running[event.call] = f"{tool_of(event)} …"
         else:
-            self._under_way.pop(event.call, None)
+            self._running.pop(event.call, None)
 
 
 class RunJsonView:
@@ -197,7 +196,7 @@ class RunJsonView:
 
     def over(self, result: ExecutionResult | None, mask: Mask, exit_code: int) -> None:
         if result is None:
-            why = "It was interrupted before it began."
+            why = "Interrupted before it began."
             say_line(
                 {"run_id": None, "status": RunStatus.INTERRUPTED, "exit_code": exit_code, "error": why, "remedy": ""}
             )
@@ -237,7 +236,7 @@ _METADATA_KEYS = (
 
 
 def masked(event: AgentEvent, mask: Mask) -> AgentEvent:
-    """Without secrets, before anything of it is shortened."""
+    """Removes secrets. This happens before texts are shortened, so that no part of a secret remains."""
     return replace(
         event,
         text=mask(event.text),
@@ -250,7 +249,7 @@ def masked(event: AgentEvent, mask: Mask) -> AgentEvent:
 
 
 def _metadata(result: ExecutionResult) -> RunMetadata:
-    return RunMetadata(**{one.name: result.metadata[one.name] for one in fields(RunMetadata)})
+    return RunMetadata(**{field.name: result.metadata[field.name] for field in fields(RunMetadata)})
 
 
 def _facts(result: ExecutionResult, mask: Mask) -> RunFacts:

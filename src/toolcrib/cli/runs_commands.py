@@ -1,7 +1,6 @@
-"""`runs`, `runs show`, `runs tail`: what was run here, and how it went.
+"""`runs`, `runs show`, `runs tail`: the runs of this project.
 
-In: words of the command line. Out: an exit code. `toolcrib.coding_agents.run_history` reads the logs; no daemon is
-asked.
+In: command-line arguments. Out: an exit code. `toolcrib.coding_agents.run_history` reads the logs; no daemon is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from toolcrib.coding_agents.run_history import (
     log_entries,
     session_of,
 )
-from toolcrib.coding_agents.run_history import recorded_runs as on_shelf
+from toolcrib.coding_agents.run_history import recorded_runs as all_runs
 from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
 from toolcrib.config.paths import project_of, working_folder
 from toolcrib.run_events import AgentEvent
@@ -55,32 +54,33 @@ _PRIORITIES = ColumnPriorities(
     cut={"profile": 9, "conversation": 12},
     optional=("tokens", "when", "tools", "profile", "time", "conversation"),
 )
-_PROMPT = 200
+_MAX_PROMPT_LENGTH = 200
 
 commands = typer.Typer(rich_markup_mode=None)
-runs = typer.Typer(help="List the runs of this project, show one, or follow one.")
+runs = typer.Typer(help="List, show or follow this project's runs.")
 commands.add_typer(runs, name="runs")
 
 _Workdir = Annotated[
-    Path | None, typer.Option("--workdir", metavar="DIR", help="A folder of the project; where you are otherwise.")
+    Path | None,
+    typer.Option("--workdir", metavar="DIR", help="A folder of the project. Default: the current folder."),
 ]
-_Events = Annotated[bool, typer.Option("--events", help="Every event, whole.")]
+_Events = Annotated[bool, typer.Option("--events", help="Show every event in full.")]
 
 
 @runs.callback(invoke_without_command=True)
 def list_runs(
     context: typer.Context,
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many, the newest.", min=1, max=1000)] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Show at most this many runs.", min=1, max=1000)] = 20,
     workdir: _Workdir = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the runs of this project, the newest first; `runs show` shows one, `runs tail` follows it."""
+    """List the runs of this project, newest first; `runs show` shows one, `runs tail` follows it."""
     context.obj = workdir
     if context.invoked_subcommand is not None:
         return 0
     root = _root(context, None)
-    found = list(islice(on_shelf(root, _seals(), lambda problem: hint(problem.text())), lines))
+    found = list(islice(all_runs(root, _seals(), lambda problem: hint(problem.text())), lines))
     printed({"runs": [_described(run) for run in found]}, as_json=as_json)
     if not found:
         say(f"No runs in {root} yet.")
@@ -89,24 +89,24 @@ def list_runs(
     if (more := count_runs(root) - len(found)) > 0:
         hint(f"{more} more: `toolcrib runs -n {min(1000, len(found) + more)}` shows them.")
     if cut is TableCut.SOME:
-        hint("A wider terminal shows more; `toolcrib runs show ID` shows all of one.")
+        hint("A wider terminal shows more; `toolcrib runs show ID` shows one run in full.")
     return 0
 
 
 @runs.command()
 def show(
     context: typer.Context,
-    which: Annotated[str, typer.Argument(metavar="last|ID", help="The run; the beginning of its id is enough.")],
+    which: Annotated[str, typer.Argument(metavar="last|ID", help="The run's ID, or the beginning of it.")],
     *,
     events: _Events = False,
     workdir: _Workdir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
+    """Show a run: its prompt, messages, calls, denials and result."""
     run = find_run(_root(context, workdir), which, _seals())
     data = _described(run)
     if as_json and events:
-        data["events"] = [one.to_json() for one in log_entries(run) if isinstance(one, AgentEvent)]
+        data["events"] = [entry.to_json() for entry in log_entries(run) if isinstance(entry, AgentEvent)]
     printed(data, as_json=as_json)
     _say_run(run, log_entries(run), events=events)
     return 0
@@ -116,7 +116,8 @@ def show(
 def tail(
     context: typer.Context,
     which: Annotated[
-        str | None, typer.Argument(metavar="last|ID", help="The run; the newest that goes on, or the last, otherwise.")
+        str | None,
+        typer.Argument(metavar="last|ID", help="The run's ID. Default: the newest active run, or else the last one."),
     ] = None,
     *,
     events: _Events = False,
@@ -137,7 +138,7 @@ def tail(
 
 
 def _root(context: typer.Context, workdir: Path | None) -> Path:
-    """--workdir may stand before `show` or after it."""
+    """--workdir may come before or after `show`."""
     given = workdir or context.obj
     return project_of(given.expanduser() if given else working_folder())
 
@@ -147,7 +148,7 @@ def _seals() -> LogSeals:
 
 
 def _running(root: Path) -> RecordedRun | None:
-    return next((run for run in on_shelf(root, _seals()) if run.status is RunStatus.RUNNING), None)
+    return next((run for run in all_runs(root, _seals()) if run.status is RunStatus.RUNNING), None)
 
 
 def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> None:
@@ -170,10 +171,10 @@ def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> 
     else:
         screen.write_all(closing_lines(replace(summary, session=session), run.metadata, run.path, seen))
     if not run.sealed:
-        hint("This log came from elsewhere, or was changed or moved: no run goes on by what it says.")
+        hint("This log was changed, moved or copied from elsewhere, so its conversation cannot be continued.")
     if event_lines.hidden and not events:
         more = "1 event" if event_lines.hidden == 1 else f"{event_lines.hidden} events"
-        hint(f"Not shown: {more} of the program's own; `toolcrib runs show {run.run_id} --events` has all.")
+        hint(f"Not shown: {more} of the program itself; `toolcrib runs show {run.run_id} --events` shows everything.")
 
 
 def _cells(run: RecordedRun) -> tuple[Any, ...]:
@@ -190,7 +191,7 @@ def _cells(run: RecordedRun) -> tuple[Any, ...]:
         None if summary is None else seconds_text(summary.seconds),
         None if called is None else f"{called}{denied}",
         None if summary is None or summary.usage.input is None else _tokens(summary.usage.input, summary.usage.output),
-        shortened(one_line(about.prompt), _PROMPT),
+        shortened(one_line(about.prompt), _MAX_PROMPT_LENGTH),
     )
 
 

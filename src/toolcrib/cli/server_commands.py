@@ -1,6 +1,6 @@
 """`servers`, `remove`, `restart`: the servers behind Toolcrib.
 
-In: words of the command line. Out: an exit code. Every one of them is a command of the registry with a face.
+In: command-line arguments. Out: an exit code. Each calls a command of the daemon and prints its result.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, prin
 from toolcrib.cli.perform import from_daemon, perform
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
-MOST_PROBLEMS = 10
-"""Problems that are shown beside something else; `config check` has them all."""
-MOST_TOOLS = 5
-"""Names of tools beside a server; `servers --json` has them all."""
+MAX_PROBLEMS = 10
+"""Problems shown along with other output; `config check` shows all."""
+MAX_TOOL_NAMES = 5
+"""Tool names shown for a server; `servers --json` shows all."""
 
 _PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "protocol"))
 
 commands = typer.Typer(rich_markup_mode=None)
 
-ServerName = Annotated[str, typer.Argument(metavar="NAME", help="The server.")]
+ServerName = Annotated[str, typer.Argument(metavar="NAME", help="The server's name.")]
 
 
 def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
@@ -45,12 +45,12 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     ]
     cut = table(COLUMNS, rows, yielding=_PRIORITIES)
     if cut is TableCut.SOME:
-        hint("`toolcrib servers --json` shows all of it.")
+        hint("`toolcrib servers --json` shows everything.")
     for row in servers:
         if changed := row.get("new_or_changed"):
             hint(_untrusted(row["name"], changed))
         if tasks := row.get("tasks_only"):
-            hint(f"{row['name']}: not listed, since they run only as tasks, which is not supported: {_named(tasks)}.")
+            hint(f"{row['name']}: tools not listed, because they run only as tasks (not supported): {_named(tasks)}.")
         if row.get("last_error") and has_stderr(row):
             hint(logs_hint(row["name"]))
 
@@ -64,25 +64,25 @@ def _untrusted(server: str, tools: Sequence[str]) -> str:
 
 
 def _named(tools: Sequence[str]) -> str:
-    return ", ".join(tools[:MOST_TOOLS]) + (" …" if len(tools) > MOST_TOOLS else "")
+    return ", ".join(tools[:MAX_TOOL_NAMES]) + (" …" if len(tools) > MAX_TOOL_NAMES else "")
 
 
 def has_stderr(row: Mapping[str, Any]) -> bool:
-    """Whether a server's program was started and left something to read."""
+    """Whether a server's program was started and wrote to stderr."""
     return row.get("transport") == "stdio" and bool(row.get("stderr"))
 
 
 def logs_hint(name: str) -> str:
-    return f"`toolcrib logs {shlex.quote(name)}` shows what it wrote."
+    return f"`toolcrib logs {shlex.quote(name)}` shows its stderr."
 
 
 def hint_problems(found: Mapping[str, Any]) -> None:
-    """What the configuration has wrong, what waits for trust included, where a result says so."""
+    """Shows a result's configuration problems, including files that wait for trust."""
     problems = found.get("problems", [])
-    for problem in problems[:MOST_PROBLEMS]:
+    for problem in problems[:MAX_PROBLEMS]:
         hint(f"Problem: {problem}")
-    if len(problems) > MOST_PROBLEMS:
-        hint(f"`toolcrib config check` shows {len(problems) - MOST_PROBLEMS} more.")
+    if len(problems) > MAX_PROBLEMS:
+        hint(f"`toolcrib config check` shows {len(problems) - MAX_PROBLEMS} more.")
 
 
 @commands.command()
@@ -93,9 +93,9 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
         server_table(found["servers"])
     elif problems := found.get("problems"):
         count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
-        say(f"No server is in use, and the configuration has {count}: `toolcrib config check`.")
+        say(f"No servers are in use, and the configuration has {count}: `toolcrib config check`.")
     elif found.get("untrusted"):
-        say("No server is in use.")
+        say("No servers are in use.")
     else:
         say("No servers yet.")
         hint("Next: `toolcrib add NAME -- COMMAND ARGS...` or `toolcrib add NAME --url URL`.")
@@ -105,7 +105,7 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
 
 @commands.command()
 def remove(name: ServerName, *, as_json: AsJson = False) -> int:
-    """Remove a server from the configuration; its tools go with it."""
+    """Remove a server and its tools from the configuration."""
     found = printed(perform("server:remove", {"name": name}), as_json=as_json)
     say(f"Removed {name} from {found['file']}.")
     return 0
@@ -113,7 +113,7 @@ def remove(name: ServerName, *, as_json: AsJson = False) -> int:
 
 @commands.command()
 def restart(name: ServerName, *, as_json: AsJson = False) -> int:
-    """Disconnect from a server and connect again, in the running daemon."""
+    """Reconnect a server in the running daemon."""
     found = printed(from_daemon("server:restart", {"name": name}), as_json=as_json)
     server_table([found])
     return 0

@@ -1,7 +1,7 @@
 """Tables, coloured lines and a spinner, drawn by `rich`.
 
-In: texts with their styles, whose control characters were made visible before. Out: a terminal or a pipe.
-`output.terminal` imports this module when something is drawn, and nothing else does.
+In: styled texts whose control characters are already escaped. Out: a terminal or a pipe. Only `output.terminal` imports
+this module, when something is drawn.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ class Terminal:
         return self._console.width
 
     def write(self, pieces: Iterable[tuple[str, str]]) -> None:
-        """A line of texts, each with its style. One that is too long is not broken: a path in it can be copied."""
+        """Writes one line. A long line isn't broken, so that you can copy a path from it."""
         self._console.print(Text.assemble(*pieces), soft_wrap=True)
 
     def spin(self, text: str) -> None:
-        """Shows that something goes on, and what."""
         if self._spinner is None:
             self._spinner = self._console.status(Text(text))
             self._spinner.start()
@@ -44,7 +43,7 @@ class Terminal:
             self._spinner.update(Text(text))
 
     def stop(self) -> None:
-        """Ends the spinner; the terminal is as it was."""
+        """Stops the spinner and restores the terminal."""
         if self._spinner is not None:
             spinner, self._spinner = self._spinner, None
             spinner.stop()
@@ -52,7 +51,7 @@ class Terminal:
     def table(
         self, widths: Mapping[str, int], rows: Iterable[Sequence[tuple[str, str]]], *, one_line_each: bool
     ) -> list[str]:
-        """The table's lines; each cell is a text with its style."""
+        """Returns the table's lines; each cell is a text with its style."""
         drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
         for column, width in widths.items():
             if one_line_each:

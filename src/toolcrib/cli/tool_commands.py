@@ -1,7 +1,7 @@
-"""`tools` and `call`: what the servers offer, and how to use it.
+"""`tools` and `call`: lists the servers' tools and calls them.
 
-In: words of the command line; `key=value`, `key:=json`, `key=@file` become arguments by the tool's JSON Schema. Out:
-an exit code; `call` returns 10 where the tool, or what it ran, failed. Whether arguments fit is decided by the door.
+In: command-line arguments; `key=value`, `key:=json` and `key=@file` are converted by the tool's JSON Schema. Out: an
+exit code; `call` returns 10 if the tool, or the program it ran, failed. The door validates the arguments.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from toolcrib.errors import InvalidArguments
 from toolcrib.run_events import failure_in
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")
-_DEPTH = 16
-"""How far references and alternatives are followed; a schema may be a circle."""
+_MAX_DEPTH = 16
+"""How far references and alternatives are followed, because a schema may be circular."""
 
 
-def arguments_from(words: Sequence[str], whole: str | None, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """`whole` is the value of --args; single words win over it."""
+def arguments_from(pairs: Sequence[str], whole: str | None, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`whole` is the value of --args; `pairs` override it."""
     arguments = _object(whole) if whole is not None else {}
     given: set[str] = set()
-    for word in words:
-        key, value = _read(word, schema)
+    for pair in pairs:
+        key, value = _read(pair, schema)
         if key in given:
             if not isinstance(value, list) or not isinstance(arguments[key], list):
                 raise InvalidArguments(f"{key} is given twice.", remedy="Give it once; only lists may be repeated.")
@@ -50,11 +50,11 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _read(word: str, schema: Mapping[str, Any]) -> tuple[str, Any]:
-    key, sign, text = word.partition("=")
+def _read(pair: str, schema: Mapping[str, Any]) -> tuple[str, Any]:
+    key, sign, text = pair.partition("=")
     if not sign or not key.rstrip(":"):
         raise InvalidArguments(
-            f"{word!r} is not key=value.", remedy="Write key=value, key:=json or key=@file, or --args with one object."
+            f"{pair!r} is not key=value.", remedy="Write key=value, key:=json or key=@file, or --args with one object."
         )
     if key.endswith(":"):
         return key[:-1], _json(key[:-1], text)
@@ -81,9 +81,9 @@ def _convert(key: str, text: str, described: Any, schema: Mapping[str, Any]) -> 
         return [_convert(key, text, _items(described, schema), schema)]
     if kinds & {"array", "object"}:
         return _json(key, text)
-    wanted = " or ".join(sorted(kinds))
+    expected = " or ".join(sorted(kinds))
     raise InvalidArguments(
-        f"{key}: found {text[:80]!r}, expected {wanted}.", remedy=f"`{key}:=JSON` sends any JSON value as it stands."
+        f"{key}: found {text[:80]!r}, expected {expected}.", remedy=f"`{key}:=JSON` sends any JSON value unchanged."
     )
 
 
@@ -100,8 +100,8 @@ def _number(text: str, kinds: set[str]) -> int | float | None:
 
 
 def _kinds(described: Any, schema: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """The JSON types that the described value may have; none where the schema does not say."""
-    if not isinstance(described, Mapping) or depth > _DEPTH:
+    """The JSON types that the value may have; empty if the schema doesn't restrict them."""
+    if not isinstance(described, Mapping) or depth > _MAX_DEPTH:
         return set()
     if isinstance(reference := described.get("$ref"), str):
         return _kinds(_resolve(reference, schema), schema, depth + 1)
@@ -109,13 +109,13 @@ def _kinds(described: Any, schema: Mapping[str, Any], depth: int = 0) -> set[str
     if isinstance(kind, str):
         return {kind}
     if isinstance(kind, list):
-        return {one for one in kind if isinstance(one, str)}
+        return {name for name in kind if isinstance(name, str)}
     values = described.get("enum", [described["const"]] if "const" in described else [])
     if isinstance(values, list) and values:
         return {_kind_of(value) for value in values}
     found: set[str] = set()
-    for word in ("anyOf", "oneOf", "allOf"):
-        parts = described.get(word)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        parts = described.get(keyword)
         for part in parts if isinstance(parts, list) else []:
             found |= _kinds(part, schema, depth + 1)
     return found
@@ -134,14 +134,14 @@ def _kind_of(value: Any) -> str:
 
 def _items(described: Any, schema: Mapping[str, Any], depth: int = 0) -> Any:
     """The schema of an array's items, through references and alternatives."""
-    if not isinstance(described, Mapping) or depth > _DEPTH:
+    if not isinstance(described, Mapping) or depth > _MAX_DEPTH:
         return None
     if isinstance(reference := described.get("$ref"), str):
         return _items(_resolve(reference, schema), schema, depth + 1)
     if "items" in described:
         return described["items"]
-    for word in ("anyOf", "oneOf", "allOf"):
-        parts = described.get(word)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        parts = described.get(keyword)
         for part in parts if isinstance(parts, list) else []:
             if "array" in _kinds(part, schema):
                 return _items(part, schema, depth + 1)
@@ -165,12 +165,12 @@ def _json(key: str, text: str) -> Any:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(
-            f"{key}: found {text[:80]!r}, expected JSON ({error}).", remedy="Mind the shell: put it in single quotes."
+            f"{key}: found {text[:80]!r}, expected JSON ({error}).", remedy="Put it in single quotes for the shell."
         ) from error
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _file(key: str, name: str) -> str:
@@ -178,7 +178,8 @@ def _file(key: str, name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidArguments(
-            f"{key}: the file {name!r} cannot be read: {error.strerror}.", remedy=f"`{key}=@@…` sends a leading @."
+            f"{key}: the file {name!r} cannot be read: {error.strerror}.",
+            remedy=f"To send a value that begins with @, write `{key}=@@…`.",
         ) from error
     except UnicodeDecodeError as error:
         raise InvalidArguments(f"{key}: the file {name!r} is not UTF-8 text.") from error
@@ -186,12 +187,14 @@ def _file(key: str, name: str) -> str:
 
 commands = typer.Typer(rich_markup_mode=None)
 
-JsonArguments = Annotated[str | None, typer.Option(metavar="JSON", help="All arguments as one object; @FILE reads it.")]
+JsonArguments = Annotated[
+    str | None, typer.Option(metavar="JSON", help="The arguments as one JSON object, or @FILE to read it from a file.")
+]
 
 
 @commands.command()
 def tools(
-    server: Annotated[str | None, typer.Argument(metavar="SERVER", help="Only this server's.")] = None,
+    server: Annotated[str | None, typer.Argument(metavar="SERVER", help="List only this server's tools.")] = None,
     *,
     mcp_server: McpServers = None,
     as_json: AsJson = False,
@@ -204,7 +207,7 @@ def tools(
         table(("tool", "full name", "description"), rows)
     else:
         say("No tools.")
-        hint("`toolcrib servers` says which servers answer.")
+        hint("`toolcrib servers` shows the servers and their state.")
     return 0
 
 
@@ -215,25 +218,27 @@ def _first_line(text: Any) -> str:
 
 @commands.command()
 def call(
-    tool: Annotated[str, typer.Argument(metavar="TOOL", help="`server:tool`, or any full name of it.")],
-    words: Annotated[
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="The tool: `server:tool` or its full name.")],
+    pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="KEY=VALUE by the tool's schema, KEY:=JSON, KEY=@FILE."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="An argument: KEY=VALUE (converted by the tool's schema), KEY:=JSON or KEY=@FILE."
+        ),
     ] = None,
     *,
     args: JsonArguments = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that the call may take.", min=0.001)] = None,
+    timeout: Annotated[float | None, typer.Option(help="Time limit for the call, in seconds.", min=0.001)] = None,
     mcp_server: McpServers = None,
     as_json: AsJson = False,
 ) -> int:
-    """Call a tool and print what it answers. Exit code 10: the tool says that it, or what it ran, failed."""
+    """Call a tool and print its result. Exit code 10: the tool, or the program it ran, failed."""
     servers = mcp_server or ()
     params: dict[str, Any] = {"tool": tool}
     if timeout is not None:
         params["timeout"] = timeout
     with asking("tool:call", params, servers) as ask:
-        params["arguments"] = arguments_from(words or [], args, schema_of(tool, ask) if words else {})
-        # The tool's own limit is the daemon's business; ours only has to be longer.
+        params["arguments"] = arguments_from(pairs or [], args, schema_of(tool, ask) if pairs else {})
+        # The daemon enforces the tool's limit; ours only has to be longer.
         result = ask("tool:call", params, timeout=None if timeout is None else timeout + 15.0)["result"]
     code = TOOL_ERROR if result.get("isError") is True or failure_in(result.get("_meta")) else 0
     if text := result_text(printed(result, as_json=as_json, exit_code=code)):
@@ -242,7 +247,7 @@ def call(
 
 
 def schema_of(tool: str, ask: AskCommand) -> Mapping[str, Any]:
-    """The input schema of the tool; nothing where the name is not found, which the call itself will report."""
+    """The tool's input schema; empty if the name isn't found, which the call itself reports."""
     server, sign, _ = tool.partition(":")
     found = ask("tool:list", {"server": server} if sign else {}, timeout=ANSWER_WITHIN)["tools"]
     matching = [row for row in found if tool in (row["display"], *row["names"])]

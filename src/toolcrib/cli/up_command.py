@@ -1,7 +1,7 @@
 """`up`: starts the daemon, in the foreground or detached.
 
-In: words of the command line. Out: an exit code. `daemon.process` is the daemon, `daemon_client.detach` starts one
-that outlives this process.
+In: command-line arguments. Out: an exit code. `daemon.process` is the daemon; `daemon_client.detach` starts one that
+outlives this process.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ commands = typer.Typer(rich_markup_mode=None)
 def up(
     *,
     port: Annotated[
-        int | None, typer.Option(help="The port of the endpoint on 127.0.0.1; 0 takes any free one.", min=0, max=65535)
+        int | None, typer.Option(help="Listen on this port of 127.0.0.1; 0 chooses a free one.", min=0, max=65535)
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the endpoint answers.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run in the background; return when the endpoint is ready.")
+    ] = False,
     mcp_server: Annotated[
         list[str] | None,
         typer.Option(
             "--mcp-server",
             metavar="NAME=URL|COMMAND",
-            help="A server beside those of the files; may be repeated.",
+            help="Add this server to those of the configuration; repeatable.",
         ),
     ] = None,
     store: Annotated[
         str | None,
         typer.Option(
             metavar="URL|FILE",
-            help="The database, postgresql://user@host/name or a SQLite file, without a password.",
+            help="The database: a SQLite file, or postgresql://user@host/name without a password.",
         ),
     ] = None,
     unsafe_no_sandbox: Annotated[
         bool,
         typer.Option(
             "--unsafe-no-sandbox",
-            help="Dangerous: the workspace's commands run as you, confined by nothing; each is written down.",
+            help="Dangerous: run workspace commands with all of your permissions. Each is recorded in the audit log.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -60,12 +62,12 @@ def up(
         if as_json:
             say_json(daemon)
         else:
-            say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
+            say(f"Toolcrib is running: {daemon['endpoint']} (pid {daemon['pid']})")
             hint(f"Its token is in {daemon['token_file']}.")
             hint_sandbox(daemon)
             hint_problems(daemon)
             if daemon.get("workspace"):
-                hint("Tools for this folder are there already: `toolcrib tools workspace`.")
+                hint("Workspace tools for this folder are available: `toolcrib tools workspace`.")
             hint('Next: `toolcrib add NAME -- COMMAND`, `toolcrib connect claude`, `toolcrib run claude "…"`.')
         sys.stdout.flush()
 
@@ -76,7 +78,7 @@ def up(
         unsafe_no_sandbox=unsafe_no_sandbox,
     )
     if not detach:
-        # The whole daemon, which a detached one imports in a process of its own.
+        # Heavy: a detached daemon imports this in its own process.
         from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
 
         code = run_foreground(root(), flags, ready=say_ready)

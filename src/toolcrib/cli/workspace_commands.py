@@ -1,7 +1,7 @@
-"""`workspace check|init`: what a folder's tools may do, and the file that says so.
+"""`workspace check|init`: the workspace tools of a folder and their settings.
 
-In: words of the command line. Out: an exit code: 3 where a file of settings cannot be used, 11 where the workspace, or
-running code in it, is refused.
+In: command-line arguments. Out: an exit code: 3 if a settings file cannot be used, 11 if the workspace, or running code
+in it, is refused.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.workspace.settings.example import EXAMPLE
 
 CODE_REFUSED = 11
-"""The exit code of `workspace check` where not everything is in force."""
+"""The exit code of `workspace check` if the sandbox isn't fully active."""
 
-_SAID_ELSEWHERE = frozenset({"sandbox", "unsafe", "warning", "network", "git", "holds", "refusal", "probes"})
+_SHOWN_ELSEWHERE = frozenset({"sandbox", "unsafe", "warning", "network", "git", "holds", "refusal", "probes"})
 
 commands = typer.Typer(rich_markup_mode=None)
-workspace = typer.Typer(help="Check and set up the tools that work in a folder.")
+workspace = typer.Typer(help="Check and set up the workspace tools of a folder.")
 commands.add_typer(workspace, name="workspace")
 
 Root = Annotated[
-    Path | None, typer.Option("--root", metavar="DIR", help="The folder; the project that you are in otherwise.")
+    Path | None, typer.Option("--root", metavar="DIR", help="The workspace folder. Default: the current project.")
 ]
 
 
 @workspace.command()
 def check(*, root: Root = None, as_json: AsJson = False) -> int:
-    """Show what is confined here, which sandbox is in force, and what is refused and why.
+    """Show the workspace's tools, sandbox and settings, and what is refused and why.
 
-    Exit code 3: a file of settings cannot be used. 11: the folder, or running code in it, is refused.
+    Exit code 3: a settings file cannot be used. Exit code 11: the folder, or running code in it, is refused.
     """
     found = perform("workspace:check", {"root": str(_folder(root))})
     holds = found["sandbox"] and found["sandbox"]["holds"]
@@ -53,20 +53,20 @@ def check(*, root: Root = None, as_json: AsJson = False) -> int:
 def init(
     *,
     root: Root = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Write .toolcrib/workspace.yml, with every setting switched off."""
+    """Write .toolcrib/workspace.yml with every setting commented out."""
     folder = _folder(root) / PROJECT_FOLDER
-    held = configs_in(folder, WORKSPACE_NAMES)
-    if held and not force:
-        raise UsageError(f"{held[0]} is there already.", remedy="Change it, or write over it with --force.")
-    file = held[0] if held else folder / WORKSPACE_NAMES[0]
+    existing = configs_in(folder, WORKSPACE_NAMES)
+    if existing and not force:
+        raise UsageError(f"{existing[0]} already exists.", remedy="Edit it, or overwrite it with --force.")
+    file = existing[0] if existing else folder / WORKSPACE_NAMES[0]
     if file.suffix == ".json":
         raise UsageError(f"{file} is JSON, which has no comments.", remedy="Remove it first.")
     _write(file, EXAMPLE)
     printed({"file": str(file)}, as_json=as_json)
-    say(f"Written: {file}. As it is, it changes nothing: take a `#` away where it should.")
+    say(f"Written: {file}. Every setting is commented out; remove a `#` to change one.")
     return 0
 
 
@@ -78,11 +78,11 @@ def _folder(root: Path | None) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, and in the project itself: a link in its place is replaced, one on the way refused."""
+    """Writes atomically, inside the project: replaces a link at `file` and refuses one at its folder."""
     try:
         file.parent.mkdir(exist_ok=True)
         if os.path.realpath(file.parent) != str(file.parent):
-            raise UsageError(f"{file.parent} is a link.", remedy="A project's settings belong into the project itself.")
+            raise UsageError(f"{file.parent} is a link.", remedy="Use a real folder inside the project.")
         fresh = file.with_name(f".{file.name}.new")
         with contextlib.suppress(FileNotFoundError):
             fresh.unlink()
@@ -92,7 +92,7 @@ def _write(file: Path, text: str) -> None:
         fresh.replace(file)
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be written: {error.strerror}.", remedy="Check the folder's rights."
+            f"{file} cannot be written: {error.strerror}.", remedy="Check the folder's permissions."
         ) from error
 
 
@@ -104,10 +104,10 @@ def _show(found: Mapping[str, Any]) -> None:
         for effect in found["effects"]:
             hint(f"  {effect}")
     say(f"Folder:   {found['root']}")
-    for one in found["files"]:
-        say(f"Settings: {one['file']} ({one['trust']})")
+    for file in found["files"]:
+        say(f"Settings: {file['file']} ({file['trust']})")
     if not found["files"]:
-        say("Settings: no file, so the built-in ones; `toolcrib workspace init` makes one.")
+        say("Settings: defaults; `toolcrib workspace init` creates a settings file.")
     if not found["offered"]:
         say("Daemon:   offers no workspace tools (`workspace: false` in your configuration).")
     if found["refusal"]:
@@ -117,18 +117,18 @@ def _show(found: Mapping[str, Any]) -> None:
     say("")
     _show_tools(found)
     say("")
-    table(["setting", "value", "said by"], list(_settings(found)))
+    table(["setting", "value", "set by"], list(_settings(found)))
 
 
 def _show_sandbox(sandbox: Mapping[str, Any]) -> None:
     if sandbox["unsafe"]:
-        say("Sandbox:  NONE: --unsafe-no-sandbox lets commands do whatever you can.")
+        say("Sandbox:  NONE: with --unsafe-no-sandbox, commands have all of your permissions.")
     elif sandbox["refusal"]:
-        say(f"Sandbox:  not in force. {_text(sandbox['refusal'])}")
+        say(f"Sandbox:  inactive. {_text(sandbox['refusal'])}")
     else:
-        say("Sandbox:  in force.")
+        say("Sandbox:  active.")
     for name, value in sandbox.items():
-        if name not in _SAID_ELSEWHERE and value is not None:
+        if name not in _SHOWN_ELSEWHERE and value is not None:
             say(f"  {name.replace('_', ' ')}: {_shown(value)}")
     for probe in sandbox["probes"]:
         say(f"  {'✓' if probe['held'] else '✗'} {probe['name']}{': ' if probe['detail'] else ''}{probe['detail']}")
@@ -136,24 +136,24 @@ def _show_sandbox(sandbox: Mapping[str, Any]) -> None:
 
 def _show_tools(found: Mapping[str, Any]) -> None:
     seconds = found["settings"]
-    said = found["sandbox"]["refusal"] or {"message": ""}
+    shown = (found["sandbox"]["refusal"] or {"message": ""})["message"]
     rows = [
-        [tool["name"], tool["state"], f"{seconds['limits.seconds.' + tool['name']]:g} s", _why(tool, said["message"])]
+        [tool["name"], tool["state"], f"{seconds['limits.seconds.' + tool['name']]:g} s", _why(tool, shown)]
         for tool in found["tools"]
     ]
     table(["tool", "state", "limit", "why"], rows)
 
 
-def _why(tool: Mapping[str, Any], said: str) -> str:
-    """What was said of the sandbox is not said again for each tool."""
-    if tool["why"] and tool["why"] == said:
-        return "It needs the sandbox: see above."
+def _why(tool: Mapping[str, Any], shown: str) -> str:
+    """Doesn't repeat the sandbox's refusal, already shown, for each tool."""
+    if tool["why"] and tool["why"] == shown:
+        return "Needs the sandbox; see above."
     set_by = f"({tool['set_by']})" if tool["set_by"] else ""
     return " ".join(filter(None, [tool["why"], tool["remedy"], set_by]))
 
 
 def _settings(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Those that the table of tools does not show."""
+    """The settings that aren't in the table of tools."""
     for key, value in found["settings"].items():
         if not key.startswith(("tools.", "limits.seconds.")):
             yield [key, _shown(value), found["origins"].get(key, "")]

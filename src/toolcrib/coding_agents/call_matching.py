@@ -1,10 +1,10 @@
-"""One account of a tool call from two: the line that the program prints, and what passed the gateway's door.
+"""Merges two reports of a tool call: the line that the program prints and the call that the gateway saw.
 
-In: events as an `OutputParser` makes them, and `CallSeen` notes of the lease, in any order. Out: one event when a call
-starts and one when it is over, with the gateway's arguments, outcome, time and decision wherever it saw the call. The
-decision is in the second event alone: whether the gateway's note comes before the program's line is chance. What the
-other side has not reported after a moment is not waited for; what the program printed meanwhile comes after it, so that
-events keep the order of its lines. `run_lifecycle` is the only neighbour.
+In: events from an `OutputParser` and `CallSeen` notes from the lease, in any order. Out: one event when a call starts
+and one when it ends, with the gateway's arguments, outcome, time and decision if it saw the call. Only the second event
+has the decision, because either report may arrive first. If the second report doesn't arrive within a moment, the event
+is emitted without it. Lines printed in the meantime are emitted afterwards, so events keep the order of the lines. Used
+by `run_lifecycle` only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolcrib.events import CallOutcome
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 PATIENCE = 1.0
-"""Seconds for which one side's word on a call waits for the other's."""
+"""Seconds that one side's report of a call waits for the other's."""
 
 _STATUS: Mapping[str, ToolStatus] = {
     CallOutcome.OK: ToolStatus.OK,
@@ -34,24 +34,24 @@ _STATUS: Mapping[str, ToolStatus] = {
     CallOutcome.CANCELLED: ToolStatus.CANCELLED,
     CallOutcome.UNAVAILABLE: ToolStatus.UNAVAILABLE,
 }
-"""By the audit log's word for an outcome; every other is an error."""
+"""By the audit log's outcome; all others are errors."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Call:
-    """What is known of a call that is not over yet, or not emitted."""
+    """A call that has not ended or has not been emitted."""
 
     name: str
-    """As the program calls it."""
+    """The name that the program uses."""
     start: AgentEvent | None = None
-    """The program's word, as it was given on."""
+    """The program's report, as received."""
     end: AgentEvent | None = None
     intent: CallSeen | None = None
     outcome: CallSeen | None = None
     id: str = ""
-    """Given on with its start; empty: its start was not emitted yet."""
+    """Set when the start is emitted."""
     due: float | None = None
-    """When waiting for the other side ends."""
+    """When to stop waiting for the other side."""
 
     @property
     def seen(self) -> CallSeen | None:
@@ -60,33 +60,33 @@ class _Call:
 
 class CallMatcher:
     def __init__(self, provider: str, *, mark: str = "") -> None:
-        """`mark` is the key in a call's `_meta` under which the gateway gets the program's own id of it."""
+        """`mark` is the key in a call's `_meta` that holds the program's id of the call."""
         self.names: Mapping[str, tuple[str, str]] = {}
-        """Server and tool by the name that the program was offered."""
+        """Server and tool by the name that was offered to the program."""
         self._provider = provider
         self._mark = mark
         self._open: list[_Call] = []
         self._starts: dict[str, AgentEvent] = {}
-        """The starts of calls of tools that are not ours and go on, by the program's id."""
+        """Open calls of tools that are not Toolcrib's, by the program's id."""
         self._settled: set[str] = set()
-        """Calls that ended by one side's report alone, by the other's id: its report may still come."""
+        """Calls that ended after one side's report, by the id of the other side, whose report may still arrive."""
         self._behind: deque[tuple[AgentEvent, float]] = deque()
-        """What was printed, and when, after the end of a call that the gateway has not reported yet."""
+        """Lines, with their times, printed after the end of a call that the gateway has not reported yet."""
 
     def printed(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
-        """An event of the program's."""
+        """Handles an event from the program."""
         self._behind.append((event, now))
         yield from self._released()
 
     def passed(self, seen: CallSeen, now: float) -> Iterator[AgentEvent]:
-        """A call at the gateway: about to leave, or over."""
+        """Handles a call at the gateway: about to be forwarded, or ended."""
         if seen.call in self._settled:
             return
         call = self._of_seen(seen)
         if not seen.over:
             call.intent = seen
             if not call.id:
-                # The program's own line usually comes at once; then its start is emitted with that.
+                # The program's line usually follows at once; the start is then emitted with it.
                 call.due = now + PATIENCE
             return
         call.outcome = seen
@@ -100,13 +100,13 @@ class CallMatcher:
         return min((call.due for call in self._open if call.due is not None), default=None)
 
     def overdue(self, now: float) -> Iterator[AgentEvent]:
-        """What waited long enough for the other side's word."""
-        for call in [one for one in self._open if one.due is not None and one.due <= now]:
+        """Emits the calls that have waited long enough for the other side."""
+        for call in [call for call in self._open if call.due is not None and call.due <= now]:
             yield from self._without_waiting(call)
         yield from self._released()
 
     def finish(self) -> Iterator[AgentEvent]:
-        """The run is over: whatever is still open is emitted now, and ends with it."""
+        """Emits and ends all open calls at the end of the run."""
         while self._behind:
             for call in self._awaited():
                 yield from self._over(call)
@@ -139,7 +139,7 @@ class CallMatcher:
         call = self._unprinted(event) or self._opened(event.tool_name)
         call.start = event
         if call.id:
-            # The gateway's report came so much earlier that the start is out: the line is kept, and no more.
+            # The gateway's report came so much earlier that the start was already emitted. Keep the line only.
             yield _kept(event)
         else:
             call.due = call.due if call.outcome is not None else None
@@ -150,7 +150,7 @@ class CallMatcher:
             self._settled.discard(event.call)
             yield _kept(event)
             return
-        call = next((one for one in self._open if one.start is not None and one.start.call == event.call), None)
+        call = next((call for call in self._open if call.start is not None and call.start.call == event.call), None)
         call = call or self._unprinted(event) or self._opened(event.tool_name)
         call.end = event
         if call.outcome is not None:
@@ -222,8 +222,8 @@ class CallMatcher:
             if call.intent is not None and call.intent.call == seen.call:
                 return call
         mark = seen.meta.get(self._mark) if self._mark else None
-        printed = [one for one in self._open if one.seen is None]
-        found = next((one for one in printed if mark is not None and _id(one) == mark), None)
+        printed = [call for call in self._open if call.seen is None]
+        found = next((call for call in printed if mark is not None and _id(call) == mark), None)
         if found is None and mark is None:
             found = _alike(printed, seen)
         return found or self._opened(seen.name)
@@ -233,17 +233,19 @@ class CallMatcher:
         return self._open[-1]
 
     def _unprinted(self, event: AgentEvent) -> _Call | None:
-        """A call that the gateway saw, and that the program has not printed yet."""
+        """A call that the gateway saw and the program has not printed yet."""
         waiting = [
-            one
-            for one in self._open
-            if one.start is None and one.end is None and one.seen is not None and one.name == event.tool_name
+            call
+            for call in self._open
+            if call.start is None and call.end is None and call.seen is not None and call.name == event.tool_name
         ]
         if self._mark:
-            marked = [one for one in waiting if one.seen is not None and one.seen.meta.get(self._mark) == event.call]
+            marked = [
+                call for call in waiting if call.seen is not None and call.seen.meta.get(self._mark) == event.call
+            ]
             return marked[0] if marked else None
-        same = [one for one in waiting if one.seen is not None and one.seen.arguments == event.tool_args]
-        near = [one for one in waiting if one.seen is not None and _may_be(event.tool_args, one.seen)]
+        same = [call for call in waiting if call.seen is not None and call.seen.arguments == event.tool_args]
+        near = [call for call in waiting if call.seen is not None and _may_match(event.tool_args, call.seen)]
         return next(iter(same or near), None)
 
     def _named(self, call: _Call) -> tuple[str, str]:
@@ -252,7 +254,7 @@ class CallMatcher:
         return self.names.get(call.name, (SERVER_NAME, call.name))
 
     def _timed(self, event: AgentEvent) -> AgentEvent:
-        """A tool that is not ours: its time is between its lines, unless the program says it."""
+        """For tools that are not Toolcrib's: the time between the two lines, unless the program reports a duration."""
         if event.tool_status is ToolStatus.STARTED:
             self._starts[event.call] = event
             return event
@@ -263,7 +265,7 @@ class CallMatcher:
 
 
 def _kept(event: AgentEvent) -> AgentEvent:
-    """A line whose call was emitted already."""
+    """A line whose call was already emitted."""
     return AgentEvent(kind=AgentEventKind.RAW, provider=event.provider, role=event.role, raw=event.raw, time=event.time)
 
 
@@ -278,16 +280,16 @@ def _args(call: _Call) -> Mapping[str, Any] | None:
 
 
 def _alike(calls: Iterable[_Call], seen: CallSeen) -> _Call | None:
-    named = [one for one in calls if one.name == seen.name]
-    same = [one for one in named if _args(one) == seen.arguments]
-    near = [one for one in named if _may_be(_args(one), seen)]
+    named = [call for call in calls if call.name == seen.name]
+    same = [call for call in named if _args(call) == seen.arguments]
+    near = [call for call in named if _may_match(_args(call), seen)]
     return next(iter(same or near), None)
 
 
-def _may_be(printed: Mapping[str, Any] | None, seen: CallSeen) -> bool:
-    """Whether the gateway's arguments may be those that the program printed.
+def _may_match(printed: Mapping[str, Any] | None, seen: CallSeen) -> bool:
+    """Whether the gateway's arguments can be those that the program printed.
 
-    It masks secrets, leaves out what a client adds for itself, and leaves out large ones.
+    The gateway masks secrets, drops a client's private arguments and omits large ones.
     """
     if printed is None:
         return True

@@ -1,8 +1,8 @@
-"""Clients' files: the entry for Toolcrib in a person's own file, and whole files in an agent's private folder.
+"""Clients' files: Toolcrib's entry in a user's file, and whole files in an agent's private folder.
 
-In: a `ClientSpec`, the scope, the entry; for a private file an agent and the endpoint. Out: the person's file, changed
-in that one place, with a copy of it as it was; when the entry is removed and nothing else changed, the file gets its
-old bytes back. Private files hold the agent's token and go with the agent.
+In: a `ClientSpec`, the scope, the entry; for a private file an agent and the endpoint. Out: the user's file with only
+that entry changed, and a backup of the previous content. When you remove the entry and nothing else has changed, the
+file gets its old bytes back. Private files hold the agent's token and are deleted with the agent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClientEntry:
 
     @property
     def file(self) -> Path | None:
-        """The client's file; behind a symbolic link, the file itself."""
+        """The client's file, with symbolic links resolved."""
         place = self.client.places.get(self.scope)
         if place is None:
             return None
@@ -59,13 +59,13 @@ class ClientEntry:
 
     @property
     def backup(self) -> Path | None:
-        """Where the file's content from before the entry is kept, if it had any."""
+        """The backup with the content from before the entry was added, if there was any."""
         file = self.file
         return None if file is None or not _backup(file).exists() else _backup(file)
 
     @property
     def text(self) -> str:
-        """The entry as it stands in a file that holds nothing else: what to paste."""
+        """The entry as the only content of a file, ready to paste."""
         return self._put("").rstrip("\n")
 
     def write(self) -> EntryOutcome:
@@ -77,8 +77,9 @@ class ClientEntry:
                 return EntryOutcome.UNCHANGED
             after = self._put(text)
         except ConfigError as error:
-            left = f"{file} was left as it is. {error.message}"
-            raise ConfigError(left, remedy=f"Put this there yourself:\n{self.text}") from error
+            raise ConfigError(
+                f"{file} was not changed. {error.message}", remedy=f"Add this entry yourself:\n{self.text}"
+            ) from error
         backup = _backup(file)
         if before is not None and (self._get(text) is None or not backup.exists()):
             _replace(backup, before, like=file)
@@ -95,7 +96,7 @@ class ClientEntry:
         try:
             entry = self._get(now)
             if entry is None:
-                # The person took it out by hand; the copy, which may hold secrets, has no use any more.
+                # The user removed it. The backup may hold secrets and is no longer needed.
                 backup.unlink(missing_ok=True)
                 return EntryOutcome.ABSENT
             old = _read(backup)
@@ -107,13 +108,13 @@ class ClientEntry:
                 _replace(file, self._drop(now), like=file, expected=now)
         except ConfigError as error:
             raise ConfigError(
-                f"{file}: {error.message}", remedy=f"Take the entry {SERVER_NAME!r} out by hand."
+                f"{file}: {error.message}", remedy=f"Remove the entry {SERVER_NAME!r} yourself."
             ) from error
         backup.unlink(missing_ok=True)
         return EntryOutcome.REMOVED
 
     def _reads_as(self, now: str, before: str, entry: Any) -> bool:
-        """Whether `now` is exactly what putting the entry into `before` makes: nothing else changed since."""
+        """Whether `now` is exactly `before` plus the entry, so nothing else has changed."""
         with contextlib.suppress(ConfigError):
             return self._put(before, entry) == now
         return False
@@ -122,8 +123,8 @@ class ClientEntry:
         file = self.file
         if file is None:
             raise UsageError(
-                f"Where {self.client.title} keeps its servers is not known.",
-                remedy="Leave --write and --remove out and paste what is shown.",
+                f"Toolcrib does not know where {self.client.title} keeps its servers.",
+                remedy="Run the command without --write and --remove, and paste the entry yourself.",
             )
         return file
 
@@ -143,7 +144,7 @@ class ClientEntry:
 
 
 def entry_editor(client: ClientSpec) -> ModuleType:
-    """What reads and edits the client's kind of file."""
+    """The module that reads and edits the client's file format."""
     return json_entry if client.format is ClientFileFormat.JSON else toml_entry
 
 
@@ -152,7 +153,7 @@ def _backup(file: Path) -> Path:
 
 
 def _read(file: Path) -> str | None:
-    """The file's text with its line ends as they are; None where there is no file."""
+    """The file's text with unchanged line endings; None if the file doesn't exist."""
     try:
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -160,14 +161,14 @@ def _read(file: Path) -> str | None:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text.", remedy="Save it as UTF-8 and try again.") from error
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.", remedy="Check who may read it.") from error
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.", remedy="Check its permissions.") from error
 
 
 _UNCHECKED = object()
 
 
 def _replace(file: Path, text: str, *, like: Path, expected: object = _UNCHECKED) -> None:
-    """Exchanges the file at one stroke, with the mode and owner of `like`; a new one is the user's alone."""
+    """Replaces the file atomically, with the mode and owner of `like`; only the user can read a new file."""
     try:
         found: os.stat_result | None = like.stat()
     except FileNotFoundError:
@@ -180,19 +181,19 @@ def _replace(file: Path, text: str, *, like: Path, expected: object = _UNCHECKED
                 stream.flush()
                 os.fsync(stream.fileno())
                 if found is not None:
-                    # Only root can give a file away, and only root comes to a file that is another's.
+                    # Only root can change a file's owner, and only root gets here with another user's file.
                     with contextlib.suppress(PermissionError):
                         os.fchown(stream.fileno(), found.st_uid, found.st_gid)
                     os.fchmod(stream.fileno(), stat.S_IMODE(found.st_mode))
-            # The client itself may have written in the meantime; its word must not be lost.
+            # The client may have changed the file in the meantime; don't overwrite its change.
             if expected is not _UNCHECKED and _read(file) != expected:
-                raise ConfigError(f"{file} changed just now.", remedy="Close the client and try again.")
+                raise ConfigError(f"Another program has just changed {file}.", remedy="Close the client and try again.")
             Path(name).replace(file)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}.", remedy="Check who may write it.") from error
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.", remedy="Check its permissions.") from error
 
 
 log = logging.getLogger(__name__)
@@ -201,12 +202,12 @@ log = logging.getLogger(__name__)
 def write_private_file(
     folders: AgentFolders, agent: str, client: ClientSpec, *, url: str, conversation: str = ""
 ) -> Path:
-    """Writes the file with the token that the agent has now."""
+    """Writes the file with the agent's current token."""
     return folders.put(agent, client.private_file, _text(folders, agent, client, url, conversation))
 
 
 def renew_private_files(folders: AgentFolders, agents: Iterable[str], *, url: str) -> None:
-    """Brings what was generated for these agents up to date. One that cannot be written stays as it is."""
+    """Updates the files generated for these agents. A file that cannot be written is logged and skipped."""
     for agent in agents:
         try:
             _renew(folders, agent, url)
@@ -216,11 +217,11 @@ def renew_private_files(folders: AgentFolders, agents: Iterable[str], *, url: st
 
 def _renew(folders: AgentFolders, agent: str, url: str) -> None:
     for client in CLIENTS:
-        there = folders.get(agent, client.private_file)
-        if there is None:
+        current = folders.get(agent, client.private_file)
+        if current is None:
             continue
-        text = _text(folders, agent, client, url, _conversation(client, there))
-        if text != there:
+        text = _text(folders, agent, client, url, _conversation(client, current))
+        if text != current:
             folders.put(agent, client.private_file, text)
 
 
@@ -228,7 +229,7 @@ def _text(folders: AgentFolders, agent: str, client: ClientSpec, url: str, conve
     token = folders.get(agent)
     if token is None:
         raise NotFound(
-            f"{folders.token_file(agent)} is not there.", remedy=f"`toolcrib agent rotate {agent}` makes a new token."
+            f"{folders.token_file(agent)} is missing.", remedy=f"`toolcrib agent rotate {agent}` creates a new token."
         )
     entry = client.private(url=url, token=token, labels=labels(agent, conversation))
     text: str = entry_editor(client).put_entry("", client.keys, SERVER_NAME, entry)
@@ -236,7 +237,7 @@ def _text(folders: AgentFolders, agent: str, client: ClientSpec, url: str, conve
 
 
 def _conversation(client: ClientSpec, text: str) -> str:
-    """The label that the file has had."""
+    """The conversation label in the file."""
     try:
         entry: Any = entry_editor(client).get_entry(text, client.keys, SERVER_NAME)
     except ConfigError:

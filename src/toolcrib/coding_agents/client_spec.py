@@ -1,7 +1,7 @@
-"""What is known of a client: where it keeps its servers, how an entry looks there, and how it is run.
+"""The description of a client: where it keeps its servers, the format of an entry, and how to run it.
 
-In: a `LaunchRequest` (the prompt, Toolcrib's endpoint, which of its own tools the program may use). Out: a `Launch`:
-words, variables and files. An `OutputParser` makes events of the lines that the program prints. `known/` has one
+In: a `LaunchRequest` (the prompt, Toolcrib's endpoint, the built-in tools that the program may use). Out: a `Launch`:
+arguments, variables and files. An `OutputParser` turns the lines that the program prints into events. `known/` has one
 `ClientSpec` for each client.
 """
 
@@ -19,63 +19,63 @@ from toolcrib.run_events import AgentEvent
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """What one run wants of a client."""
+    """The request for one run of a client."""
 
     prompt: str
     session: str = ""
-    """The program's own session to go on in; empty for a new one."""
+    """The program's session to continue; empty for a new one."""
     new_session: str = ""
-    """A UUID for the new session, for programs that let one choose."""
+    """A UUID for the new session, for programs that accept one."""
     own_tools: OwnTools
     own_shell: bool = True
-    """Whether it may run commands at its level; none does where this is not so."""
+    """Whether the program may run commands, if its level of own tools includes a shell."""
     guarded: tuple[str, ...] = ()
-    """Names and `*.ending`s of files that it may not write below `all`: other programs obey them."""
+    """Names and `*.ending`s of files that configure other programs; it may not write them below `all`."""
     url: str
-    """Toolcrib's endpoint; empty: the run goes without Toolcrib's tools."""
+    """Toolcrib's endpoint; empty for a run without Toolcrib's tools."""
     token: str
-    """Must not become a word of the command line."""
+    """Must not appear on the command line."""
     headers: Mapping[str, str]
-    """The labels that say who is meant; the token proves it."""
+    """Labels that name the agent and conversation; the token authenticates."""
     folder: Path
-    """Private, and gone with the run: where `Launch.files` will lie."""
+    """Private folder for `Launch.files`, removed with the run."""
     workdir: Path
     environ: Mapping[str, str]
-    """What the program will be given, as far as it is settled: to find the person's own files."""
+    """The program's environment as known so far, to find the user's files."""
     private: tuple[Path, ...] = ()
-    """Toolcrib's own folders, which hold keys and tokens, and the project's logs of runs."""
+    """Toolcrib's folders, which hold keys and tokens, and the project's run logs."""
     extra: tuple[str, ...] = ()
-    """Words of the person's for the program itself; they come last, but before a prompt."""
+    """The user's arguments for the program. They come last, before a prompt."""
 
 
 def without_command(prompt: str) -> str:
-    """A prompt of which no program takes the first word for a command of its own: they look for a slash there."""
+    """The prompt, changed so that no program reads its first word as a slash command."""
     return f" {prompt}" if prompt.startswith("/") else prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How the program is started for a request."""
+    """How to start the program for a request."""
 
-    words: tuple[str, ...]
-    """What follows the program's name."""
+    args: tuple[str, ...]
+    """The command line after the program's name."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Added to what it is given."""
+    """Variables to add."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Written into `LaunchRequest.folder` before it starts: name → text."""
+    """Written into `LaunchRequest.folder` before the program starts: name → text."""
     links: Mapping[str, Path] = field(default_factory=dict)
-    """Made there as well: name → where it leads. What is not there yet is made, as a folder."""
+    """Also created there: name → target. A missing target is created as a folder."""
     stdin: str = ""
-    """What it reads: the prompt, where it can come this way, for a command line can be read by every user."""
+    """Standard input: the prompt if possible, because every user can read a command line."""
     governed: tuple[str, ...] = ()
-    """For the person, one line each: what is governed of what the program can do by itself."""
+    """For the user, one line each: limits on the program's built-in tools."""
     ungoverned: tuple[str, ...] = ()
-    """And what is not."""
+    """Likewise: what stays unlimited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenUsage:
-    """Tokens as the provider reported them; None where it reported nothing."""
+    """Tokens as the provider reported them; None if it reported nothing."""
 
     input: int | None = None
     output: int | None = None
@@ -84,7 +84,7 @@ class TokenUsage:
     """Everything the provider reported, unchanged."""
 
     def since(self, before: TokenUsage) -> TokenUsage:
-        """What was used after `before`, where both count from the same beginning."""
+        """The tokens used after `before`; both must count from the same start."""
         return TokenUsage(
             input=_less(self.input, before.input),
             output=_less(self.output, before.output),
@@ -94,47 +94,47 @@ class TokenUsage:
 
 
 def _less(now: int | None, before: int | None) -> int | None:
-    # A session that was cut, or a log that somebody changed, must not make less than nothing.
+    # A truncated session or an edited log must not make this negative.
     return None if now is None else max(0, now - (before or 0))
 
 
 @dataclass(kw_only=True)
 class RunReport:
-    """What a program has reported of its run so far."""
+    """The program's reports on its run so far."""
 
     session: str = ""
-    """Its own session, to go on in later."""
+    """The program's session, which a later run can continue."""
     model: str = ""
     text: str = ""
-    """Its last words to the person."""
+    """The last message to the user."""
     usage: TokenUsage = field(default_factory=TokenUsage)
     ended: bool = False
-    """Whether it has printed the line that ends a run. Without it the answer may be lost, whatever the exit code."""
+    """Whether it printed its final line. Without it the answer may be incomplete, whatever the exit code."""
     failure: str = ""
-    """Why it says that it failed."""
+    """The reported reason for a failure."""
     remedy: str = ""
-    """What a person can do about the failure, where that is known."""
+    """How to fix the failure, if known."""
     last_trouble: str = ""
-    """What it last could not do, trying on: a model that it does not reach. Empty again when it gets on."""
+    """The problem that it is retrying, such as an unreachable model. Cleared when it makes progress."""
     mcp_failure: str = ""
-    """Why it says that Toolcrib's tools are not there; empty while it has not said so."""
+    """The reported reason why Toolcrib's tools are missing; empty if none was reported."""
 
 
 class OutputParser(Protocol):
-    """Makes events of what a program prints, one line after the other. It never raises, whatever the line holds."""
+    """Turns the lines that a program prints into events. It never raises, whatever the line contains."""
 
     report: RunReport
 
     def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
-        """The events of one printed JSON object; the first holds it as `raw`. At least one, of kind `raw` if need be.
+        """The events of one printed JSON object: at least one, of kind `raw` if necessary. The first has it as `raw`.
 
-        Our own tools are named as the program was offered them, without its prefix: `workspace_read_file`, with
-        `server` = SERVER_NAME; whoever matches them with what the gateway saw knows the real ones.
+        Toolcrib's tools have the offered name without the program's prefix (`workspace_read_file`) and `server` =
+        SERVER_NAME; `call_matching` finds the real names.
         """
         ...
 
     def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
-        """The events of a line on standard error; the first holds it as `raw`."""
+        """The events of a line on standard error; the first has it as `raw`."""
         ...
 
 
@@ -142,19 +142,19 @@ class OutputParser(Protocol):
 class HeadlessSpec:
     program: str
     oldest: tuple[int, ...]
-    """The oldest version that this was tried with."""
+    """The oldest supported version."""
     install: str
-    """The line that installs it."""
+    """The command that installs it."""
     keeps: tuple[str, ...]
-    """Beginnings of the variables that are the program's own: they are passed on whatever our configuration says."""
+    """Prefixes of the program's variables, which are always passed on, whatever Toolcrib's configuration uses."""
     launch: Callable[[LaunchRequest], Launch]
     parser: Callable[[], OutputParser]
     counts_session: bool = False
-    """Whether the tokens that it reports are those of its whole session, earlier runs included."""
+    """Whether it reports the tokens of its whole session, including earlier runs."""
     call_mark: str = ""
-    """The key in a call's `_meta` under which the program gives the id that it prints; empty: it gives none."""
+    """The key in a call's `_meta` that holds the id that the program prints; empty if it sends none."""
     is_session: Callable[[str], bool]
-    """Whether a text can be a session of the program's own: it becomes a word of its command line."""
+    """Whether a text is a valid session id of the program. It is used on the command line."""
 
 
 SERVER_NAME = "toolcrib"
@@ -173,13 +173,13 @@ class ClientFileFormat(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFilePlace:
-    """A file, from a folder that a variable may move."""
+    """A file in a folder that an environment variable can move."""
 
     file: str
     folder: str = ""
-    """Below the home folder (or the project's root)."""
+    """Relative to the home folder or the project's root."""
     variable: str = ""
-    """Where it is set, it is the folder."""
+    """Replaces the folder if it is set."""
 
     def under(self, base: Path, environ: Mapping[str, str]) -> Path:
         moved = environ.get(self.variable, "") if self.variable else ""
@@ -187,11 +187,11 @@ class ClientFilePlace:
 
 
 COMMAND, ARGS, ENV, URL, HEADERS = "{command}", "{args}", "{env}", "{url}", "{headers}"
-"""Placeholders in an entry's template; what is empty is left out."""
+"""Placeholders in an entry's template; empty values are omitted."""
 
 
 def labels(agent: str, conversation: str = "") -> dict[str, str]:
-    """The headers that say who is meant and which conversation; the token proves it."""
+    """The headers that name the agent and the conversation; the token authenticates."""
     named = {"X-Toolcrib-Agent": agent, "X-Toolcrib-Conversation": conversation}
     return {header: value for header, value in named.items() if value}
 
@@ -202,20 +202,20 @@ class ClientSpec:
     title: str
     format: ClientFileFormat
     keys: tuple[str, ...]
-    """The way from the top of the file to the object that holds the servers."""
+    """The path from the top of the file to the object that holds the servers."""
     places: Mapping[ClientScope, ClientFilePlace]
-    """Empty for a client whose file only the person knows."""
+    """Empty if Toolcrib does not know the client's file."""
     stdio_template: Mapping[str, Any]
     http_template: Mapping[str, Any]
-    """In the person's own file: the token stays in a variable."""
+    """For the user's file: the token stays in a variable."""
     authorization: str = f"Bearer ${{{TOKEN_VARIABLE}}}"
-    """How a header there refers to the variable; empty where the template names it by a key of its own."""
+    """How a header refers to the variable; empty if the template has a separate key for it."""
     private_template: Mapping[str, Any]
-    """In an agent's private file, which holds the token. Nobody watches such runs: Toolcrib's rules decide alone."""
+    """For an agent's private file, which holds the token. Such runs are unattended, so only Toolcrib's rules decide."""
     private_use: str
     """How to run the client with that file, {file}."""
     headless: HeadlessSpec | None = None
-    """How `toolcrib run` runs it; None: it cannot."""
+    """How `toolcrib run` runs it; None if it cannot."""
     stdio_notes: tuple[str, ...] = ()
     http_notes: tuple[str, ...] = ()
     project_notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The clients we know. A new one is a value in `known/`, named here; docs/coding-agents.md says how.
+"""All known clients. A new one is a value in `known/`, listed here; see docs/coding-agents.md.
 
 In: a name. Out: its `ClientSpec`.
 """
@@ -22,7 +22,7 @@ GENERIC = ClientSpec(
     places={},
     stdio_template={"command": COMMAND, "args": ARGS, "env": ENV},
     http_template={"type": "http", "url": URL, "headers": HEADERS},
-    # The endpoint is plain HTTP on loopback, so there is nothing to verify now; an address put there later is.
+    # The endpoint is plain HTTP on loopback, so nothing is verified now; an HTTPS address entered later is.
     private_template={
         "type": "streamable-http",
         "url": URL,
@@ -30,8 +30,8 @@ GENERIC = ClientSpec(
         "verifySsl": True,
         "retry": {"maxAttempts": 3, "backoffMs": 1000},
     },
-    private_use="give {file} to the client as its file of servers",
-    http_notes=("Many clients replace ${…} by a variable's value; look up how yours does it.",),
+    private_use="configure {file} as the client's server file",
+    http_notes=("Many clients replace ${…} with a variable's value; check the syntax in your client's documentation.",),
 )
 
 
@@ -40,11 +40,11 @@ RUNNABLE = tuple(client for client in CLIENTS if client.headless is not None)
 
 
 def client_named(name: str, fitting: Iterable[ClientSpec] = CLIENTS) -> ClientSpec:
-    """`fitting`: those that are named to whoever asks for one that there is not."""
+    """`fitting`: the clients that the error lists if the name is unknown."""
     for client in CLIENTS:
         if client.name == name:
             return client
     names = [client.name for client in fitting]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
-    raise NotFound(f"No client {name!r} is known.", remedy=f"{hint}Known: {', '.join(names)}.")
+    raise NotFound(f"Unknown client {name!r}.", remedy=f"{hint}Known: {', '.join(names)}.")

@@ -1,9 +1,9 @@
 """`CodeAgent`: runs a coding agent with Toolcrib's tools, from Python.
 
-In: a client's name, a folder, a profile. Out: `run` gives an `ExecutionResult`, `stream` the events as they happen.
-However a run ends (the program's own end, a time limit, Ctrl-C, a revoked identity, an error of ours), the program
-and everything it started are stopped, the identity is revoked and its folder removed, and the log has its last
-line. `run_preparation` sets up, `run_lifecycle` is what happens then; `toolcrib run` is above.
+In: a client's name, a folder, a profile. Out: `run` returns an `ExecutionResult`, `stream` yields events as they
+happen. However a run ends (normally, by a time limit, Ctrl-C, a revoked identity or an internal error), the program and
+all its child processes are stopped, the identity is revoked and its folder removed, and the log is completed.
+`run_preparation` sets up the run, `run_lifecycle` runs it; `toolcrib run` uses this module.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CodingAgentRun:
     metadata: RunMetadata | None = None
     result: ExecutionResult | None = None
     mask: Callable[[Any], Any] = field(default=lambda value: value)
-    """Takes the run's secrets out of a text, or of anything that is made of texts."""
+    """Removes the run's secrets from a text or a nested value."""
     _events: list[AgentEvent] = field(default_factory=list)
     _log_failed: bool = False
 
     async def events(self) -> AsyncGenerator[AgentEvent, None]:
-        """Raises what kept the run from starting; what happens later is in the result."""
+        """Raises if the run cannot start; later failures are in the result."""
         async with prepare_run(self.request) as ready:
             self.metadata = ready.metadata
             self.mask = ready.log.mask
@@ -47,8 +47,8 @@ class CodingAgentRun:
             try:
                 async for event in lifecycle.events():
                     ready.log.session(lifecycle.session)
-                    for one in self._noted(event, ready):
-                        yield one
+                    for noted in self._noted(event, ready):
+                        yield noted
             except (GeneratorExit, asyncio.CancelledError):
                 lifecycle.ending = RunEnding(status=RunStatus.INTERRUPTED, error="It was interrupted.")
                 raise
@@ -60,13 +60,13 @@ class CodingAgentRun:
                 await asyncio.shield(self._ended(ready, lifecycle))
 
     def _noted(self, event: AgentEvent, ready: PreparedRun) -> Iterable[AgentEvent]:
-        """The event, once it is in the log; and a warning, once, where the log is not whole."""
+        """Logs the event and yields it, followed by one warning if the log is incomplete."""
         self._events.append(event)
         ready.log.event(event)
         yield event
         if ready.log.failure and not self._log_failed:
             self._log_failed = True
-            text = f"The log is not whole: {ready.log.failure}"
+            text = f"The log is incomplete: {ready.log.failure}"
             warning = AgentEvent(kind=AgentEventKind.LOG, provider=event.provider, role="toolcrib", text=text)
             self._events.append(warning)
             yield warning
@@ -76,7 +76,7 @@ class CodingAgentRun:
             self._events.append(event)
             ready.log.event(event)
 
-        # Both at once: a daemon that is slow to revoke must not let the program work on.
+        # Both at once: the program must not continue while a slow daemon revokes its identity.
         closing = asyncio.create_task(ready.close())
         exit_code = await lifecycle.stop(keep)
         await closing
@@ -88,9 +88,9 @@ class CodingAgentRun:
 
 
 def _result(ready: PreparedRun, summary: RunSummary, events: Iterable[AgentEvent]) -> ExecutionResult:
-    about: dict[str, Any] = {**ready.metadata.to_json(), **summary.to_json(), "log": str(ready.log.path)}
+    metadata: dict[str, Any] = {**ready.metadata.to_json(), **summary.to_json(), "log": str(ready.log.path)}
     for name in ("text", "usage", "status", "program_exit_code", "error"):
-        del about[name]
+        del metadata[name]
     return ExecutionResult(
         text=summary.text,
         raw_events=tuple(events),
@@ -98,18 +98,18 @@ def _result(ready: PreparedRun, summary: RunSummary, events: Iterable[AgentEvent
         status=summary.status,
         program_exit_code=summary.program_exit_code,
         error=summary.error,
-        metadata=about,
+        metadata=metadata,
     )
 
 
 TIMEOUT = 2 * 3600.0
-LONGEST = 7 * 24 * 3600.0
+MAX_TIMEOUT = 7 * 24 * 3600.0
 
 
 class CodeAgent:
-    """A run of Claude Code, Codex or Gemini CLI with the daemon's tools: `CodeAgent("claude").run("Tidy up.")`.
+    """Runs Claude Code, Codex or Gemini CLI with the daemon's tools: `CodeAgent("claude").run("Tidy up.")`.
 
-    `run` waits for the `ExecutionResult`; `async for event in agent.stream(prompt)` gives events as they happen.
+    `run` returns an `ExecutionResult`; `async for event in agent.stream(prompt)` yields events as they happen.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class CodeAgent:
         env_file: str | Path | None = None,
         extra: Sequence[str] = (),
     ) -> None:
-        """`client` is claude, codex or gemini. `environ` is what the program is given (by default this process's);
-        `env` names variables that are passed on although Toolcrib's configuration uses them; `extra` are words for the
-        program itself. `timeout` is in seconds."""
+        """`client` is claude, codex or gemini. `environ` is the program's environment (default: that of this process);
+        `env` names variables to pass on even if Toolcrib's configuration uses them; `extra` are arguments for the
+        program. `timeout` is in seconds."""
         self.client = client_named(client, RUNNABLE)
         self.workdir = Path(workdir).expanduser().resolve()
         self.profile = profile
@@ -139,12 +139,12 @@ class CodeAgent:
         self._extra = tuple(extra)
 
     def run(self, prompt: str, *, conversation: str = "") -> ExecutionResult:
-        """Runs to the end. Where a loop runs already (a coroutine, a notebook) use `stream`."""
+        """Runs to the end. Inside a running event loop (a coroutine, a notebook), use `stream` instead."""
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             raise UsageError(
                 "CodeAgent.run cannot wait inside a running event loop.",
-                remedy="Use `async for event in agent.stream(prompt)` there.",
+                remedy="Use `async for event in agent.stream(prompt)` instead.",
             )
 
         async def collected() -> ExecutionResult:
@@ -156,9 +156,9 @@ class CodeAgent:
         return asyncio.run(collected())
 
     def stream(self, prompt: str, *, conversation: str = "") -> RunStream:
-        """The events as they happen. `conversation`: one to go on in (`last`, or the id that a result names)."""
+        """The events as they happen. `conversation`: the one to continue (`last`, or an id from a result)."""
         if not prompt.strip():
-            raise UsageError("There is no prompt.", remedy="Say what the coding agent should do.")
+            raise UsageError("The prompt is empty.", remedy="Describe what the coding agent should do.")
         return RunStream(
             CodingAgentRun(
                 RunRequest(
@@ -179,9 +179,9 @@ class CodeAgent:
 
 
 class RunStream:
-    """A run under way: `async for event in stream`, then `stream.result`.
+    """A live run: `async for event in stream`, then `stream.result`.
 
-    With `async with` the run has ended, and everything of it is gone, when the block is left, however that happens.
+    With `async with`, the run has ended and is cleaned up when the block exits, however it exits.
     """
 
     def __init__(self, run: CodingAgentRun) -> None:
@@ -201,24 +201,26 @@ class RunStream:
 
     @property
     def metadata(self) -> RunMetadata | None:
-        """Who runs what and where; known from the first event on."""
+        """The agent, program and folder of the run; available from the first event on."""
         return self._run.metadata
 
     def mask(self, value: Any) -> Any:
-        """A text, or anything that is made of texts, without the run's secrets: its token, what `env` and `env_file`
-        gave. The log is masked so; events are as they came."""
+        """A text or nested value without the run's secrets: its token and the values from `env` and `env_file`. The log
+        is masked this way; events are not."""
         return self._run.mask(value)
 
     @property
     def result(self) -> ExecutionResult:
         if self._run.result is None:
-            raise UsageError("The run is not over yet.", remedy="Read its events to the end first.")
+            raise UsageError("The run has not ended yet.", remedy="Read its events to the end first.")
         return self._run.result
 
 
 def _seconds(timeout: float) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST:
-        raise UsageError(f"{timeout!r} is no time limit.", remedy=f"Give seconds, at most {LONGEST:.0f}.")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_TIMEOUT:
+        raise UsageError(
+            f"{timeout!r} is not a valid time limit.", remedy=f"Use a number of seconds, at most {MAX_TIMEOUT:.0f}."
+        )
     return float(timeout)
 
 
@@ -227,5 +229,5 @@ def _one_of(choice: OnMcpFailure | str) -> OnMcpFailure:
         return OnMcpFailure(choice)
     except ValueError:
         raise UsageError(
-            f"on_mcp_failure (--on-mcp-failure) cannot be {choice!r}.", remedy="Say stop or continue."
+            f"on_mcp_failure (--on-mcp-failure) cannot be {choice!r}.", remedy="Use stop or continue."
         ) from None

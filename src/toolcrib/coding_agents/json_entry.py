@@ -1,7 +1,7 @@
-"""One entry in a JSON file of somebody else's, put in or taken out without touching the rest.
+"""Adds or removes one entry in another program's JSON file without touching the rest.
 
-In: the file's text, the way to an object in it, a name and a value. Out: the new text. Everything but the entry keeps
-its bytes: indentation, order, spacing, line ends. What is not plain JSON (comments, trailing commas) is refused.
+In: the file's text, the path to an object in it, a name and a value. Out: the new text. Everything but the entry keeps
+its bytes: indentation, order, spacing, line endings. Anything but plain JSON (comments, trailing commas) is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLANK = " \t\r\n"
 class _Member:
     key: str
     start: int
-    """Where the key's quote stands."""
+    """The position of the key's opening quote."""
     value_start: int
     end: int
 
@@ -33,7 +33,7 @@ class _Object:
     members: tuple[_Member, ...]
 
     def member(self, key: str) -> _Member | None:
-        # Of a key that stands twice, readers take the last.
+        # If a key occurs twice, readers take the last.
         return next((member for member in reversed(self.members) if member.key == key), None)
 
 
@@ -75,7 +75,7 @@ def put_entry(text: str, keys: Sequence[str], name: str, value: Any) -> str:
 
 
 def drop_entry(text: str, keys: Sequence[str], name: str) -> str:
-    """The text without the entry; unchanged where it has none."""
+    """The text without the entry; unchanged if it has none."""
     if get_entry(text, keys, name) is None:
         return text
     place = _skip(text, 0)
@@ -106,7 +106,7 @@ def _insert(text: str, here: _Object, key: str, value: Any, step: str | None, de
 
 
 def _written(value: Any, step: str | None, depth: int, newline: str) -> str:
-    """The value as this file would write it: indented like its neighbours, or on one line."""
+    """The value in the file's style: indented like its neighbours, or on one line."""
     if step is None:
         return json.dumps(value, ensure_ascii=False)
     lines = json.dumps(value, indent=step, ensure_ascii=False).split("\n")
@@ -114,7 +114,7 @@ def _written(value: Any, step: str | None, depth: int, newline: str) -> str:
 
 
 def _indentation(text: str) -> str | None:
-    """What one level is indented by; None for a file on a single line."""
+    """The indentation of one level; None for a file on a single line."""
     top = _object(text, _skip(text, 0), ())
     if not top.members:
         return "  "
@@ -133,15 +133,15 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         comments = "//" in text or "/*" in text
-        why = "it may have comments, which plain JSON has not" if comments else str(error)
+        why = "it may contain comments, which plain JSON does not allow" if comments else str(error)
         raise ConfigError(f"The file is not plain JSON: {why}.") from error
 
 
 def _object(text: str, start: int, keys: Sequence[str]) -> _Object:
-    """The object that begins at `start`. The text is known to be JSON."""
+    """The object that begins at `start`. The text must be valid JSON."""
     if text[start] != "{":
         where = ".".join(keys) or "the top of the file"
-        raise ConfigError(f"{where} is not an object, so no server can be put there.")
+        raise ConfigError(f"{where} is not an object, so no server can be added to it.")
     decoder = json.JSONDecoder()
     members: list[_Member] = []
     place = _skip(text, start + 1)

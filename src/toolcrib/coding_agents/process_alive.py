@@ -1,7 +1,7 @@
-"""Whether a process that wrote down its number is still there.
+"""Checks whether a recorded process is still running.
 
-In: a number, and perhaps when its process began. Out: whether that very process lives; another may have its number by
-now. One that has ended but that nobody has waited for yet is gone for our purpose.
+In: a process id, and optionally its start time. Out: whether that same process is alive; its id may have been reused. A
+zombie counts as ended.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_TELLS = Path("/proc/self/stat")
+_PROC_STAT = Path("/proc/self/stat")
 
 
 def process_started_at(pid: int) -> float | None:
-    """When the process began, by the machine's own clock; None where there is none, or nobody can say."""
+    """The start time in clock ticks since boot; None if the process has ended or the time is unknown."""
     try:
-        # The name before the last bracket may hold anything.
+        # The name before the last bracket may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] == "Z" else float(fields[19])
     except (OSError, IndexError, ValueError):
@@ -23,12 +23,12 @@ def process_started_at(pid: int) -> float | None:
 
 
 def is_same_process(pid: int, since: float) -> bool:
-    """Where there is no /proc, any process of this number counts."""
-    return process_started_at(pid) == since if _TELLS.exists() else process_exists(pid)
+    """Without /proc, any process with this id counts."""
+    return process_started_at(pid) == since if _PROC_STAT.exists() else process_exists(pid)
 
 
 def process_exists(pid: int) -> bool:
-    if _TELLS.exists():
+    if _PROC_STAT.exists():
         return process_started_at(pid) is not None
     try:
         os.kill(pid, 0)

@@ -1,8 +1,8 @@
 """Finds the program of a client, and its version.
 
-In: a client, the person's environment, the folder of the run. Out: `Program`, or an error with the line that installs
-it. Nothing in the project is taken: it may be anybody's work. The version is cached, since some programs take
-longer to print it than a run takes to start.
+In: a client, the user's environment, the run's folder. Out: `Program`, or an error with the command that installs it.
+Programs inside the project are ignored, because the project may be untrusted. The version is cached, since some
+programs take longer to print it than a run takes to start.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from toolcrib.servers.reaper import Reaper, guarded
 @dataclass(frozen=True, kw_only=True)
 class SearchPath:
     folders: tuple[Path, ...]
-    """The absolute ones: another would be looked for in the project."""
+    """Absolute ones only: a relative one would be searched for in the project."""
     not_beneath: tuple[Path, ...]
-    """The run's own folders."""
+    """The folders of the run and its project."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str], workdir: Path) -> SearchPath:
@@ -44,7 +44,7 @@ class SearchPath:
         own = {workdir.absolute(), workdir.resolve(), project_of(workdir)}
         return cls(
             folders=tuple(Path(folder) for folder in given if Path(folder).is_absolute()),
-            # Whoever works in the home folder itself, or above it, has their programs there too.
+            # A user who works in the home folder, or above it, has their programs there too.
             not_beneath=tuple(folder for folder in own if not home.is_relative_to(folder)),
         )
 
@@ -54,37 +54,37 @@ class SearchPath:
 
     @property
     def kept(self) -> str:
-        """PATH without the project's folders. An empty one would mean the working folder."""
+        """PATH without the project's folders; never empty, which would mean the working folder."""
         outside = [str(folder) for folder in self.folders if not self._is_of_the_project(folder)]
         return os.pathsep.join(outside) or os.defpath
 
     def why_not(self, file: Path) -> str:
-        """Why a program is passed over; empty if it is not. Raises OSError."""
+        """Why a program is skipped; empty if it is not. Raises OSError."""
         real = file.resolve()
-        # The link itself counts as well as what it leads to.
+        # Both the link and its target count.
         link = file.parent.resolve() / file.name
         if any(place.is_relative_to(own) for own in self.not_beneath for place in (link, real)):
-            return "it lies in the project that the run works in"
+            return "it is inside the run's project"
         if real.stat().st_mode & stat.S_IWOTH:
             return "every user of this machine can change it"
         return ""
 
     def _is_of_the_project(self, folder: Path) -> bool:
-        # Where links lead round in a circle, `Path.resolve` would raise.
+        # `Path.resolve` would raise on circular links.
         places = (folder, Path(os.path.realpath(folder)))
         return any(place.is_relative_to(own) for own in self.not_beneath for place in places)
 
 
-_LIMIT = 30.0
-"""Seconds that a program may take to say its version."""
-_LEAVE = 0.5
+_VERSION_TIMEOUT = 30.0
+"""Seconds that a program may take to print its version."""
+_EXIT_TIMEOUT = 0.5
 _NEUTRAL = Path("/")
-"""Where it is asked: a folder of nobody's project, and not one of ours to remove, which a sudden end would leave."""
-_MOST_WORDS = 64 * 1024
-"""Bytes of its answer that are looked at."""
-_MOST_REMEMBERED = 256 * 1024
+"""The working folder for `--version`: in no project, and not a temporary folder that a crash would leave behind."""
+_MAX_OUTPUT = 64 * 1024
+"""Bytes of the output that are read."""
+_MAX_CACHE_SIZE = 256 * 1024
 _FRESH = 24 * 3600.0
-"""Seconds that a version is trusted: behind the same small starter of a version manager another may come to stand."""
+"""Seconds that a cached version stays valid: a version manager may switch versions behind the same launcher file."""
 _VERSION = re.compile(r"(?<![\d.])\d{1,9}\.\d{1,9}\.\d{1,9}(?!\d)", re.ASCII)
 
 
@@ -95,30 +95,30 @@ class Program:
 
 
 def find_program(client: ClientSpec, environ: Mapping[str, str], workdir: Path) -> Program:
-    """The program on PATH of the person's own environment, whole. Blocks while a program is asked for its version.
+    """The program on PATH of the user's complete environment. Blocks while a program prints its version.
 
-    Raises NotFound if it is missing, too old, or does not say what it is.
+    Raises NotFound if it is missing, too old, or does not print a version.
     """
     if client.headless is None:
-        raise UsageError(f"How {client.title} is run is not known.", remedy="Choose another client.")
+        raise UsageError(f"Toolcrib does not know how to run {client.title}.", remedy="Choose another client.")
     search = SearchPath.of(environ, workdir)
     path = _on_path(client, client.headless, search)
     memory = Paths.of_user(environ).programs
     version = _cached_version(memory, path)
-    # What was too old may have been replaced behind the same file.
+    # A version that was too old may have been replaced behind the same file.
     if not version or _is_too_old(version, client.headless):
         with _version_lock(memory):
-            # Of many runs that begin at once, the first has asked meanwhile.
-            asked = _cached_version(memory, path)
-            if not asked or asked == version:
-                asked = _ask_version(client.headless, path, {**environ, "PATH": search.kept})
-                _cache_version(memory, path, asked)
-        version = asked
+            # If many runs start at once, the first may have updated the cache meanwhile.
+            current = _cached_version(memory, path)
+            if not current or current == version:
+                current = _ask_version(client.headless, path, {**environ, "PATH": search.kept})
+                _cache_version(memory, path, current)
+        version = current
     if _is_too_old(version, client.headless):
         raise NotFound(
-            f"{path} is version {version}; {client.title} is needed in version {_dotted(client.headless.oldest)} or "
-            "newer.",
-            remedy=f"Install it anew: {client.headless.install}",
+            f"{path} is version {version}; Toolcrib requires {client.title} "
+            f"{_dotted(client.headless.oldest)} or later.",
+            remedy=f"Update it: {client.headless.install}",
             data={"found": version, "wanted": _dotted(client.headless.oldest)},
         )
     return Program(path=path, version=version)
@@ -126,7 +126,7 @@ def find_program(client: ClientSpec, environ: Mapping[str, str], workdir: Path) 
 
 @contextlib.contextmanager
 def _version_lock(memory: Path) -> Iterator[None]:
-    """One process at a time; where nothing can be remembered, everybody asks for themselves."""
+    """One process at a time. If the cache cannot be written, each process runs `--version`."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, ToolcribError):
             private_folder(memory.parent)
@@ -137,7 +137,7 @@ def _version_lock(memory: Path) -> Iterator[None]:
 
 
 def _on_path(client: ClientSpec, headless: HeadlessSpec, search: SearchPath) -> Path:
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for file in (folder / headless.program for folder in search.folders):
         with contextlib.suppress(OSError):
             if not (file.is_file() and os.access(file, os.X_OK)):
@@ -145,9 +145,9 @@ def _on_path(client: ClientSpec, headless: HeadlessSpec, search: SearchPath) -> 
             why = search.why_not(file)
             if not why:
                 return file
-            passed_over.append(f"{file} was passed over: {why}.")
+            skipped.append(f"{file} was skipped: {why}.")
     raise NotFound(
-        " ".join([f"{client.title} is not installed: there is no '{headless.program}' on PATH.", *passed_over]),
+        " ".join([f"{client.title} is not installed: '{headless.program}' is not on PATH.", *skipped]),
         remedy=f"Install it: {headless.install}",
         data={"looked_in": [str(folder) for folder in search.folders]},
     )
@@ -162,27 +162,27 @@ def _is_too_old(version: str, headless: HeadlessSpec) -> bool:
 
 
 def _ask_version(headless: HeadlessSpec, path: Path, environ: Mapping[str, str]) -> str:
-    said = _version_output(path, {name: value for name, value in environ.items() if _is_harmless(name, value)})
-    found = _VERSION.search(said)
+    output = _version_output(path, {name: value for name, value in environ.items() if _is_harmless(name, value)})
+    found = _VERSION.search(output)
     if found is None:
-        shown = mask_text(" ".join(said.split())[:200])
+        shown = mask_text(" ".join(output.split())[:200])
         raise NotFound(
-            f"{path} does not say its version: `--version` gave {f'“{shown}”' if shown else 'nothing'} within "
-            f"{_LIMIT:g} s.",
-            remedy=f"Look at it, or install it anew: {headless.install}",
+            f"{path} does not print its version: `--version` printed {f'“{shown}”' if shown else 'nothing'} within "
+            f"{_VERSION_TIMEOUT:g} s.",
+            remedy=f"Check it, or reinstall it: {headless.install}",
         )
     return found[0]
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """A version needs no secret to be said."""
+    """`--version` needs no secrets."""
     if name in ("PATH", "HOME"):
         return True
     return not (name.startswith("TOOLCRIB_") or names_a_secret(name) or mask_text(value) != value)
 
 
 def _version_output(path: Path, environ: Mapping[str, str]) -> str:
-    """What `--version` prints, as far as it comes in time."""
+    """The output of `--version` until the time limit."""
     reaper = Reaper()
     marker = reaper.new_marker()
     try:
@@ -202,12 +202,12 @@ def _version_output(path: Path, environ: Mapping[str, str]) -> str:
             try:
                 return _read(process)
             finally:
-                # Whoever has closed its output is about to end; the rest of its group is ended in any case.
+                # A program that has closed its output is about to exit. The rest of its process group is ended anyway.
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_LEAVE)
+                    process.wait(_EXIT_TIMEOUT)
                 reaper.end(process.pid, marker)
     except (OSError, ValueError) as error:
-        raise NotFound(f"{path} cannot be started: {error}.", remedy="Look at it, or install it anew.") from None
+        raise NotFound(f"{path} cannot be started: {error}.", remedy="Check it, or reinstall it.") from None
     finally:
         reaper.close()
 
@@ -216,20 +216,20 @@ def _read(process: subprocess.Popen[bytes]) -> str:
     pipe = process.stdout
     if pipe is None:
         return ""
-    deadline = time.monotonic() + _LIMIT
-    said = b""
+    deadline = time.monotonic() + _VERSION_TIMEOUT
+    output = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while len(said) < _MOST_WORDS and selector.select(max(0.0, deadline - time.monotonic())):
-            chunk = pipe.read(_MOST_WORDS - len(said))
+        while len(output) < _MAX_OUTPUT and selector.select(max(0.0, deadline - time.monotonic())):
+            chunk = pipe.read(_MAX_OUTPUT - len(output))
             if not chunk:
                 break
-            said += chunk
-    return said.decode(errors="replace")
+            output += chunk
+    return output.decode(errors="replace")
 
 
 def _file_mark(path: Path) -> list[Any]:
-    """What tells a program from another one at the same path. Raises OSError."""
+    """Distinguishes a program from another at the same path. Raises OSError."""
     real = path.resolve()
     state = real.stat()
     return [str(real), state.st_size, state.st_mtime_ns]
@@ -245,10 +245,10 @@ def _cached_version(memory: Path, path: Path) -> str:
 
 
 def _cache_version(memory: Path, path: Path, version: str) -> None:
-    """Without it the next run asks again, so nothing is said where it cannot be kept."""
+    """Errors are ignored: without the cache, the next run asks again."""
     with contextlib.suppress(OSError, ToolcribError):
         private_folder(memory.parent)
-        entries = dict(_still_there(_entries(memory)))
+        entries = dict(_existing(_entries(memory)))
         entries[str(path)] = {"program": _file_mark(path), "version": version, "at": time.time()}
         descriptor, new = tempfile.mkstemp(dir=memory.parent, prefix=f".{memory.name}-")
         try:
@@ -260,7 +260,7 @@ def _cache_version(memory: Path, path: Path, version: str) -> None:
             raise
 
 
-def _still_there(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _existing(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for path, entry in entries.items():
         with contextlib.suppress(OSError, ValueError):
             if Path(path).exists():
@@ -268,11 +268,11 @@ def _still_there(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _entries(memory: Path) -> dict[str, Any]:
-    """Whatever the file holds: one that makes no sense is none."""
+    """The cached entries; empty if the file is invalid."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with open(memory, "rb", opener=lambda path, _: os.open(path, flags)) as file:
-            entries = json.loads(os.read(file.fileno(), _MOST_REMEMBERED))
+            entries = json.loads(os.read(file.fileno(), _MAX_CACHE_SIZE))
     except (OSError, ValueError, RecursionError):
         return {}
     return entries if isinstance(entries, dict) else {}

@@ -1,13 +1,12 @@
-"""What a run's program gets of the person's environment.
+"""The environment of a run's program.
 
-In: the person's environment, the run's folder, the names that are withheld, what `--env` and `--env-file` add. Out:
-`ProgramEnvironment`: the variables, and the values among them that no log may show. The program is the person's own
-and gets their whole environment, so that login, model and settings are theirs; without what is Toolcrib's, and
-without what only Toolcrib's servers were to have.
+In: the user's environment, the run's folder, the names to withhold, the variables from `--env` and `--env-file`. Out:
+`ProgramEnvironment`: the variables, and the values that no log may show. The program gets the user's whole environment,
+so that login, model and settings are theirs, except Toolcrib's variables and those meant for Toolcrib's servers only.
 
-Below `all` a `git` that starts no other program comes first in PATH: coding agents call git outside of any sandbox,
+Below `all`, a `git` that cannot start other programs comes first in PATH: coding agents call git outside any sandbox,
 and a repository's configuration can name programs (fsmonitor, filters, hooks, textconv, included files, submodules).
-No list of them would be complete, so the kernel refuses git every new process (`workspace.sandbox.kernel_rules`).
+No list of them would be complete, so a kernel rule keeps git from starting any (`workspace.sandbox.kernel_rules`).
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
 if prctl(NO_NEW_PRIVILEGES, 1, None, 0, 0) or prctl(SECCOMP, FILTER, ctypes.byref(Filter(len(code) // 8, code)), 0, 0):
     print(refusal, file=sys.stderr)
     sys.exit(128)
-# Looking for changes in a submodule takes a process of its own, without which `git status` would fail.
+# Checking a submodule for changes needs a separate process, without which `git status` would fail.
 os.execv(git, [git, "-c", "diff.ignoreSubmodules=dirty", *sys.argv[4:]])
 """
 
 
 def search_path_with_plain_git(folder: Path, path: str) -> str:
-    """Puts the program into a folder below `folder`; `path` as it is where it has no git. Raises ConfigError."""
+    """Writes the program below `folder`. Returns `path` unchanged if it has no git. Raises ConfigError."""
     git = shutil.which("git", path=path)
     if git is None:
         return path
     programs = folder / _FOLDER
     if os.pathsep in str(programs):
         raise ConfigError(
-            f"{folder} has a {os.pathsep!r} in its name and cannot be in a program's PATH.",
-            remedy="Set TOOLCRIB_HOME to a folder without it.",
+            f"{folder} has {os.pathsep!r} in its name, so it cannot be added to PATH.",
+            remedy=f"Set TOOLCRIB_HOME to a folder without {os.pathsep!r}.",
         )
     programs.mkdir(mode=0o700, exist_ok=True)
     (programs / "git").write_text(_script(git), encoding="utf-8", errors="surrogateescape")
@@ -70,13 +69,13 @@ def _script(git: str) -> str:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
         return f"#!/bin/sh\necho {shlex.quote(_REFUSAL)} >&2\nexit 128\n"
-    words = (sys.executable, "-I", "-S", "-c", _CODE, git, no_children_program(machine).hex(), _REFUSAL)
-    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    command = (sys.executable, "-I", "-S", "-c", _CODE, git, no_children_program(machine).hex(), _REFUSAL)
+    return f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
 
 
 OURS = "TOOLCRIB_"
-"""How names of variables of our own begin; the marker of children among them."""
-LARGEST_FILE = 1024 * 1024
+"""The prefix of Toolcrib's variables, including the marker for child processes."""
+MAX_FILE_SIZE = 1024 * 1024
 """Bytes."""
 
 _DIRECT = ("NO_PROXY", "no_proxy")
@@ -94,11 +93,11 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$", "`"
 class ProgramEnvironment:
     environ: Mapping[str, str]
     secrets: frozenset[str]
-    """Values that are masked wherever the run is written down."""
+    """Values to mask in logs and output."""
     left_out: tuple[str, ...]
-    """Names that the person has set and the program does not get."""
+    """Names of the user's variables that the program does not get."""
     warnings: tuple[str, ...] = ()
-    """For the person, one line each."""
+    """For the user, one line each."""
 
 
 def program_environment(
@@ -111,7 +110,7 @@ def program_environment(
     named: Iterable[str] = (),
     file: Path | None = None,
 ) -> ProgramEnvironment:
-    """`keeps`: beginnings of the program's own names; `withheld`: names that our configuration refers to.
+    """`keeps`: prefixes of the program's variables; `withheld`: names that Toolcrib's configuration refers to.
 
     Raises UsageError.
     """
@@ -138,33 +137,33 @@ def program_environment(
 
 
 def without_proxy(environ: Mapping[str, str], url: str) -> dict[str, str]:
-    """The environment in which a program asks for this address directly, if there is one.
+    """The environment with this address excluded from proxies; unchanged if the URL has no host.
 
-    Each of the programs would ask a proxy of the person's even for what is on this machine; and it may know of one from
-    a file of its own, hence also where no variable names one.
+    All three programs use the user's proxy even for addresses on this machine. They may also read a proxy from their
+    own files, so the exclusion is added even if no variable names a proxy.
     """
     host = urlsplit(url).hostname
     if not host:
         return dict(environ)
-    said = {name: environ[name] for name in _DIRECT if environ.get(name)}
-    # Some programs look at the one, some at the other; and `*` means everything only where it stands alone.
-    current = {name: said.get(name) or next(iter(said.values()), "") for name in _DIRECT}
+    given = {name: environ[name] for name in _DIRECT if environ.get(name)}
+    # Programs differ in which of the two they read; and `*` means everything only on its own.
+    current = {name: given.get(name) or next(iter(given.values()), "") for name in _DIRECT}
     more = {name: was if was.strip() == "*" else ",".join(filter(None, (was, host))) for name, was in current.items()}
     return {**environ, **more}
 
 
 def _path(environ: Mapping[str, str], workdir: Path, own_tools: OwnTools) -> tuple[str, list[str]]:
-    """PATH without the project's folders, for a hostile one may keep a `node` or a `git` of its own there; and
-    warnings for the person. Where the program may do everything by itself, it may run those, too."""
+    """PATH without the project's folders, where a hostile project may have its own `node` or `git`; and warnings for
+    the user. At level `all` the program may run those too."""
     search = SearchPath.of(environ, workdir)
     warnings = []
     if len(search.folders) < len(environ.get("PATH", os.defpath).split(os.pathsep)):
-        warnings.append("Folders in PATH that are not absolute are not passed on: they would be the project's.")
+        warnings.append("Relative folders in PATH are not passed on: they would refer to the project.")
     if own_tools is OwnTools.ALL:
         return os.pathsep.join(map(str, search.folders)) or os.defpath, warnings
     if search.of_the_project:
         folders = ", ".join(printable(str(folder)) for folder in search.of_the_project)
-        warnings.append(f"Left out of PATH, for the project could have a node or a git of its own there: {folders}.")
+        warnings.append(f"Removed from PATH, because the project could have its own node or git there: {folders}.")
     return search.kept, warnings
 
 
@@ -172,18 +171,20 @@ def _named(name: str, environ: Mapping[str, str]) -> str:
     alone, has_value, _ = name.partition("=")
     if has_value:
         raise UsageError(
-            f"--env takes a name alone{f', here {alone}' if _NAME.fullmatch(alone) else ''}: a value on a command line "
-            "can be read by every user of this machine.",
-            remedy="Set the variable before, or write it into a file and give that with --env-file.",
+            f"--env takes only a name{f', here {alone}' if _NAME.fullmatch(alone) else ''}: every user of this machine "
+            "can read a value on the command line.",
+            remedy="Set the variable first, or write it into a file and pass that with --env-file.",
         )
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{printable(name)!r} is no name of a variable.", remedy="Letters, digits and _ make a name.")
+        raise UsageError(
+            f"{printable(name)!r} is not a valid variable name.", remedy="Use only letters, digits and underscores."
+        )
     if name.startswith(OURS):
         raise UsageError(
-            f"{name} is Toolcrib's own and is not passed on.", remedy="Leave it out: the run is given what it needs."
+            f"{name} belongs to Toolcrib and is not passed on.", remedy="Omit it: the run gets what it needs."
         )
     if name not in environ:
-        raise UsageError(f"{name} is not set.", remedy="Set it before, or leave --env out.")
+        raise UsageError(f"{name} is not set.", remedy="Set it first, or omit --env.")
     return environ[name]
 
 
@@ -191,17 +192,17 @@ def _read(file: Path) -> tuple[dict[str, str], list[str]]:
     try:
         with file.open("rb") as opened:
             state = os.fstat(opened.fileno())
-            content = opened.read(LARGEST_FILE + 1)
+            content = opened.read(MAX_FILE_SIZE + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise UsageError(
-            f"The file of variables {_shown(file)} cannot be read: {why or error}.",
-            remedy="Give one that is there with --env-file.",
+            f"The environment file {_shown(file)} cannot be read: {why or error}.",
+            remedy="Pass an existing file with --env-file.",
         ) from None
-    if len(content) > LARGEST_FILE:
+    if len(content) > MAX_FILE_SIZE:
         raise UsageError(
-            f"The file of variables {_shown(file)} is larger than {LARGEST_FILE} bytes.",
-            remedy="Is it the right one? Lines of NAME=VALUE are wanted.",
+            f"The environment file {_shown(file)} is larger than {MAX_FILE_SIZE} bytes.",
+            remedy="Check that it is the right file. It should contain NAME=VALUE lines.",
         )
     return _parsed(content, file), list(_open_to_others(file, state))
 
@@ -209,7 +210,7 @@ def _read(file: Path) -> tuple[dict[str, str], list[str]]:
 def _open_to_others(file: Path, state: os.stat_result) -> Iterator[str]:
     if stat.S_ISREG(state.st_mode) and state.st_mode & _OTHERS:
         can = "change" if state.st_mode & stat.S_IWOTH else "read"
-        yield f"Every user of this machine can {can} {_shown(file)}: chmod 600 it."
+        yield f"Every user of this machine can {can} {_shown(file)}. Run `chmod 600` on it."
 
 
 def _shown(file: Path) -> str:
@@ -217,13 +218,13 @@ def _shown(file: Path) -> str:
 
 
 def _parsed(content: bytes, file: Path) -> dict[str, str]:
-    """Lines of NAME=VALUE. What stands in a line is a secret, so no error says it."""
+    """Parses NAME=VALUE lines. No error quotes a line, since its content is secret."""
     values: dict[str, str] = {}
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             entry = _entry(line)
         except ValueError as error:
-            # `from None`, and no cause: an error of decoding holds the bytes.
+            # `from None`: a decoding error holds the bytes.
             raise UsageError(
                 f"{_shown(file)}, line {number}: {error}.", remedy='Write NAME=VALUE or NAME="VALUE".'
             ) from None
@@ -233,7 +234,7 @@ def _parsed(content: bytes, file: Path) -> dict[str, str]:
 
 
 def _entry(line: bytes) -> tuple[str, str] | None:
-    """None for a line that says nothing. Raises ValueError with the reason."""
+    """None for a blank line or a comment. Raises ValueError with the reason."""
     try:
         text = line.decode().strip(_BLANK)
     except UnicodeDecodeError:
@@ -243,13 +244,13 @@ def _entry(line: bytes) -> tuple[str, str] | None:
     name, equals, value = text.partition("=")
     name = re.sub(r"^export[ \t]+", "", name).strip(_BLANK)
     if not equals:
-        raise ValueError("there is no = in it")
+        raise ValueError("it has no =")
     if not _NAME.fullmatch(name):
-        raise ValueError("what stands before the = is no name of a variable")
+        raise ValueError("the text before the = is not a valid variable name")
     if name.startswith(OURS):
-        raise ValueError("variables of Toolcrib's own are not passed on")
+        raise ValueError("Toolcrib's variables are not passed on")
     if "\0" in value:
-        raise ValueError("a variable cannot hold the character 0")
+        raise ValueError("a variable cannot contain a null character")
     return name, _value(value)
 
 
@@ -262,5 +263,5 @@ def _value(written: str) -> str:
         raise ValueError("a quote is not closed")
     inside, after = quoted.groups()
     if _COMMENT.sub("", after).strip(_BLANK):
-        raise ValueError("something follows the closing quote")
+        raise ValueError("there is text after the closing quote")
     return inside if text[0] == "'" else _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[0]), inside)

@@ -1,11 +1,11 @@
-"""A program that runs for us: what it prints, line by line, and the end of its whole tree.
+"""A running program: its output, line by line, and the end of its whole process tree.
 
-In: words, an environment, a folder, what it reads. Out: `RunningProgram`: lines in the order of their arrival, an exit
-code, and, once it is over or stopped, no process, thread or open file. `servers.reaper` ends trees, also after
-`kill -9` of us. `run_lifecycle` is above.
+In: a command, an environment, a folder, standard input. Out: `RunningProgram`: lines in order of arrival and an exit
+code. Once it has ended, no process, thread or open file remains. `servers.reaper` ends process trees, even after a
+`kill -9` of this process. Used by `run_lifecycle`.
 
-Neither asyncio's nor uvloop's own subprocesses: some give the program a socket to read from instead of a pipe, or want
-a watcher of the main thread's; a run may be in any loop of any thread.
+This uses neither asyncio's nor uvloop's subprocesses: some give the program a socket as standard input instead of a
+pipe, or need a watcher in the main thread; a run may be in any loop of any thread.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from toolcrib.servers.reaper import Reaper, guarded
 
 log = logging.getLogger(__name__)
 
-LONGEST_PIECE = 32 * 1024 * 1024
-"""Bytes; a longer line comes in pieces."""
-_UNREAD = 1024 * 1024
-"""Bytes that are taken in before somebody wants them; after that the program waits."""
-_AT_ONCE = 64 * 1024
-_PIPE = 1024 * 1024
-"""Bytes that the program's stdout holds: the most that Linux gives everybody. Gemini CLI ends without waiting until
-what it printed last is taken, so what does not fit then is lost."""
-_FULLEST_PIPE = 2 * 1024 * 1024
-"""Bytes that a pipe without a writer can still hold, generously."""
+MAX_PIECE_SIZE = 32 * 1024 * 1024
+"""Bytes; a longer line is split into pieces."""
+_MAX_UNREAD = 1024 * 1024
+"""Bytes to buffer ahead of the reader; after that the program has to wait."""
+_CHUNK_SIZE = 64 * 1024
+_PIPE_SIZE = 1024 * 1024
+"""Bytes that the stdout pipe holds: the most that Linux allows unprivileged users. Gemini CLI exits without waiting for
+its last output to be read, so output that does not fit is lost."""
+_MAX_PIPE_SIZE = 2 * 1024 * 1024
+"""A generous upper bound for the bytes left in a pipe without a writer."""
 _GRACE = 3.0
-_LAST_WORDS = 0.4
-"""Seconds that others of the tree may still print, or hold its pipes, after the program's own end."""
-_AFTER_KILL = 5.0
-"""Seconds after which what cannot even be killed (it hangs in the kernel) is not waited for any more."""
+_OUTPUT_GRACE = 0.4
+"""Seconds that child processes may still print, or hold the pipes, after the program has exited."""
+_KILL_TIMEOUT = 5.0
+"""Seconds to wait for a process that cannot be killed because it hangs in the kernel."""
 
 
 class ProgramStream(enum.StrEnum):
@@ -62,18 +62,18 @@ class OutputLine:
     stream: ProgramStream
     text: str
     partial: bool = False
-    """The line is too long for one piece: the next one of this stream goes on where this ends."""
+    """The line is too long for one piece: the next piece of this stream continues it."""
 
 
 class _LineCutter:
-    """Bytes of one stream → its lines. A character that falls into two chunks or pieces stays whole."""
+    """Bytes of one stream → its lines. Characters split across chunks or pieces stay intact."""
 
     def __init__(self, stream: ProgramStream) -> None:
         self._stream = stream
         self._parts: list[bytes] = []
         self._size = 0
         self._within = False
-        """Pieces of the line that is being read have gone out already."""
+        """Whether pieces of the current line were already emitted."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, chunk: bytes) -> Iterator[OutputLine]:
@@ -84,13 +84,13 @@ class _LineCutter:
         yield from self._kept(rest)
 
     def rest(self) -> Iterator[OutputLine]:
-        """What came after the last line end."""
+        """The text after the last line ending."""
         if self._parts or self._within:
             yield self._line(partial=False)
 
     def _kept(self, part: bytes) -> Iterator[OutputLine]:
-        while self._size + len(part) > LONGEST_PIECE:
-            room = LONGEST_PIECE - self._size
+        while self._size + len(part) > MAX_PIECE_SIZE:
+            room = MAX_PIECE_SIZE - self._size
             self._parts.append(part[:room])
             part = part[room:]
             yield self._line(partial=True)
@@ -105,7 +105,7 @@ class _LineCutter:
 
 
 class RunningProgram:
-    """One program. All of it belongs to the loop that it was started in; one task at a time reads its lines."""
+    """One program. It belongs to the loop that started it; only one task at a time may read its lines."""
 
     def __init__(self, process: subprocess.Popen[bytes], reaper: Reaper, marker: str, stdin: bytes) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class RunningProgram:
         self._marker = marker
         self._unwritten = memoryview(stdin)
         self._pipes: dict[ProgramStream, int] = {}
-        """Those that are open."""
+        """The open ones."""
         self._chunks: deque[tuple[ProgramStream, bytes]] = deque()
         self._unread = 0
         self._cuts = {stream: _LineCutter(stream) for stream in ProgramStream}
@@ -124,7 +124,7 @@ class RunningProgram:
         """Set when both output pipes have ended."""
         self._exited = asyncio.Event()
         self._over = asyncio.Event()
-        """Set when the whole tree is gone and all that it printed is here."""
+        """Set when the whole tree is gone and all its output has been read."""
         self._watch = threading.Thread(target=self._wait, name=f"toolcrib-run-{process.pid}", daemon=True)
 
     @classmethod
@@ -133,7 +133,7 @@ class RunningProgram:
         reaper = Reaper()
         marker = reaper.new_marker()
         try:
-            # Before the program: whatever happens to us from here on, the helper finds the marker.
+            # Before the program: whatever happens to this process from here on, the helper finds the marker.
             reaper.start()
             process = _popen(argv, {**environ, MARKER: marker}, cwd)
             _enlarge(process.stdout)
@@ -144,12 +144,12 @@ class RunningProgram:
             await asyncio.to_thread(reaper.close)
             raise ToolcribError(
                 f"{argv[0]} cannot be started in {cwd}: {error.strerror or error}.",
-                remedy="Look whether both are there and may be used.",
+                remedy="Check that both exist and that you have permission to use them.",
             ) from None
         except ValueError as error:
             await asyncio.to_thread(reaper.close)
             raise ToolcribError(
-                f"{argv[0]} cannot be started: {error}.", remedy="Look at the words and variables given to it."
+                f"{argv[0]} cannot be started: {error}.", remedy="Check its arguments and environment variables."
             ) from None
         return running
 
@@ -159,13 +159,13 @@ class RunningProgram:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number where one ended it."""
+        """None while it runs; the negative signal number if a signal ended it."""
         return self._process.returncode
 
     async def lines(self) -> AsyncIterator[OutputLine]:
-        """What it prints. Ends when the program has ended and nothing of it is left, about a second later at most.
+        """The printed lines. Ends when the whole process tree is gone, at most about a second after the program's exit.
 
-        Whoever stops reading may begin again: the next call goes on with the next line.
+        If you stop reading, a later call continues with the next line.
         """
         while True:
             while self._lines:
@@ -184,10 +184,10 @@ class RunningProgram:
                 await self._news.wait()
 
     async def stop(self, *, grace: float = _GRACE) -> None:
-        """Asks the tree to end, then ends it; returns when it is gone. What was printed can still be read.
+        """Signals the tree to exit, then kills it; returns when it is gone. Its output can still be read.
 
-        It is asked by SIGINT first: coding agents then note in their session that they were interrupted, and tell what
-        was used up until then; SIGTERM just ends them. That comes next, for a program may ignore the other one.
+        SIGINT comes first: coding agents then record the interruption in their session and report their token usage,
+        while SIGTERM just ends them. SIGTERM follows, because a program may ignore SIGINT.
         """
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -195,11 +195,11 @@ class RunningProgram:
                     reaper_child.signal_group(self.pid, number)
                     await _within(self._exited, grace / 2)
         finally:
-            # Also when this task is cancelled: nobody may come a second time.
+            # Also if this task is cancelled: there may be no second call.
             if not self._exited.is_set():
                 reaper_child.signal_group(self.pid, signal.SIGKILL)
-        if not await _within(self._over, _AFTER_KILL):
-            log.warning("process %s was killed, but does not end", self.pid)
+        if not await _within(self._over, _KILL_TIMEOUT):
+            log.warning("process %s was killed but has not exited", self.pid)
 
     def _begin(self) -> None:
         process = self._process
@@ -215,17 +215,17 @@ class RunningProgram:
 
     def _wait(self) -> None:
         self._process.wait()
-        # A loop that was closed without waiting for us does not want to know.
+        # The loop may have been closed without waiting for this thread.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._exited.set)
 
     def _write(self, descriptor: int) -> None:
         try:
-            self._unwritten = self._unwritten[os.write(descriptor, self._unwritten[:_AT_ONCE]) :]
+            self._unwritten = self._unwritten[os.write(descriptor, self._unwritten[:_CHUNK_SIZE]) :]
         except BlockingIOError:
             return
         except OSError:
-            # It does not want to read; what it thinks of that, it prints.
+            # The program has closed its standard input; its output shows whether that is an error.
             self._unwritten = self._unwritten[:0]
         if not self._unwritten:
             self._close_stdin()
@@ -238,16 +238,16 @@ class RunningProgram:
 
     @property
     def _is_full(self) -> bool:
-        return self._unread >= _UNREAD
+        return self._unread >= _MAX_UNREAD
 
     def _listen(self) -> None:
         for stream, descriptor in self._pipes.items():
             self._loop.add_reader(descriptor, self._take, stream)
 
     def _take(self, stream: ProgramStream) -> int:
-        """Takes in what there is; returns how much."""
+        """Reads the available output; returns the number of bytes."""
         try:
-            chunk = os.read(self._pipes[stream], _AT_ONCE)
+            chunk = os.read(self._pipes[stream], _CHUNK_SIZE)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -268,9 +268,9 @@ class RunningProgram:
     async def _end(self) -> None:
         try:
             await self._exited.wait()
-            await _within(self._silent, _LAST_WORDS)
+            await _within(self._silent, _OUTPUT_GRACE)
         finally:
-            # Also when the loop is being closed while the program runs.
+            # Also if the loop is closed while the program runs.
             try:
                 await asyncio.shield(asyncio.to_thread(self._end_tree))
             finally:
@@ -279,17 +279,17 @@ class RunningProgram:
     def _end_tree(self) -> None:
         self._reaper.end(self.pid, self._marker)
         self._reaper.close()
-        self._watch.join(_AFTER_KILL)
+        self._watch.join(_KILL_TIMEOUT)
 
     def _close(self) -> None:
-        """Takes in what still is in the pipes, whether or not anybody reads, and closes them."""
+        """Drains the pipes, whether or not there is a reader, and closes them."""
         self._close_stdin()
         for stream in tuple(self._pipes):
             taken = 0
-            while taken < _FULLEST_PIPE and (more := self._take(stream)):
+            while taken < _MAX_PIPE_SIZE and (more := self._take(stream)):
                 taken += more
             if stream in self._pipes:
-                # Somebody who hid from us holds it; what comes after the program's end is not the program's.
+                # A hidden process holds it open; output after the program's exit is not the program's.
                 self._loop.remove_reader(self._pipes.pop(stream))
                 self._chunks.append((stream, b""))
         for pipe in (self._process.stdout, self._process.stderr):
@@ -316,10 +316,10 @@ def _popen(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subpro
 
 
 def _enlarge(pipe: IO[bytes] | None) -> None:
-    # A user who has many pipes is refused, and only Linux can: the program has one of the usual size then.
+    # This fails for a user with many pipes, and outside Linux; the pipe then keeps its default size.
     with contextlib.suppress(OSError, AttributeError):
         if pipe is not None:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
 
 
 async def _within(event: asyncio.Event, limit: float) -> bool:

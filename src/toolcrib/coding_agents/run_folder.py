@@ -1,8 +1,8 @@
-"""The folder of a project's run logs, `.toolcrib/runs/`, and the seals that prove a log is ours.
+"""The folder of a project's run logs, `.toolcrib/runs/`, and the seals that prove that Toolcrib wrote a log.
 
-In: a project's root, which may be somebody else's work; a key of the person's own. Out: a descriptor of the folder,
-opened without following a link, and the names of logs in it; a seal for a line, and whether one is right. `run_log`
-seals the lines that `run_history` trusts; without a valid seal a log does not decide how a conversation continues.
+In: a project's root, which may be untrusted; the user's key. Out: a descriptor of the folder, opened without following
+links, and the names of its logs; a seal for a line, and whether a seal is valid. `run_log` seals the lines that
+`run_history` trusts; a log without a valid seal does not decide how a conversation continues.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MAKE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.
 
 
 class MissingFolder(enum.Enum):
-    """What happens where the folder is not there."""
+    """How to handle a missing folder."""
 
-    MADE = enum.auto()
-    TOLD = enum.auto()
-    """As FileNotFoundError."""
+    CREATE = enum.auto()
+    RAISE = enum.auto()
+    """FileNotFoundError."""
 
 
 def runs_folder(root: Path) -> Path:
@@ -51,17 +51,17 @@ def is_run_id(text: str) -> bool:
 
 @contextlib.contextmanager
 def entered_runs_folder(root: Path, missing: MissingFolder) -> Iterator[int]:
-    """Raises OSError; one that is about a name says which in words."""
+    """Raises OSError; its message names the component if that is not a folder."""
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name, mode in ((PROJECT_FOLDER, 0o777), (RUNS, 0o700)):
-            if missing is MissingFolder.MADE:
+            if missing is MissingFolder.CREATE:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, mode, dir_fd=here)
             below = _below(here, name)
             os.close(here)
             here = below
-        if missing is MissingFolder.MADE:
+        if missing is MissingFolder.CREATE:
             _make_private(here)
         yield here
     finally:
@@ -69,12 +69,12 @@ def entered_runs_folder(root: Path, missing: MissingFolder) -> Iterator[int]:
 
 
 def create_log(folder: int, name: str) -> int:
-    """A new file for us alone."""
+    """Creates a file that only the user can access."""
     return os.open(name, _MAKE, 0o600, dir_fd=folder)
 
 
 def run_ids(folder: int) -> list[str]:
-    """The ids of the runs that have a log here, the newest first."""
+    """The ids of the runs with a log here, newest first."""
     with os.scandir(folder) as found:
         ids = [entry.name.removesuffix(LOG_SUFFIX) for entry in found if entry.name.endswith(LOG_SUFFIX)]
     return sorted(filter(is_run_id, ids), reverse=True)
@@ -91,10 +91,10 @@ def _below(here: int, name: str) -> int:
 
 
 def _make_private(folder: int) -> None:
-    there = os.fstat(folder)
-    if there.st_uid == os.geteuid() and there.st_mode & 0o077:
+    state = os.fstat(folder)
+    if state.st_uid == os.geteuid() and state.st_mode & 0o077:
         os.fchmod(folder, stat.S_IRWXU)
-    # What a run was asked and did is nobody's business who looks at the project's history.
+    # Prompts and logs must not end up in the project's git history.
     with contextlib.suppress(FileExistsError):
         descriptor = create_log(folder, _IGNORE)
         try:
@@ -110,7 +110,7 @@ SEAL = "seal"
 @dataclass(frozen=True)
 class LogSeals:
     key: bytes | None = field(repr=False)
-    """None: nothing is sealed, and nothing is trusted."""
+    """None: nothing is sealed and nothing is trusted."""
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str]) -> Self:
@@ -121,20 +121,20 @@ class LogSeals:
 
     @classmethod
     def made(cls, environ: Mapping[str, str]) -> Self:
-        """For writing: the key is made where there is none."""
+        """For writing: creates a missing key."""
         file = Paths.of_user(environ).runs_key
         with contextlib.suppress(StoreError):
             return cls(read_key(file) or make_key(file))
         return cls(None)
 
     def sealed(self, root: Path, run_id: str, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields, and their seal."""
+        """The fields with their seal."""
         if self.key is None:
             return dict(fields)
         return {**fields, SEAL: _seal(self.key, root, run_id, kind, fields)}
 
     def fits(self, root: Path, run_id: str, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Whether these fields, as they were read, carry the seal of just them."""
+        """Whether the fields, as read, carry a valid seal."""
         seal = fields.get(SEAL)
         if self.key is None or not isinstance(seal, str):
             return False
@@ -147,7 +147,7 @@ class LogSeals:
 
 
 def _seal(key: bytes, root: Path, run_id: str, kind: str, fields: Mapping[str, Any]) -> str:
-    # The same text for what is about to be written and for what was read again.
+    # The text must be the same when the line is written and when it is read back.
     content = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     message = json.dumps([kind, os.fsencode(root.resolve()).hex(), run_id, content])
     return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()

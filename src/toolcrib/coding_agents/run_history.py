@@ -1,8 +1,8 @@
-"""The logs of a project's runs, read again.
+"""Reads the logs of a project's runs.
 
-In: a project's root; what lies there may be anybody's work. Out: `RecordedRun`s, the newest first; the events of one,
-or as they come. A log without an end belongs to a run that still goes on or was killed: its process decides. Every line
-is checked before anything of it is shown; errors name file and line. Only sealed lines (`run_folder`) decide where a
+In: a project's root, whose files may be untrusted. Out: `RecordedRun`s, newest first; the events of one, stored or
+live. A log without a summary belongs to a run that is still active or was killed, depending on its process. Every line
+is checked before it is shown; errors name the file and line. Only sealed lines (`run_folder`) decide where a
 conversation continues. `run_log` writes the logs.
 """
 
@@ -38,13 +38,13 @@ from toolcrib.workspace.confined_open import open_child
 
 LAST = "last"
 
-_LONGEST_LINE = 64 * 1024 * 1024
-_LONGEST_END = 8 * 1024 * 1024
-"""Bytes of a first or last line: lists are made of these, and shall not cost more. What `log` writes stays below it."""
-_PIECE = 64 * 1024
-_MOST_LOOKED_AT = 10_000
-_PATIENCE = 0.2
-"""Seconds between two looks at a log that grows."""
+_MAX_LINE_SIZE = 64 * 1024 * 1024
+_MAX_END_SIZE = 8 * 1024 * 1024
+"""Bytes of a first or last line. This bounds the cost of a list of runs; `run_log` writes less."""
+_PIECE_SIZE = 64 * 1024
+_MAX_LISTED_RUNS = 10_000
+_POLL_INTERVAL = 0.2
+"""Seconds between two reads of a growing log."""
 
 LogEntry: TypeAlias = RunMetadata | AgentEvent | RunSummary
 
@@ -60,7 +60,7 @@ class RecordedRun:
     summary: RunSummary | None
     status: RunStatus
     sealed: bool
-    """Whether its first line, and its last if it has ended, are as this person's Toolcrib wrote them here."""
+    """Whether the seals prove that this user's Toolcrib wrote the first and last lines for this folder."""
 
     @property
     def run_id(self) -> str:
@@ -73,23 +73,23 @@ class RecordedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationState:
-    """Where a conversation stands."""
+    """The state of a conversation after its last run."""
 
     conversation: str
     provider: str
     profile: str = ""
-    """Of its last run; empty where there was none."""
+    """From its last run; empty if there was none."""
     session: str = ""
-    """The program's own; empty where no run of the conversation left one."""
+    """The program's session; empty if no run of the conversation left one."""
     used: TokenUsage = field(default_factory=TokenUsage)
-    """Tokens of the program's session until then, where it counts so."""
+    """Tokens of the program's session so far, for programs that count per session."""
 
 
 def recorded_runs(
     root: Path, seals: LogSeals, on_problem: Callable[[ToolcribError], None] = lambda _: None
 ) -> Iterator[RecordedRun]:
-    """The newest first, as they are asked for; a log that cannot be read is reported, and the rest go on."""
-    for run_id in _ids(root)[:_MOST_LOOKED_AT]:
+    """Newest first, read lazily; an unreadable log is reported and skipped."""
+    for run_id in _ids(root)[:_MAX_LISTED_RUNS]:
         try:
             run = _read_ends(root, run_id, seals)
         except ToolcribError as error:
@@ -104,39 +104,41 @@ def count_runs(root: Path) -> int:
 
 
 def find_run(root: Path, which: str, seals: LogSeals) -> RecordedRun:
-    """`last`, an id, or the beginning of one that no other has."""
+    """`which`: `last`, an id, or the unique beginning of one."""
     ids = _ids(root)
     if not ids:
-        raise NotFound(f"No runs are on record in {root}.", remedy='`toolcrib run claude "…"` makes one.')
-    fitting = ids if which == LAST else [one for one in ids if which and one.startswith(which)]
+        raise NotFound(f"{root} has no recorded runs.", remedy='Start one with `toolcrib run claude "…"`.')
+    fitting = ids if which == LAST else [run_id for run_id in ids if which and run_id.startswith(which)]
     if not fitting:
-        raise NotFound(f"There is no run {which} in {root}.", remedy=f"The last one is {ids[0]}; `toolcrib runs`.")
+        raise NotFound(
+            f"There is no run {which} in {root}.", remedy=f"The last one is {ids[0]}; `toolcrib runs` lists all."
+        )
     if which != LAST and len(fitting) > 1:
         raise UsageError(
-            f"{len(fitting)} runs begin with {which}.", remedy=f"Say more of it: {', '.join(fitting[:3])} …"
+            f"{len(fitting)} runs begin with {which}.", remedy=f"Use more of the id: {', '.join(fitting[:3])} …"
         )
     for run_id in fitting:
         if (run := _read_ends(root, run_id, seals)) is not None:
             return run
-    raise NotFound(f"{_path(root, fitting[0])} holds no line yet.", remedy="Look again in a moment.")
+    raise NotFound(f"{_path(root, fitting[0])} is still empty.", remedy="Try again in a moment.")
 
 
 def conversation_state(root: Path, conversation: str, provider: str, seals: LogSeals) -> ConversationState:
-    """Where a conversation can go on, `last` being that of the provider's newest run; any other may be another's.
+    """`last` is the conversation of the provider's newest run; any other may belong to another provider.
 
-    By logs of Toolcrib's own alone: what else lies in a project must not say what the next run is.
+    Only sealed logs count: other files in a project must not influence the next run.
     """
     found: ConversationState | None = None
     others = 0
     for run in recorded_runs(root, seals):
-        about = run.metadata
-        meant = about.provider == provider if conversation == LAST else about.conversation == conversation
+        data = run.metadata
+        matches = data.provider == provider if conversation == LAST else data.conversation == conversation
         if not run.sealed:
-            others += meant
+            others += matches
             continue
-        if found is None and meant:
-            found = ConversationState(conversation=about.conversation, provider=about.provider, profile=about.profile)
-        if found is None or about.conversation != found.conversation or about.provider != found.provider:
+        if found is None and matches:
+            found = ConversationState(conversation=data.conversation, provider=data.provider, profile=data.profile)
+        if found is None or data.conversation != found.conversation or data.provider != found.provider:
             continue
         if session := session_of(run, seals):
             used = TokenUsage() if run.summary is None else run.summary.session_usage
@@ -147,25 +149,25 @@ def conversation_state(root: Path, conversation: str, provider: str, seals: LogS
 
 
 def log_entries(run: RecordedRun) -> Iterator[LogEntry]:
-    """What the log holds now, line by line; half a line at its end is none."""
+    """The log's current entries; an incomplete last line is ignored."""
     with _opened(run.root, run.run_id) as stream:
         yield from _Lines(stream, run.path).entries()
 
 
 def follow_log(run: RecordedRun, wait: Callable[[float], None] = time.sleep) -> Iterator[LogEntry]:
-    """The same, and whatever is added, until the run ends or its process is gone."""
+    """The current and all later entries, until the run ends or its process is gone."""
     with _opened(run.root, run.run_id) as stream:
         lines = _Lines(stream, run.path)
         while True:
-            # Asked first: what it wrote before its end is then there to be read.
-            goes_on = is_same_process(run.metadata.pid, run.metadata.pid_began)
+            # Check before reading, so that lines written just before the process ended are not missed.
+            is_running = is_same_process(run.metadata.pid, run.metadata.pid_began)
             for entry in lines.entries():
                 yield entry
                 if isinstance(entry, RunSummary):
                     return
-            if not goes_on:
+            if not is_running:
                 return
-            wait(_PATIENCE)
+            wait(_POLL_INTERVAL)
 
 
 class _Lines:
@@ -177,16 +179,16 @@ class _Lines:
 
     def entries(self) -> Iterator[LogEntry]:
         for line in self.more():
-            # Only where a conversation goes on is it of use.
+            # Session lines matter only for continuing a conversation.
             if not line.startswith(_SESSION):
                 yield _entry(*_decoded_line(line, self._path, self._number), self._path, self._number)
 
     def more(self) -> Iterator[bytes]:
-        """The lines that are whole by now."""
-        while piece := self._stream.readline(_LONGEST_LINE + 1 - len(self._begun)):
+        """The new complete lines."""
+        while piece := self._stream.readline(_MAX_LINE_SIZE + 1 - len(self._begun)):
             self._begun += piece
-            if len(self._begun) > _LONGEST_LINE:
-                _unreadable(self._path, self._number + 1, "longer than any line of a log")
+            if len(self._begun) > _MAX_LINE_SIZE:
+                _unreadable(self._path, self._number + 1, "too long for a log line")
             if not self._begun.endswith(b"\n"):
                 return
             line, self._begun = self._begun, b""
@@ -196,7 +198,7 @@ class _Lines:
 
 def _ids(root: Path) -> list[str]:
     try:
-        with entered_runs_folder(root, MissingFolder.TOLD) as folder:
+        with entered_runs_folder(root, MissingFolder.RAISE) as folder:
             return run_ids(folder)
     except FileNotFoundError:
         return []
@@ -209,12 +211,12 @@ def _path(root: Path, run_id: str) -> Path:
 
 
 def _read_ends(root: Path, run_id: str, seals: LogSeals) -> RecordedRun | None:
-    """By its first and its last line alone. None: it does not have its first line yet."""
+    """Reads only the first and last lines. None if the first line is not complete yet."""
     path = _path(root, run_id)
     with _opened(root, run_id) as stream:
-        first = stream.readline(_LONGEST_END)
+        first = stream.readline(_MAX_END_SIZE)
         if not first.endswith(b"\n"):
-            if len(first) == _LONGEST_END:
+            if len(first) == _MAX_END_SIZE:
                 _unreadable(path, 1, "too long")
             return None
         decoded = _decoded_line(first, path, 1)
@@ -235,11 +237,11 @@ def _read_ends(root: Path, run_id: str, seals: LogSeals) -> RecordedRun | None:
 
 
 def _last_line(stream: BinaryIO, start: int) -> bytes:
-    """The last whole line after the first; nothing where there is none, or it is too long for a summary."""
+    """The last complete line after the first; empty if there is none or it is too long for a summary."""
     end = stream.seek(0, os.SEEK_END)
     tail = b""
-    while end > start and len(tail) < _LONGEST_END:
-        begin = max(start, end - max(_PIECE, len(tail)))
+    while end > start and len(tail) < _MAX_END_SIZE:
+        begin = max(start, end - max(_PIECE_SIZE, len(tail)))
         stream.seek(begin)
         tail = stream.read(end - begin) + tail
         end = begin
@@ -254,23 +256,23 @@ def _last_line(stream: BinaryIO, start: int) -> bytes:
 def _opened(root: Path, run_id: str) -> Iterator[BinaryIO]:
     path = _path(root, run_id)
     try:
-        with entered_runs_folder(root, MissingFolder.TOLD) as folder:
+        with entered_runs_folder(root, MissingFolder.RAISE) as folder:
             descriptor = open_child(folder, path.name, os.O_RDONLY)
     except OSError as error:
         raise _no_reading(path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ToolcribError(f"{path} is no file.", remedy="Remove it.")
+        raise ToolcribError(f"{path} is not a regular file.", remedy="Remove it.")
     with os.fdopen(descriptor, "rb") as stream:
         yield stream
 
 
 def _decoded_line(line: bytes, path: Path, number: int | None) -> tuple[str, Any]:
-    """What kind of line it is, and its fields."""
+    """The kind of the line, and its fields."""
     try:
         decoded = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        _unreadable(path, number, "no JSON" if isinstance(error, ValueError) else "nested too deeply")
+        _unreadable(path, number, "not JSON" if isinstance(error, ValueError) else "nested too deeply")
     if not isinstance(decoded, dict) or len(decoded) != 1 or (kind := next(iter(decoded))) not in _KINDS:
         _unreadable(path, number, "neither metadata nor an event nor a summary")
     return kind, decoded[kind]
@@ -280,7 +282,7 @@ def _entry(kind: str, fields: Any, path: Path, number: int | None) -> LogEntry:
     try:
         return msgspec.convert(fields, _KINDS[kind])
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
-        _unreadable(path, number, f"no {kind} ({error})")
+        _unreadable(path, number, f"not a valid {kind} ({error})")
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -288,8 +290,8 @@ def _no_constant(word: str) -> NoReturn:
 
 
 def session_of(run: RecordedRun, seals: LogSeals) -> str:
-    """The program's own session: as the log's end has it, or, of a run that has none, as it was noted on the way."""
-    headless = next((one.headless for one in CLIENTS if one.name == run.metadata.provider), None)
+    """The program's session: from the summary, or, if the log has none, from its last session line."""
+    headless = next((client.headless for client in CLIENTS if client.name == run.metadata.provider), None)
     session = _noted_session(run, seals) if run.summary is None else run.summary.session
     return session if headless is not None and headless.is_session(session) else ""
 
@@ -309,25 +311,25 @@ def _no_conversation(root: Path, conversation: str, provider: str, others: int) 
     which = f"a conversation with {provider}" if conversation == LAST else f"the conversation {conversation}"
     if others:
         return NotFound(
-            f"No log of Toolcrib's own in {root} has {which}; {others} that came from elsewhere, or were changed "
-            "or moved, are not trusted.",
-            remedy="Begin a new one: leave --conversation out.",
+            f"No trusted log in {root} has {which}; {others} that came from elsewhere, or were changed or moved, are "
+            "not trusted.",
+            remedy="Omit --conversation to start a new one.",
         )
     if conversation == LAST:
         return NotFound(
-            f"There is no conversation with {provider} yet in {root}.", remedy="Leave --conversation out to begin one."
+            f"There is no conversation with {provider} yet in {root}.", remedy="Omit --conversation to start one."
         )
-    return NotFound(
-        f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` shows what there is."
-    )
+    return NotFound(f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` lists them.")
 
 
 def _no_reading(path: Path, error: OSError) -> ToolcribError:
-    return ToolcribError(f"{path} cannot be read: {error.strerror or error}.", remedy="It must be yours, and no link.")
+    return ToolcribError(
+        f"{path} cannot be read: {error.strerror or error}.", remedy="You must own it, and it must not be a link."
+    )
 
 
 def _unreadable(path: Path, number: int | None, what: str) -> NoReturn:
     line = "its last line" if number is None else f"line {number}"
     raise ToolcribError(
-        f"{path}, {line}: this is {what}.", remedy="The file was changed, or is not a log of Toolcrib's: remove it."
+        f"{path}, {line}: this is {what}.", remedy="The file was changed or is not a Toolcrib log. Remove it."
     )

@@ -1,7 +1,7 @@
-"""What happens between a program's start and its end.
+"""A run from the program's start to its end.
 
-In: a `PreparedRun`. Out: events, from what the program prints and from what the gateway saw; how it ended, and its
-summary. `call_matching` joins both accounts of a tool call; `code_agent` ends everything.
+In: a `PreparedRun`. Out: events, from the program's output and from the gateway; how the run ended, and its summary.
+`call_matching` merges both reports of a tool call; `code_agent` cleans up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RunTotals:
         self.denials = 0
         self.failures = 0
         self.succeeded = 0
-        """Calls of servers' tools."""
+        """Successful calls of servers' tools."""
         self.listing = ToolListSize()
 
     def count(self, event: AgentEvent) -> None:
@@ -58,21 +58,21 @@ class RunTotals:
 
 
 _READ_AHEAD = 256
-"""Lines and notes that wait to be looked at; whoever reads no events stops the program, not our memory."""
-_LAST_WORDS = 1.0
-"""Seconds that a program which was stopped, and the gateway, have to be read to their end."""
-_ASKS_WITHIN = 10.0
-"""Seconds after a model's first word within which a program has asked for the tools that it was to have."""
-_LAST_NOTES = 2.0
-"""Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
+"""The maximum number of queued lines and notes. If events are not read, the program waits and memory stays bounded."""
+_DRAIN_TIMEOUT = 1.0
+"""Seconds to read the remaining output of a stopped program and the gateway's last notes."""
+_LISTING_TIMEOUT = 10.0
+"""Seconds after the model's first message within which the program must have requested its tools."""
+_NOTES_TIMEOUT = 2.0
+"""Seconds to wait for the gateway's notes on the last calls, once the program has ended."""
 
 
-_AGAIN = "Run it again; `--conversation last` goes on where it was."
+_AGAIN = "Run it again; `--conversation last` continues where it stopped."
 
 
 @dataclass(frozen=True)
 class _NoMoreLines:
-    """The program has ended; or it cannot be read any more."""
+    """The program has ended, or its output can no longer be read."""
 
     error: Exception | None = None
 
@@ -89,8 +89,8 @@ class RunEnding:
 
 @contextlib.contextmanager
 def entered_workdir(request: RunRequest) -> Iterator[Path]:
-    """Where the program starts. For a job the folder itself, held open: who submitted it may put a link in its place,
-    and may do so at any moment."""
+    """The program's working folder. For a job it is held open, because the submitter could replace it with a link at
+    any moment."""
     if not request.job:
         yield request.workdir
         return
@@ -110,13 +110,11 @@ def entered_workdir(request: RunRequest) -> Iterator[Path]:
 def _gone(request: RunRequest) -> Denied:
     return Denied(
         f"{request.workdir} is no longer the folder that the job was submitted for.",
-        remedy="Put it back, and submit the job again.",
+        remedy="Restore it, and submit the job again.",
     )
 
 
 class CodingAgentLifecycle:
-    """What happens between the program's start and its end."""
-
     def __init__(self, request: RunRequest, ready: PreparedRun) -> None:
         self.ending = RunEnding()
         self._request = request
@@ -130,14 +128,14 @@ class CodingAgentLifecycle:
         self._tasks: list[asyncio.Task[None]] = []
         self._without_tools = ready.lease is None
         self._asked = ready.lease is None
-        """Whether the program has asked for the tools: some go on without a word if they cannot."""
+        """Whether the program has listed its tools: if that fails, some programs silently continue."""
         self._asks_until: float | None = None
-        """When it should have: some time after a model has first answered it."""
+        """The deadline for that, set at the model's first message."""
         self._unavailable = {} if ready.lease is None else dict(ready.lease.unavailable)
 
     @property
     def session(self) -> str:
-        """The program's own, as soon as it is known."""
+        """The program's session, as soon as it is known."""
         return self._parser.report.session
 
     async def events(self) -> AsyncIterator[AgentEvent]:
@@ -160,7 +158,9 @@ class CodingAgentLifecycle:
             for event in (*self._of(item, now), *self._matcher.overdue(now)):
                 yield event
             if now >= deadline:
-                self._stops(RunStatus.TIMEOUT, f"It took longer than {self._request.timeout:.0f} s.{self._trouble()}")
+                self._stops(
+                    RunStatus.TIMEOUT, f"The run took longer than {self._request.timeout:.0f} s.{self._trouble()}"
+                )
             if isinstance(item, _NoMoreLines):
                 if item.error is not None:
                     raise item.error
@@ -177,7 +177,7 @@ class CodingAgentLifecycle:
     async def _start(self, launch: Launch) -> None:
         with entered_workdir(self._request) as folder:
             self._running = await RunningProgram.start(
-                (str(self._ready.program.path), *launch.words),
+                (str(self._ready.program.path), *launch.args),
                 environ=without_proxy({**self._ready.environ, **launch.environ}, self._ready.launch_request.url),
                 cwd=folder,
                 stdin=launch.stdin,
@@ -185,14 +185,14 @@ class CodingAgentLifecycle:
         self._tasks.append(asyncio.create_task(self._read_lines(self._running)))
 
     def _trouble(self) -> str:
-        """What the program was last waiting for, where it said so."""
+        """The program's last reported problem, if any."""
         last = self._parser.report.last_trouble
-        return f" Its last trouble: {last}" if last else ""
+        return f" Its last problem: {last}" if last else ""
 
     def _refused_to_start(self) -> bool:
-        """Whether the program ended at once because it could not have Toolcrib's tools, and is to go on without.
+        """Whether the program exited at once because Toolcrib's tools were missing, and should continue without them.
 
-        Only some programs insist on the server that they are given; nothing was asked of a model then.
+        Only some programs require their servers; they exit before they send anything to a model.
         """
         mcp_failed, self._parser.report.mcp_failure = self._parser.report.mcp_failure, ""
         return (
@@ -203,7 +203,7 @@ class CodingAgentLifecycle:
         )
 
     async def _next(self, deadline: float) -> _Item | None:
-        """The next thing that happened; None: it is time to look at what waits."""
+        """The next item; None when a deadline has passed."""
         due = min(deadline, self._matcher.next_due() or deadline, self._asks_until or deadline)
         try:
             async with asyncio.timeout(max(0.0, due - time.monotonic())):
@@ -224,7 +224,9 @@ class CodingAgentLifecycle:
                 for server, _ in item.names.values():
                     self._unavailable.pop(server, None)
             case LeaseLost():
-                yield from self._no_tools(RunStatus.NO_TOOLS, f"Toolcrib's daemon is gone: {item.why}")
+                yield from self._no_tools(
+                    RunStatus.NO_TOOLS, f"The connection to Toolcrib's daemon was lost: {item.why}"
+                )
             case LeaseEnded():
                 ended = f"The agent {self._ready.metadata.agent} was ended ({item.why})."
                 yield from self._no_tools(RunStatus.REVOKED, ended)
@@ -232,7 +234,7 @@ class CodingAgentLifecycle:
     def _of_line(self, line: OutputLine, now: float) -> Iterable[AgentEvent]:
         for event in self._parsed(line):
             if event.role == "assistant" and not self._asked and self._asks_until is None:
-                self._asks_until = now + _ASKS_WITHIN
+                self._asks_until = now + _LISTING_TIMEOUT
             yield from self._matcher.printed(event, now)
         if self._parser.report.mcp_failure and not self._without_tools:
             yield from self._no_tools(RunStatus.NO_TOOLS, self._parser.report.mcp_failure)
@@ -250,13 +252,13 @@ class CodingAgentLifecycle:
         self._without_tools = True
         if self._request.on_mcp_failure is OnMcpFailure.STOP:
             self._stops(status, why)
-        yield self._log(f"{why} " + ("The run is stopped." if self.ending.error else "It goes on without these tools."))
+        yield self._log(f"{why} The run {'is stopped' if self.ending.error else 'continues without these tools'}.")
 
     def _never_asked(self) -> Iterable[AgentEvent]:
         self._asked, self._asks_until = True, None
         if not self._without_tools:
             title = self._ready.client.title
-            yield from self._no_tools(RunStatus.NO_TOOLS, f"{title} works, but has not asked Toolcrib for its tools.")
+            yield from self._no_tools(RunStatus.NO_TOOLS, f"{title} has not connected to Toolcrib.")
 
     def _stops(self, status: RunStatus, why: str) -> None:
         if not self.ending.error:
@@ -266,8 +268,8 @@ class CodingAgentLifecycle:
         return AgentEvent(kind=AgentEventKind.LOG, provider=self._provider, role="toolcrib", text=text)
 
     async def _last_notes(self) -> AsyncIterator[AgentEvent]:
-        """The gateway may still report calls that the program has printed already."""
-        deadline = time.monotonic() + _LAST_NOTES
+        """Waits for the gateway's notes on calls that the program has already printed."""
+        deadline = time.monotonic() + _NOTES_TIMEOUT
         while (self._matcher.next_due() is not None or not self._asked) and time.monotonic() < deadline:
             item = await self._next(deadline)
             now = time.monotonic()
@@ -294,13 +296,13 @@ class CodingAgentLifecycle:
             await self._items.put(LeaseLost(why=error.text()))
 
     async def stop(self, keep: Keep) -> int | None:
-        """Ends the program with all it started; its exit code. What it prints meanwhile is kept."""
+        """Ends the program and its child processes; returns its exit code. Output printed meanwhile is kept."""
         noting = asyncio.create_task(self._keep_late(keep))
         if self._running is not None:
             await self._running.stop()
         if self._tasks:
-            # What it printed last, and what the gateway saw last, are on their way.
-            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+            # The program's last lines and the gateway's last notes may still arrive.
+            await asyncio.wait(self._tasks, timeout=_DRAIN_TIMEOUT)
         for task in (*self._tasks, noting):
             task.cancel()
         await asyncio.gather(*self._tasks, noting, return_exceptions=True)
@@ -318,7 +320,7 @@ class CodingAgentLifecycle:
             keep(event)
 
     def finish(self, keep: Keep) -> None:
-        """Calls that nobody ended end with the run."""
+        """Ends the calls that are still open."""
         for event in self._matcher.finish():
             self._totals.count(event)
             keep(event)
@@ -348,16 +350,16 @@ class CodingAgentLifecycle:
         )
 
     def _failure(self, exit_code: int | None) -> tuple[str, str] | None:
-        """Why a run that ended by itself has failed all the same, and what can be done about it."""
+        """The error and remedy of a run whose program ended normally but which failed nevertheless."""
         report, title, lease = self._parser.report, self._ready.client.title, self._ready.lease
         if exit_code != 0:
-            return report.failure or f"{title} ended with code {exit_code}.", report.remedy
+            return report.failure or f"{title} exited with code {exit_code}.", report.remedy
         if report.failure and (report.ended or report.remedy):
             return report.failure, report.remedy
         if not report.ended:
-            said = f" It said: {report.failure}" if report.failure else ""
-            return f"{title} ended without the line that ends a run: its answer is lost, or not whole.{said}", _AGAIN
+            reported = f" It reported: {report.failure}" if report.failure else ""
+            return f"{title} ended without its final line, so its answer is missing or incomplete.{reported}", _AGAIN
         called = any(name.startswith(f"{WORKSPACE}:") for name in self._totals.tools)
         if lease is not None and lease.broken and called and not self._totals.succeeded:
-            return f"No call of a tool succeeded. {lease.broken}", "`toolcrib workspace check` shows the mistakes."
+            return f"No tool call succeeded. {lease.broken}", "`toolcrib workspace check` shows the mistakes."
         return None

@@ -1,9 +1,8 @@
-"""The log of one run: `.toolcrib/runs/<run_id>.jsonl`, for the person alone.
+"""The log of one run: `.toolcrib/runs/<run_id>.jsonl`, readable only by the user.
 
-In: the run's metadata, its events as they come, its summary. Out: one line of JSON each, on its way to the disk
-before the next thing happens: a run that is killed leaves whole lines. Secrets are masked at any depth. A log that
-cannot be written does not end a run; `failure` says so once. The first line, the last, and the program's session
-are sealed (`run_folder`).
+In: the run's metadata, its events as they happen, its summary. Out: one line of JSON each, written immediately, so a
+killed run leaves complete lines. Secrets are masked at any depth. A log that cannot be written does not end a run; see
+`failure`. The first line, the last line and the session lines are sealed (`run_folder`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from toolcrib.config.masking import HIDDEN, Masker
 from toolcrib.errors import ToolcribError
 from toolcrib.run_events import AgentEvent, AgentEventKind
 
-_DEEPEST = 100
+_MAX_DEPTH = 100
 
 
 class ValueMasker:
@@ -45,7 +44,7 @@ class ValueMasker:
             return self._text(value)
         if isinstance(value, int | float):
             return HIDDEN if self._text(str(value)) == HIDDEN else json_number(value)
-        if depth >= _DEEPEST:
+        if depth >= _MAX_DEPTH:
             return self._text(_as_text(value))
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
@@ -58,14 +57,14 @@ class ValueMasker:
         for key, inner in value.items():
             name = self._text(str(key))
             while name in masked:
-                # Two keys that look alike now: neither takes the other's place.
+                # Masked keys can collide; neither replaces the other.
                 name += "*"
             masked[name] = self(inner, depth + 1)
         return masked
 
 
 def json_number(value: float) -> Any:
-    """JSON knows no infinity; an integer has none, and may be too large for a float."""
+    """JSON has no infinity. An integer is always finite, but may be too large for a float."""
     return value if isinstance(value, int) or math.isfinite(value) else str(value)
 
 
@@ -73,27 +72,27 @@ def _as_text(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
-        return "(nested too deeply to be kept)"
+        return "(nested too deeply to be logged)"
 
 
-MOST_LOGS = 200
-"""Of a project; the oldest go when another begins. Those that Toolcrib did not write count for nothing, and stay."""
+MAX_LOGS = 200
+"""Per project; the oldest are deleted when a run starts. Logs that Toolcrib did not write are not counted and stay."""
 
 _OURS = frozenset(
     {"run_id", "provider", "conversation", "agent", "profile", "own_tools", "kind", "tool_status", "decision", "status"}
 )
-"""Words of Toolcrib's own, by which a log is read: one that is also the value of some variable stays readable."""
+"""Fields with Toolcrib's values. They are not masked, even if some variable has the same value."""
 _WITH_NAMES_OF_OURS = frozenset({"usage", "session_usage", "listing"})
-_LONGEST_TEXT = 1024 * 1024
-_LONGEST = 64 * 1024
-"""Characters of any other text, bytes of a mapping, in the first and the last line: lists are made of these."""
+_MAX_TEXT_LENGTH = 1024 * 1024
+_MAX_FIELD_LENGTH = 64 * 1024
+"""Characters of any other text, bytes of a mapping, in the first and last lines, from which lists of runs are made."""
 
 
 class RunLog:
     def __init__(self, root: Path, metadata: RunMetadata, seals: LogSeals, masking: ValueMasker) -> None:
         self.path = runs_folder(root) / f"{metadata.run_id}{LOG_SUFFIX}"
         self.failure = ""
-        """Why the log is not whole, once it is not; empty as long as it is."""
+        """Why the log is incomplete; empty while it is complete."""
         self._root = root
         self._run_id = metadata.run_id
         self._provider = metadata.provider
@@ -105,10 +104,10 @@ class RunLog:
 
     @classmethod
     def open(cls, root: Path, metadata: RunMetadata, *, seals: LogSeals, secrets: Iterable[str] = ()) -> RunLog:
-        """Never raises: where no log can be made, `failure` says why."""
+        """Never raises: if the log cannot be created, `failure` says why."""
         log = cls(root, metadata, seals, ValueMasker(secrets))
         try:
-            with entered_runs_folder(root, MissingFolder.MADE) as folder:
+            with entered_runs_folder(root, MissingFolder.CREATE) as folder:
                 _clear(root, folder, seals)
                 log._descriptor = create_log(folder, log.path.name)
         except OSError as error:
@@ -117,24 +116,24 @@ class RunLog:
         return log
 
     def mask(self, value: Any) -> Any:
-        """Without secrets, as it stands in the log."""
+        """The value without secrets, as in the log."""
         return self._masking(value)
 
     def event(self, event: AgentEvent) -> None:
         if self._descriptor is None:
             return
         if os.fstat(self._descriptor).st_nlink == 0:
-            self.failure = self.failure or f"{self.path} was removed while the run went on."
+            self.failure = self.failure or f"{self.path} was removed during the run."
         self._put({"event": self._masked(event.to_json())})
 
     def session(self, session: str) -> None:
-        """The program's own, whenever it is known: a run that is killed has no last line that has it."""
+        """Logs the program's session as soon as it is known, because a killed run has no summary."""
         if session != self._session:
             self._session = session
             self._put_sealed("session", {"session": session})
 
     def end(self, summary: RunSummary) -> None:
-        """The last line; all of it is on the disk when this returns."""
+        """Writes the last line and syncs the file to disk."""
         self._put_sealed("summary", summary.to_json())
         if self._descriptor is None:
             return
@@ -173,7 +172,7 @@ class RunLog:
         except OSError as error:
             self._fails(error)
             self._lost += 1
-            # Half a line would spoil the next one.
+            # An incomplete line would corrupt the next one.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, before)
         else:
@@ -196,27 +195,27 @@ class RunLog:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    # A surrogate that stands alone has no bytes; JSON can spell it.
+    # A lone surrogate cannot be encoded; JSON can escape it.
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
 
 
 def _bounded(name: str, value: Any) -> Any:
-    """Of what a program or a person said at length, what still can be read with a list of runs; events have it all."""
+    """Truncates long values, so that lists of runs stay fast; events have the full text."""
     if isinstance(value, str):
-        most = _LONGEST_TEXT if name == "text" else _LONGEST
-        return value if len(value) <= most else f"{value[:most]} … ({len(value)} characters in all)"
+        limit = _MAX_TEXT_LENGTH if name == "text" else _MAX_FIELD_LENGTH
+        return value if len(value) <= limit else f"{value[:limit]} … ({len(value)} characters in all)"
     if isinstance(value, Mapping):
-        left = _LONGEST
-        return {key: inner for key, inner in value.items() if (left := left - len(_line({key: inner}))) >= 0}
+        room = _MAX_FIELD_LENGTH
+        return {key: inner for key, inner in value.items() if (room := room - len(_line({key: inner}))) >= 0}
     return value
 
 
 def _clear(root: Path, folder: int, seals: LogSeals) -> None:
-    """Makes room for one more. A run that is still going on keeps its log, however old it is."""
-    if len(run_ids(folder)) < MOST_LOGS:
+    """Deletes the oldest logs to make room for one more. A running run keeps its log, however old it is."""
+    if len(run_ids(folder)) < MAX_LOGS:
         return
     with contextlib.suppress(ToolcribError):
-        for run in [run for run in recorded_runs(root, seals) if run.sealed][MOST_LOGS - 1 :]:
+        for run in [run for run in recorded_runs(root, seals) if run.sealed][MAX_LOGS - 1 :]:
             if run.status is not RunStatus.RUNNING:
                 with contextlib.suppress(OSError):
                     os.unlink(run.path.name, dir_fd=folder)

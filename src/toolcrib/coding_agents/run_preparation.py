@@ -1,8 +1,8 @@
-"""Everything that a run needs before its program starts, and the end of it.
+"""Prepares a run before its program starts, and cleans up after it.
 
 In: a `RunRequest`. Out: a `PreparedRun`: the program, an identity leased from the daemon, files in its private folder,
-the environment, the log. Where the tools cannot be had it stops, or goes on without, as the request says.
-`code_agent` is above.
+the environment, the log. If Toolcrib's tools are unavailable, it stops or continues without them, as requested.
+Used by `code_agent`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from toolcrib.workspace.protected_paths import check_root
 from toolcrib.workspace.settings.load import load_settings
 from toolcrib.workspace.settings.model import in_ci
 
-_AFTERWARDS = 120.0
-"""Seconds that an identity outlives the time limit of its run, if nobody is left to end it."""
+_EXPIRY_MARGIN = 120.0
+"""Seconds that an identity outlives the time limit of its run if the run cannot revoke it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +50,19 @@ class RunRequest:
     workdir: Path
     profile: str
     conversation: str = ""
-    """One to go on in, or `last`; empty: a new one."""
+    """The conversation to continue, or `last`; empty for a new one."""
     timeout: float
     on_mcp_failure: OnMcpFailure
     environ: Mapping[str, str]
     env: tuple[str, ...] = ()
-    """Names of variables that are passed on although they are withheld otherwise."""
+    """Names of variables to pass on even if they would be withheld."""
     env_file: Path | None = None
     extra: tuple[str, ...] = ()
-    """Words for the program itself."""
+    """Arguments for the program."""
     parent: str = ""
-    """An agent that bounds the run's own, and that it ends with."""
+    """An agent whose permissions and lifetime limit the run's agent."""
     job: str = ""
-    """The job that the run is."""
+    """The job that this run executes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,33 +71,33 @@ class PreparedRun:
     headless: HeadlessSpec
     program: Program
     lease: AgentLease | None
-    """None: the run goes without Toolcrib's tools."""
+    """None for a run without Toolcrib's tools."""
     launch_request: LaunchRequest
     launch: Launch
     environ: Mapping[str, str]
-    """What the program is given, whatever its launch adds."""
+    """The program's environment, without the variables from `launch`."""
     metadata: RunMetadata
     log: RunLog
     warnings: tuple[str, ...]
     used: TokenUsage
-    """Tokens of the program's session before this run, where it counts so."""
+    """Tokens of the program's session before this run, for programs that count per session."""
     _open: contextlib.AsyncExitStack = field(repr=False)
 
     async def close(self) -> None:
-        """Revokes the identity and removes its files. A second time does nothing."""
+        """Revokes the identity and removes its files. Calling it again does nothing."""
         await self._open.aclose()
 
     def sweep(self) -> None:
-        """Removes what the program, as it ended, put where its files had been. For after `close`."""
+        """Removes files that the program wrote to its private folder while it exited. Call it after `close`."""
         folders, name = AgentFolders(self.launch_request.folder.parent), self.launch_request.folder.name
-        # Another run of the conversation may have begun, with a folder of the same name. What cannot be removed now,
-        # the daemon removes when it starts.
+        # Another run of the conversation may have started and use a folder with the same name. The daemon removes
+        # leftovers when it starts.
         with contextlib.suppress(OSError, ToolcribError):
             if self.lease is not None and folders.get(name) is None:
                 folders.remove(name)
 
     def without_tools(self) -> Launch:
-        """How the program is started where it would not start with Toolcrib's endpoint; its files are in place."""
+        """A launch without Toolcrib's endpoint, for a program that does not start with it. Writes the files."""
         launch = self.headless.launch(replace(self.launch_request, url=""))
         _put(launch, self.launch_request.folder)
         return launch
@@ -105,14 +105,15 @@ class PreparedRun:
 
 @contextlib.asynccontextmanager
 async def prepare_run(request: RunRequest) -> AsyncIterator[PreparedRun]:
-    """Raises what keeps the run from starting."""
+    """Raises if the run cannot start."""
     client, headless = request.client, request.client.headless
     if headless is None:
         raise UsageError(
-            f"How {client.title} is run is not known.", remedy=f"`toolcrib connect {client.name}` shows its entry."
+            f"Toolcrib does not know how to run {client.title}.",
+            remedy=f"`toolcrib connect {client.name}` shows the entry to add to it.",
         )
     if not request.workdir.is_dir():
-        raise UsageError(f"{request.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
+        raise UsageError(f"{request.workdir} is not a folder.", remedy="Choose an existing folder with --workdir.")
     _refuse_unfit(request)
     root = project_of(request.workdir)
     conversation = _conversation(request, headless, root)
@@ -124,15 +125,15 @@ async def prepare_run(request: RunRequest) -> AsyncIterator[PreparedRun]:
 
 
 def _refuse_unfit(request: RunRequest) -> None:
-    """A whole home is no place to work in: the workspace's tools are refused there, and the program's own are not.
+    """Refuses a home folder, where workspace tools are refused but the program's own tools would not be.
 
-    A name that is no text can be passed to nobody: no log, no daemon, no program.
+    Also refuses a folder name that is not UTF-8: it cannot be logged or sent to the daemon.
     """
     try:
         os.fsencode(request.workdir).decode()
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"The name of {str(request.workdir)!r} is not UTF-8.", remedy="Rename the folder, or work in another."
+            f"The name of {str(request.workdir)!r} is not UTF-8.", remedy="Rename the folder, or use another."
         ) from error
     try:
         check_root(request.workdir, Paths.of_user(request.environ).folders, home=home_of(request.environ))
@@ -147,12 +148,12 @@ def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> Co
     if before.provider != request.client.name:
         raise UsageError(
             f"The conversation {before.conversation} is with {before.provider}.",
-            remedy=f'Go on with `toolcrib run {before.provider} "…" --conversation {before.conversation}`.',
+            remedy=f'Continue with `toolcrib run {before.provider} "…" --conversation {before.conversation}`.',
         )
     if not headless.is_session(before.session):
         raise NotFound(
-            f"The last run of the conversation {before.conversation} left no session of {request.client.title}.",
-            remedy="Begin a new one: leave --conversation out.",
+            f"The last run of the conversation {before.conversation} left no {request.client.title} session.",
+            remedy="Omit --conversation to start a new one.",
         )
     return before
 
@@ -160,13 +161,13 @@ def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> Co
 async def _leased(
     request: RunRequest, root: Path, conversation: str, stack: contextlib.AsyncExitStack
 ) -> tuple[AgentLease | None, tuple[str, ...]]:
-    """An identity for the run; None where it cannot be had and the run shall go on without."""
+    """An identity for the run; None if there is none and the run continues without it."""
     wanted = LeaseRequest(
         client=request.client.name,
         profile=request.profile,
         workdir=request.workdir,
         conversation=conversation,
-        lives=request.timeout + _AFTERWARDS,
+        lives=request.timeout + _EXPIRY_MARGIN,
         parent=request.parent,
         job=request.job,
         ci=in_ci(request.environ),
@@ -177,12 +178,12 @@ async def _leased(
         )
         lease = await lease_client.lease(wanted)
     except (UsageError, NotFound, ConfigError, Denied):
-        # Not a failure of the tools: the request itself cannot be carried out.
+        # The request itself is wrong; this is not a failure of the tools.
         raise
     except ToolcribError as error:
         if request.on_mcp_failure is OnMcpFailure.STOP:
             raise
-        return None, (f"Toolcrib's tools cannot be had: {error.text()} The run goes on without them.",)
+        return None, (f"Toolcrib's tools are unavailable: {error.text()} The run continues without them.",)
     stack.push_async_callback(lease.release)
     return lease, ()
 
@@ -252,7 +253,7 @@ def _ready(
 
 
 def _folder_without_agent(stack: contextlib.AsyncExitStack) -> Path:
-    # A folder in a folder of ours: the one that holds it is made private, too.
+    # Nested, because the parent folder is made private too.
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))) / "run"
     folder.mkdir(mode=0o700)
     return folder
@@ -269,7 +270,7 @@ def _put(launch: Launch, folder: Path) -> None:
 
 
 def _own_tools(request: RunRequest) -> OwnToolsLimit:
-    """Without a daemon neither the person's own profiles nor what they trust is known: nothing is allowed by them."""
+    """Without a daemon, the user's profiles and trusted files are unknown, so they allow nothing."""
     known = BUILTIN.get(request.profile)
     settings = load_settings(request.workdir, environ=request.environ).settings
     profile = OwnToolsLimit(tools=OwnTools.NONE if known is None else known.own_tools)
@@ -277,12 +278,13 @@ def _own_tools(request: RunRequest) -> OwnToolsLimit:
 
 
 def _environment_warnings(given: ProgramEnvironment) -> tuple[str, ...]:
-    # Those that are ours by name are of no use to a program, and nobody misses them.
+    # The program has no use for Toolcrib's variables.
     missed = sorted(name for name in given.left_out if not name.startswith("TOOLCRIB_"))
     if not missed:
         return given.warnings
     names = ", ".join(missed)
-    return (*given.warnings, f"Not passed on, since Toolcrib's configuration uses them: {names} (--env NAME does).")
+    warning = f"Not passed on, because Toolcrib's configuration uses them: {names}. Use --env NAME to pass them on."
+    return (*given.warnings, warning)
 
 
 def _metadata(

@@ -1,6 +1,6 @@
-"""What a run was and how it ended.
+"""The metadata, status and result of a run.
 
-In: nothing. Out: the classes that `CodeAgent` gives back, the log begins and ends with, and `toolcrib runs` shows.
+In: nothing. Out: the classes that `CodeAgent` returns, the run log starts and ends with, and `toolcrib runs` shows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toolcrib.run_events import AgentEvent
 
 
 class OnMcpFailure(enum.StrEnum):
-    """What happens when Toolcrib's tools cannot be had, at the start or later."""
+    """What to do when Toolcrib's tools are unavailable, at the start or later."""
 
     STOP = "stop"
     CONTINUE = "continue"
@@ -24,26 +24,26 @@ class OnMcpFailure(enum.StrEnum):
 
 class RunStatus(enum.StrEnum):
     RUNNING = "running"
-    """Only in what is shown of a log that has no end yet."""
+    """Shown for a log without a summary whose process is alive."""
     FINISHED = "finished"
     FAILED = "failed"
-    """The program says that it failed, ended with another code than 0, or without the line that ends its run."""
+    """The program reported a failure, exited with a nonzero code, or did not print its final line."""
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
-    """A person or the calling program ended it."""
+    """The user or the calling program ended it."""
     REVOKED = "revoked"
     """Its identity was revoked while it ran."""
     NO_TOOLS = "no_tools"
-    """Toolcrib's tools could not be had, and the run was not to go on without."""
+    """Toolcrib's tools were unavailable, and the run was not allowed to continue without them."""
     KILLED = "killed"
-    """Only in what is shown of a log that has no end and no living process."""
+    """Shown for a log without a summary whose process is gone."""
 
 
 REMEDIES: Mapping[RunStatus, str] = {
-    RunStatus.TIMEOUT: "It may take longer with --timeout, for instance --timeout=4h.",
-    RunStatus.REVOKED: "Its identity was revoked while it ran: `toolcrib audit` shows when. A new run has a new one.",
-    RunStatus.NO_TOOLS: "`toolcrib status` shows whether the daemon runs, `toolcrib up` starts it; "
-    "--on-mcp-failure continue goes on without these tools.",
+    RunStatus.TIMEOUT: "Set a longer limit with --timeout, for example --timeout=4h.",
+    RunStatus.REVOKED: "`toolcrib audit` shows when its identity was revoked. A new run gets a new one.",
+    RunStatus.NO_TOOLS: "`toolcrib status` shows whether the daemon is running, `toolcrib up` starts it. "
+    "Use --on-mcp-failure continue to run without these tools.",
 }
 
 
@@ -60,16 +60,16 @@ class RunMetadata:
     workdir: str
     prompt: str
     prompt_bytes: int = 0
-    """How long it was: a log keeps the beginning of a long one."""
+    """The full length: a log keeps only the beginning of a long prompt."""
     started_at: float
     pid: int
-    """Of the process that runs the run."""
+    """The process that executes the run."""
     pid_began: float
-    """Tells it from another that has its number later."""
+    """Distinguishes it from a later process with the same pid."""
     program: str
     version: str
     session_before: str = ""
-    """The program's own session that this run went on in."""
+    """The program's session that this run continued."""
     governed: tuple[str, ...] = ()
     ungoverned: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ class RunMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolListSize:
-    """The largest list of tools that was handed to the program."""
+    """The largest tool list that was sent to the program."""
 
     tools: int = 0
     bytes: int = 0
@@ -93,27 +93,27 @@ class RunSummary:
 
     status: RunStatus
     program_exit_code: int | None = None
-    """None where the program was never started. `toolcrib run` has an exit code of its own, by the status."""
+    """None if the program was never started. The exit code of `toolcrib run` depends on the status."""
     seconds: float
     text: str
     error: str = ""
     """Why the run did not finish."""
     remedy: str = ""
-    """What can be done about it."""
+    """How to fix it."""
     session: str = ""
-    """The program's own session, by which a later run goes on."""
+    """The program's session, which a later run can continue."""
     model: str = ""
     usage: TokenUsage = field(default_factory=TokenUsage)
     session_usage: TokenUsage = field(default_factory=TokenUsage)
-    """Of the program's whole session so far, from programs that count so; then `usage` is this run's part."""
+    """For programs that count per session: the whole session so far. `usage` is then this run's part."""
     tools: Mapping[str, int] = field(default_factory=dict)
-    """How often each was called: `workspace:read_file`, or the program's own by their names alone."""
+    """Calls per tool: `workspace:read_file`, or just the name for the program's built-in tools."""
     denials: int = 0
     failures: int = 0
-    """Calls that did not end well, without those that were denied."""
+    """Unsuccessful calls, except denied ones."""
     listing: ToolListSize = field(default_factory=ToolListSize)
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Servers whose tools the run never had, and why."""
+    """Servers whose tools the run never got, and why."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,11 +121,11 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionResult:
-    """How a coding agent's run ended: what it said last, all its events, what it cost."""
+    """The result of a coding agent's run: its last message, all events, token usage."""
 
     text: str
     raw_events: tuple[AgentEvent, ...]
-    """All of them, in order."""
+    """All events, in order."""
     usage: TokenUsage
     status: RunStatus
     program_exit_code: int | None

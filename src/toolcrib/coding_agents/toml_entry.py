@@ -1,7 +1,7 @@
-"""One table in somebody else's TOML file, added, replaced or removed without touching the rest.
+"""Adds, replaces or removes one table in another program's TOML file without touching the rest.
 
-In: the file's text, the keys that lead to a table, a name and a value. Out: the new text, with the person's comments
-and formatting. `tomlkit` edits; the standard library's reader then checks that only the entry changed.
+In: the file's text, the path to a table, a name and a value. Out: the new text, with the user's comments and formatting
+kept. `tomlkit` edits; the standard library's parser then checks that only the entry changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def get_entry(text: str, keys: Sequence[str], name: str) -> Any:
 
 
 def put_entry(text: str, keys: Sequence[str], name: str, value: Mapping[str, Any]) -> str:
-    """The text with the table added at its end, or with the one that is there updated."""
+    """The text with the table appended, or with the existing one updated."""
     _parsed(text)
     document, holder = _opened(text, keys)
     if holder is None or (name not in holder and not isinstance(holder, InlineTable)):
@@ -49,17 +49,17 @@ def put_entry(text: str, keys: Sequence[str], name: str, value: Mapping[str, Any
 
 
 def drop_entry(text: str, keys: Sequence[str], name: str) -> str:
-    """The text without the table; unchanged where it has none."""
+    """The text without the table; unchanged if it has none."""
     if get_entry(text, keys, name) is None:
         return text
     document, holder = _opened(text, keys)
     if holder is None:
         raise _unsafe()
     if isinstance(present := holder[name], Table):
-        # A mark takes its place first: the comments at its end belong to what follows, and stay.
+        # Replace it with a marker first: the comments at its end belong to the next table and must stay.
         holder[name] = _table({}, [tomlkit.comment(_REMOVED), *_take_tail(present)])
         before, after = _TABLE_BEFORE_COMMENT.split(_with_line_ends(document.as_string(), text), maxsplit=1)
-        # The blank line that was put before the table goes with it.
+        # Also remove the blank line that was added before the table.
         new = re.sub(r"(\r?\n)\r?\n\Z", r"\1", before) if not after else before + after
     else:
         del holder[name]
@@ -72,7 +72,7 @@ def as_toml(value: Any) -> str:
 
 
 def _opened(text: str, keys: Sequence[str]) -> tuple[tomlkit.TOMLDocument, MutableMapping[str, Any] | None]:
-    """The document, and the table that holds the entries; None where there is none yet."""
+    """The document, and the table that holds the entries, or None if it does not exist yet."""
     try:
         document = tomlkit.parse(text)
     except (TOMLKitError, RecursionError) as error:
@@ -84,7 +84,7 @@ def _opened(text: str, keys: Sequence[str]) -> tuple[tomlkit.TOMLDocument, Mutab
 
 
 def _update(table: Table, value: Mapping[str, Any]) -> None:
-    """Gives the table these values; what already stands there keeps its place and its comments."""
+    """Sets the table's values; existing keys keep their position and comments."""
     tail = _take_tail(table)
     for key in [key for key in table if key not in value]:
         del table[key]
@@ -105,7 +105,7 @@ def _table(value: Mapping[str, Any], tail: Sequence[Comment | Whitespace] = ()) 
 
 
 def _take_tail(table: Table) -> list[Comment | Whitespace]:
-    """Blank lines and comments at the end of a table belong to what follows."""
+    """Blank lines and comments at the end of a table belong to the next one."""
     body = table.value.body
     tail: list[Comment | Whitespace] = []
     while body and body[-1][0] is None and isinstance(item := body[-1][1], Comment | Whitespace):
@@ -126,13 +126,13 @@ def _item(value: Any) -> Item:
     return item
 
 
-def _table_text(way: Sequence[str], value: Mapping[str, Any]) -> str:
+def _table_text(keys: Sequence[str], value: Mapping[str, Any]) -> str:
     document = tomlkit.document()
     holder: Any = document
-    for key in way[:-1]:
+    for key in keys[:-1]:
         holder[key] = tomlkit.table(is_super_table=True)
         holder = holder[key]
-    holder[way[-1]] = _table(value)
+    holder[keys[-1]] = _table(value)
     return document.as_string()
 
 
@@ -158,11 +158,11 @@ def _verified(old: str, new: str, keys: Sequence[str], name: str, value: Mapping
 
 
 def _unsafe() -> ConfigError:
-    return ConfigError("The file's way of writing its servers cannot be edited safely.")
+    return ConfigError("The servers in this file are written in a form that cannot be edited safely.")
 
 
 def _without(data: dict[str, Any], keys: Sequence[str], name: str) -> dict[str, Any]:
-    """The data as it is without the entry, and without tables that only held it."""
+    """The data without the entry, and without tables that contained nothing else."""
     if not keys:
         return {key: value for key, value in data.items() if key != name}
     inner = data.get(keys[0])

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.audit.row import COUNTED_UP_TO, TokenCount, count_tokens
+from toolcrib.audit.row import MAX_COUNTED_BYTES, TokenCount, count_tokens
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.masking import mask_tree
 from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
@@ -150,7 +150,7 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
 @functools.lru_cache(maxsize=8)
 def _counted(tools: bytes) -> TokenCount:
     """In pieces, where the whole is too long for one count."""
-    pieces = [tools[at : at + COUNTED_UP_TO] for at in range(0, len(tools), COUNTED_UP_TO)]
+    pieces = [tools[at : at + MAX_COUNTED_BYTES] for at in range(0, len(tools), MAX_COUNTED_BYTES)]
     counts = [count for piece in pieces if (count := count_tokens(piece))]
     return TokenCount(sum(one.tokens for one in counts), any(one.estimated for one in counts))
 

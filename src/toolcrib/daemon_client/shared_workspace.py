@@ -35,7 +35,7 @@ from toolcrib.errors import (
     WorkspaceError,
 )
 from toolcrib.servers.environment import MARKER
-from toolcrib.workspace.serving.transports import LONGEST_SOCKET_PATH, TOKEN_VARIABLE, listen_on_unix_socket
+from toolcrib.workspace.serving.transports import MAX_SOCKET_PATH_LENGTH, TOKEN_VARIABLE, listen_on_unix_socket
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -146,7 +146,7 @@ class RunningWorkspace:
 def _folder(root: Path, environ: Mapping[str, str]) -> Path:
     base = Paths.of_user(environ).run_dir
     folder = base / "workspaces" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    if len(os.fsencode(folder / LEASE_SOCKET)) > LONGEST_SOCKET_PATH:
+    if len(os.fsencode(folder / LEASE_SOCKET)) > MAX_SOCKET_PATH_LENGTH:
         raise ConfigError(
             f"{folder} is too long a path for a unix socket.",
             remedy="Set XDG_RUNTIME_DIR or TOOLCRIB_HOME to a folder with a shorter path.",

@@ -1,11 +1,11 @@
-"""Offered tools as each provider's wire format wants them.
+"""Offered tools in each provider's wire format.
 
-In: an `OfferedTool`. Out: a `Definition`: what to send, each place where the provider's dialect could not take the
-schema as it is, and the way back for the arguments that its model writes. `Tools` and the agent loop's models use it.
+In: an `OfferedTool`. Out: a `Definition`: the tool to send, a list of the changes that the provider's dialect made
+necessary, and a function that reverts them in the arguments of a call. Used by `Tools` and the agent loop's models.
 
     wire, adaptations, undo = openai.definition(offer, "chat")
     arguments = offer.arguments(undo(json.loads(call.arguments)))
 
-Where nobody knows which provider's model wrote the arguments, `undo.undo_arguments` takes back what any of them may
-have changed. Nothing is imported here: who only needs `definition` pays for no format.
+If you don't know which provider's model wrote the arguments, use `undo.undo_arguments`. This module imports nothing, so
+that importing `definition` doesn't load the formats.
 """

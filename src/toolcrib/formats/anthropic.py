@@ -1,7 +1,7 @@
-"""A tool as Anthropic's Messages interface wants it.
+"""A tool in the format of Anthropic's Messages API.
 
-In: an `OfferedTool`. Out: its `Definition`. The schema goes out whole below its root. With `strict`, objects are
-closed and limits become words; a schema that refers to itself has no strict form.
+In: an `OfferedTool`. Out: its `Definition`. Only the root of the schema is changed. With `strict`, objects are closed
+and limits move into descriptions; a recursive schema has no strict form.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PROVIDER = "anthropic"
 _TITLE = "Anthropic"
 _REFUSED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9_.-]")
-_LONGEST_KEY = 64
-_MOST_OPTIONAL, _MOST_UNIONS = 24, 16
+_MAX_KEY_LENGTH = 64
+_MAX_OPTIONAL, _MAX_UNIONS = 24, 16
 
 
 def definition(offer: OfferedTool) -> Definition:
@@ -38,7 +38,7 @@ def definition(offer: OfferedTool) -> Definition:
             schema, restore = _strict(offer, log)
         except (UnsupportedSchema, RecursionError) as reason:
             log = AdaptationLog(offer, PROVIDER)
-            log.note("#", "strict was left out", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
+            log.note("#", "strict was removed", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
             strict = False
     if not strict:
         schema, restore = dialect_writer.plain_root(repaired(offer.schema, log), log, refused=_REFUSED, title=_TITLE)
@@ -57,38 +57,38 @@ def _strict(offer: OfferedTool, log: AdaptationLog) -> tuple[Schema, Restore | N
     writer = DialectWriter(root, ANTHROPIC_STRICT, log)
     wire, restore = dialect_writer.written_root(writer, root, log)
     if writer.recursive:
-        raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} does not take a schema that refers to itself")
+        raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} does not accept a schema that refers to itself")
     if exceeded := _exceeded(wire):
-        raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} takes at most {exceeded}")
+        raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} accepts at most {exceeded}")
     return wire, restore
 
 
 def _exceeded(wire: Schema) -> str | None:
-    """The limits hold for all tools of a request together; one tool alone must not break them."""
+    """The limits apply to all tools of a request together, so a single tool must not exceed them."""
     optional = unions = 0
     for node in all_subschemas({key: value for key, value in wire.items() if key != "$defs"}):
         for name, sub in node.get("properties", {}).items():
             optional += name not in node["required"]
             unions += "anyOf" in sub
-    if optional > _MOST_OPTIONAL:
-        return f"{_MOST_OPTIONAL} properties that may be left out"
-    return f"{_MOST_UNIONS} properties of several forms" if unions > _MOST_UNIONS else None
+    if optional > _MAX_OPTIONAL:
+        return f"{_MAX_OPTIONAL} optional properties"
+    return f"{_MAX_UNIONS} properties with anyOf" if unions > _MAX_UNIONS else None
 
 
 def _with_legal_keys(schema: Schema, restore: Restore | None, log: AdaptationLog) -> tuple[Schema, Restore | None]:
-    """It refuses the whole request for an argument called `filter[id]`."""
+    """Anthropic rejects the whole request for an argument named `filter[id]`."""
     properties: dict[str, Any] = schema.get("properties", {})
     renamed: dict[str, str] = {}
     for name in properties:
-        if len(name) > _LONGEST_KEY or _ILLEGAL.search(name) or not name:
-            legal = _ILLEGAL.sub("_", name)[:_LONGEST_KEY] or "_"
-            if legal in properties or legal in renamed.values() or len(name) > _LONGEST_KEY:
-                legal = f"{legal[: _LONGEST_KEY - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        if len(name) > _MAX_KEY_LENGTH or _ILLEGAL.search(name) or not name:
+            legal = _ILLEGAL.sub("_", name)[:_MAX_KEY_LENGTH] or "_"
+            if legal in properties or legal in renamed.values() or len(name) > _MAX_KEY_LENGTH:
+                legal = f"{legal[: _MAX_KEY_LENGTH - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
             renamed[name] = legal
             log.note(
                 pointer_below("#", "properties", name),
                 f"the argument was renamed to {legal}",
-                f"{_TITLE} refuses its name",
+                f"{_TITLE} rejects its name",
             )
     if not renamed:
         return schema, restore

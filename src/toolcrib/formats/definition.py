@@ -1,8 +1,8 @@
-"""What a format returns: a `Definition`, with an `Adaptation` for each place that differs from the server's schema.
+"""The result of a format: a `Definition`, with an `Adaptation` for each difference from the server's schema.
 
-In: a wire definition and what `ProviderOptions` asked for. Out: both, merged deeply. What the tool is (its name,
-description and schema) cannot be given by options: transforms change that, and a call undoes them. `openai`,
-`anthropic` and `google` fill these; `Api` says which of OpenAI's two interfaces is meant.
+In: a wire definition and the tool's `ProviderOptions`. Out: both, merged deeply. Options cannot set the tool's name,
+description or schema; use transforms for that, because a call reverts them. `openai`, `anthropic` and `google` create
+definitions; `Api` is one of OpenAI's two APIs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ Api = Literal["chat", "responses"]
 
 def refuse_unknown_api(api: str) -> None:
     if api not in get_args(Api):
-        raise UsageError(
-            f"OpenAI has no interface {api!r}.", remedy='There are "chat" (Chat Completions) and "responses".'
-        )
+        raise UsageError(f"OpenAI has no API {api!r}.", remedy='Use "chat" (Chat Completions) or "responses".')
 
 
 Schema = dict[str, Any]
@@ -31,32 +29,32 @@ Undo = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """One place where what is sent differs from what the server said."""
+    """One difference between the schema sent to the provider and the server's."""
 
     tool: str
     """The offer's name."""
     provider: str
     path: str
-    """Where: a JSON pointer into the offer's schema (`#/properties/mode`), or `name`."""
+    """A JSON pointer into the offer's schema (`#/properties/mode`), or `name`."""
     what: str
     why: str
 
 
 class Definition(NamedTuple):
     wire: dict[str, Any]
-    """For the request, as it is. Shares parts with the offer's schema: look, do not change."""
+    """Ready for the request. Shares parts with the offer's schema, so don't modify it."""
     adaptations: tuple[Adaptation, ...]
     undo: Undo
-    """From the arguments that the model wrote to those of the offer's schema. What already fits is left as it is."""
+    """Converts the model's arguments to the offer's schema. Arguments that already fit stay unchanged."""
 
     @property
     def name(self) -> str:
-        """As the model will say it; differs from the offer's where the provider could not take that."""
+        """The name the model uses. Differs from the offer's name if the provider doesn't accept that."""
         return str(self._function["name"])
 
     @property
     def schema(self) -> Schema:
-        """Of the arguments, as the model will see it."""
+        """The schema of the arguments as the model sees it."""
         keys = ("parameters", "input_schema", "parametersJsonSchema")
         found: Schema = next(self._function[key] for key in keys if key in self._function)
         return found
@@ -68,7 +66,7 @@ class Definition(NamedTuple):
 
 
 class AdaptationLog:
-    """Lists the adaptations of one tool, each once."""
+    """Collects the adaptations of one tool, without duplicates."""
 
     def __init__(self, offer: OfferedTool, provider: str) -> None:
         self._tool = offer.name
@@ -92,12 +90,12 @@ _NOT_OPTIONS = frozenset({"name", "description", "parameters", "input_schema", "
 
 
 def options_of(offer: OfferedTool, provider: str) -> dict[str, Any]:
-    """Raises `ConfigError` for one that would overwrite what the tool is."""
+    """Raises `ConfigError` if an option would override the tool's name, description or schema."""
     options = dict(offer.options.get(provider, {}))
     inner = options.get("function")
     if inner is not None and not isinstance(inner, Mapping):
         raise ConfigError(
-            f"The {provider} option function of {offer.name} is no object.",
+            f"The {provider} option function of {offer.name} is not an object.",
             remedy='Write it like {"function": {"strict": true}}.',
         )
     if wrong := sorted(_NOT_OPTIONS.intersection({*options, *(inner or ())})):
@@ -109,12 +107,12 @@ def options_of(offer: OfferedTool, provider: str) -> dict[str, Any]:
 
 
 def pop_strict(offer: OfferedTool, provider: str, options: dict[str, Any]) -> bool:
-    """Takes `strict` out of the options."""
+    """Removes `strict` from the options."""
     strict = options.pop("strict", False)
     if not isinstance(strict, bool | None):
         raise ConfigError(
-            f"The {provider} option strict of {offer.name} is neither true nor false.",
-            remedy="Give true, false, or leave it out.",
+            f"The {provider} option strict of {offer.name} is not true or false.",
+            remedy="Set it to true or false, or remove it.",
         )
     return strict is True
 

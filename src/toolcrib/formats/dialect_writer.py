@@ -1,8 +1,8 @@
-"""A schema as a dialect has it: the parts without references and unions, and the root.
+"""Writes a schema in a dialect: objects, arrays and scalars, and the root.
 
-In: a tool's valid schema. Out: one with a plain object at the root, whose properties are the arguments, and the way
-back. The upper half is `writer`. Combinators at the root are refused by all providers; where they cannot be merged,
-the whole schema becomes the one property of a new root, so that nothing of it is lost.
+In: a tool's valid schema. Out: one with a plain object at the root, whose properties are the arguments, and a
+`Restore`. The base class is in `writer`. All providers reject combinators at the root; if they cannot be merged, the
+whole schema becomes the only property of a new root, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from toolcrib.catalog.schema_refs import SchemaDocument, pointer_below
 from toolcrib.formats.definition import AdaptationLog, Schema
-from toolcrib.formats.dialects import ABOUT_VALUE, OpenObjects, OptionalProperties, takes_null
+from toolcrib.formats.dialects import ABOUT_VALUE, OpenObjects, OptionalProperties, accepts_null
 from toolcrib.formats.merging import merged_schemas
 from toolcrib.formats.restore import (
     NAME,
@@ -45,8 +45,8 @@ class DialectWriter(SchemaWriter):
     def _anything(self, flat: Schema, path: str, what: str = "value") -> Written:
         if self.dialect.openness is OpenObjects.KEPT:
             return self.finished({}, flat, [], set(), path), None
-        self.note(path, f"any {what} was made JSON text", f"{self.dialect.title} needs every type and property named")
-        text = {"type": "string", "description": f"The {what}, written as JSON."}
+        self.note(path, f"any {what} became JSON text", f"{self.dialect.title} needs every type and property named")
+        text = {"type": "string", "description": f"The {what} as JSON."}
         self.undone = True
         return self.finished(_closed({TEXT: text}), flat, [], set(), path), restore_json_text
 
@@ -59,22 +59,24 @@ class DialectWriter(SchemaWriter):
         used = {"items", "prefixItems"}
         if items is False:
             wire["maxItems"] = min(len(first), flat.get("maxItems", len(first)))
-            self.note(path, f"items false was made maxItems {wire['maxItems']}", f"{self.dialect.title} has no false")
+            self.note(
+                path, f"items false became maxItems {wire['maxItems']}", f"{self.dialect.title} does not accept false"
+            )
         if first and self.dialect.tuples:
             written = [self.node(sub, pointer_below(path, "prefixItems", index)) for index, sub in enumerate(first)]
             wire["prefixItems"] = [sub for sub, _ in written]
             if isinstance(items, Mapping):
                 written.append(self.node(items, pointer_below(path, "items")))
                 wire["items"] = written[-1][0]
-            positions = self.back_of(written)
+            positions = self.union_restore(written)
             return self.finished(wire, flat, ["array"], used, path), RestoreItems(positions) if positions else None
         restore: Restore | None = None
         if first:
             forms = [*first, *([] if items is False else [{} if items in (None, True) else items])]
             distinct = [form for index, form in enumerate(forms) if form not in forms[:index]]
-            self.note(path, "prefixItems was made one schema for all items", f"{self.dialect.title} knows no tuples")
+            self.note(path, "prefixItems became one schema for all items", self._refused("prefixItems"))
             wire["items"], restore = self.node({"anyOf": distinct}, pointer_below(path, "prefixItems"))
-            flat = self.put_into_words(flat, {"prefixItems": first}, path)
+            flat = self.moved_into_description(flat, {"prefixItems": first}, path)
         elif items is not None or self.dialect.openness is OpenObjects.SPELLED:
             wire["items"], restore = self.node(True if items in (None, False) else items, pointer_below(path, "items"))
         return self.finished(wire, flat, ["array"], used, path), RestoreItems(restore) if restore else None
@@ -87,17 +89,13 @@ class DialectWriter(SchemaWriter):
         for name in required:
             if name not in properties:
                 properties[name] = {}
-                self.note(
-                    path, f"the property {name} was added", "it is required, but the schema does not say what it is"
-                )
+                self.note(path, f"the property {name} was added", "it is required, but has no schema")
         for name in [name for name, sub in properties.items() if sub is False]:
             del properties[name]
-            self.note(
-                pointer_below(path, "properties", name), "the property was left out", "it may not be given at all"
-            )
+            self.note(pointer_below(path, "properties", name), "the property was removed", "no value fits it")
         if flat.get("propertyNames") in (True, {}, {"type": "string"}):
             flat = {key: value for key, value in flat.items() if key != "propertyNames"}
-            self.note(path, "propertyNames was left out", "it says nothing: names are always texts")
+            self.note(path, "propertyNames was removed", "it has no effect: names are always strings")
         spelled = {**flat, "properties": properties, "required": [name for name in required if name in properties]}
         if self.dialect.openness is OpenObjects.SPELLED:
             if "required" not in flat and (not properties or self.dialect.optional is OptionalProperties.KEPT):
@@ -117,7 +115,7 @@ class DialectWriter(SchemaWriter):
         if patterns := flat.get("patternProperties"):
             forms = [*patterns.values(), *([further] if isinstance(further, Mapping) else [])]
             further = {"anyOf": forms} if further is False or isinstance(further, Mapping) else further
-            flat = {**self.put_into_words(flat, {"patternProperties": patterns}, path)}
+            flat = {**self.moved_into_description(flat, {"patternProperties": patterns}, path)}
         if isinstance(further, Mapping):
             wire["additionalProperties"], others = self.node(further, pointer_below(path, "additionalProperties"))
         elif further is not None:
@@ -144,24 +142,26 @@ class DialectWriter(SchemaWriter):
             while key in wires:
                 key += "_"
             wires[key], entries = self._entries(flat, further, path)
-            wires[key]["description"] = "Properties besides those named here."
+            wires[key]["description"] = "Properties not named here."
         elif flat.get("additionalProperties") is not False:
             self.note(path, "additionalProperties false was added", f"{self.dialect.title} needs it")
         wire = _closed(
             wires,
             None if self.dialect.optional is OptionalProperties.NULL else [*flat["required"], *filter(None, [key])],
         )
-        backs = members or entries
-        restore = RestoreProperties(**(members or {"properties": {}}), further=key, entries=entries) if backs else None
+        restored = members or entries
+        restore = (
+            RestoreProperties(**(members or {"properties": {}}), further=key, entries=entries) if restored else None
+        )
         return self.finished(wire, flat, ["object"], used, path), restore
 
     def _further(self, flat: Schema, path: str) -> Any:
-        """The schema of properties that have no name in the schema, or None where there are none to give."""
+        """The schema of properties that the schema does not name, or None if there are none."""
         further = flat.get("additionalProperties")
         if patterns := flat.get("patternProperties"):
             return {"anyOf": [*patterns.values(), *([further] if isinstance(further, Mapping) else [])]}
         if further is None:
-            # An object of which nothing is said holds anything; the arguments themselves do not: nobody could name any.
+            # An object without keywords may hold anything, except at the root: a model cannot guess argument names.
             return {} if not flat["properties"] and path != "#" else None
         return {} if further is True else None if further is False else further
 
@@ -169,38 +169,41 @@ class DialectWriter(SchemaWriter):
         names = flat.get("propertyNames", True)
         name, _ = self.node(merged_schemas({"type": "string"}, names if isinstance(names, Mapping) else {}) or {}, path)
         if patterns := flat.get("patternProperties"):
-            name = self.put_into_words(name, {"patternProperties": patterns}, path)
+            name = self.moved_into_description(name, {"patternProperties": patterns}, path)
         value, restore = self.node(further, pointer_below(path, "additionalProperties"))
         self.note(
-            path, "an object was made a list of names and values", f"{self.dialect.title} needs every property named"
+            path, "an object became a list of names and values", f"{self.dialect.title} needs every property named"
         )
         self.undone = True
         return {"type": "array", "items": _closed({NAME: name, VALUE: value})}, RestoreEntries(restore)
 
     def _members(self, flat: Schema, path: str) -> tuple[dict[str, Schema], dict[str, Any]]:
-        """The written properties, and what `RestoreProperties` needs to undo them, if anything."""
+        """The written properties, and the arguments of `RestoreProperties`, if any."""
         wires: dict[str, Schema] = {}
-        backs: dict[str, Restore] = {}
-        left_out = set()
+        restores: dict[str, Restore] = {}
+        absent_if_null = set()
         for name, sub in flat.get("properties", {}).items():
             place = pointer_below(path, "properties", name)
             wire, restore = self.node(sub, place)
             if self.dialect.optional is OptionalProperties.NULL and name not in flat["required"]:
                 if not self._null_fits(wire):
                     wire = _nullable(wire)
-                    left_out.add(name)
+                    absent_if_null.add(name)
                     self.undone = True
-                self.note(place, "it was made required, null if left out", f"{self.dialect.title} needs every property")
+                self.note(place, "it became required, null if absent", f"{self.dialect.title} needs every property")
             wires[name] = wire
             if restore is not None:
-                backs[name] = restore
-        return wires, {"properties": backs, "left_out": frozenset(left_out)} if backs or left_out else {}
+                restores[name] = restore
+        return wires, {
+            "properties": restores,
+            "absent_if_null": frozenset(absent_if_null),
+        } if restores or absent_if_null else {}
 
     def _null_fits(self, wire: Schema) -> bool:
         name = str(wire.get("$ref", "")).rsplit("/", 1)[-1]
         if name and name not in self.definitions:
             return False
-        return takes_null(wire, SchemaDocument({"$defs": self.definitions}))
+        return accepts_null(wire, SchemaDocument({"$defs": self.definitions}))
 
 
 def _closed(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
@@ -220,9 +223,9 @@ def _nullable(wire: Schema) -> Schema:
         return {**wire, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}
     if "anyOf" in wire:
         return {**wire, "anyOf": [*wire["anyOf"], {"type": "null"}]}
-    words = {key: value for key, value in wire.items() if key in ("title", "description")}
-    bare = {key: value for key, value in wire.items() if key not in words}
-    return {"anyOf": [bare, {"type": "null"}], **words}
+    annotations = {key: value for key, value in wire.items() if key in ("title", "description")}
+    bare = {key: value for key, value in wire.items() if key not in annotations}
+    return {"anyOf": [bare, {"type": "null"}], **annotations}
 
 
 _KEY = "arguments"
@@ -232,19 +235,19 @@ _AN_OBJECT = "arguments are always an object"
 
 
 def object_root(schema: Schema, log: AdaptationLog, *, unless: frozenset[str] = _COMBINING) -> Schema:
-    """With the type that arguments have, unless keywords say it in their way."""
+    """Sets the type to object, unless one of the keywords in `unless` determines it."""
     kinds = schema.get("type")
     if kinds == "object" or (kinds is None and not unless.isdisjoint(schema)):
         return schema
-    log.note("#", f"type {json.dumps(kinds)} was made object" if kinds else "type object was added", _AN_OBJECT)
+    log.note("#", f"type {json.dumps(kinds)} became object" if kinds else "type object was added", _AN_OBJECT)
     return {**schema, "type": "object"}
 
 
 def plain_root(
     schema: Schema, log: AdaptationLog, *, refused: frozenset[str], title: str
 ) -> tuple[Schema, Restore | None]:
-    """A root without the keywords that this provider refuses there; all else as it is."""
-    why = f"{title} does not take it at the root"
+    """Removes the keywords that the provider rejects at the root, and changes nothing else."""
+    why = f"{title} does not accept it at the root"
     document = SchemaDocument(schema)
     for _ in range(len(document.root)):
         pointer = document.pointer(schema.get("$ref"))
@@ -255,7 +258,7 @@ def plain_root(
         if joined is None:
             break
         schema = joined
-        log.note("#", "$ref was made what it refers to", why)
+        log.note("#", "$ref was replaced by its target", why)
     if "allOf" in schema and "allOf" in refused:
         schema = _without_all_of(schema, document, log, why)
     if refused.isdisjoint(schema) and "$ref" not in schema:
@@ -284,12 +287,12 @@ def _wrapped(schema: Schema, log: AdaptationLog, why: str) -> tuple[Schema, Rest
     for name in _SHARED:
         if name in schema:
             root[name] = _moved(schema[name], key)
-    log.note("#", f"the whole schema was made the property {key}", why)
+    log.note("#", f"the whole schema became the property {key}", why)
     return root, RestoreWrapped(key, None)
 
 
 def _unused(schema: Mapping[str, Any]) -> str:
-    """A name that the schema has for nothing else, so that a call that is not wrapped is known as such."""
+    """A name that the schema does not use, so that unwrapped arguments can be recognized."""
     text, key = json.dumps(schema), _KEY
     while json.dumps(key) in text:
         key += "_"
@@ -297,7 +300,7 @@ def _unused(schema: Mapping[str, Any]) -> str:
 
 
 def _moved(value: Any, key: str) -> Any:
-    """References into what lies under the new property now."""
+    """Updates references to parts that are now below the new property."""
     if isinstance(value, list):
         return [_moved(item, key) for item in value]
     if not isinstance(value, Mapping):
@@ -314,7 +317,7 @@ def _moved(value: Any, key: str) -> Any:
 
 
 def written_root(writer: SchemaWriter, root: Schema, log: AdaptationLog) -> tuple[Schema, Restore | None]:
-    """The root as its dialect has it, definitions included."""
+    """The root in its dialect, with definitions."""
     wire, restore = writer.node(root, "#")
     for _ in range(len(writer.definitions) + 1):
         inner = wire["anyOf"][0] if set(wire) - ABOUT_VALUE == {"anyOf"} and len(wire["anyOf"]) == 1 else wire
@@ -322,16 +325,16 @@ def written_root(writer: SchemaWriter, root: Schema, log: AdaptationLog) -> tupl
             break
         target = writer.definitions[inner["$ref"].rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~")]
         wire = {**target, **{key: value for key, value in wire.items() if key in ABOUT_VALUE}}
-        log.note("#", "$ref was made what it refers to", f"{writer.dialect.title} does not take it at the root")
+        log.note("#", "$ref was replaced by its target", f"{writer.dialect.title} does not accept it at the root")
     undone = writer.undone
     if wire.get("type") != "object":
         key = _unused(root)
-        log.note("#", f"the whole schema was made the property {key}", f"{writer.dialect.title} needs an object")
+        log.note("#", f"the whole schema became the property {key}", f"{writer.dialect.title} needs an object")
         wire = {"type": "object", "properties": {key: wire}, "required": [key], "additionalProperties": False}
         restore, undone = RestoreWrapped(key, restore if undone else None), True
     definitions = _reached(wire, writer.definitions)
     if {name for holder in ("$defs", "definitions") for name in root.get(holder, ())} - set(definitions):
-        log.note("#", "definitions that nothing refers to were left out", "they say nothing about the arguments")
+        log.note("#", "unused definitions were removed", "nothing refers to them")
     if definitions:
         wire = {**wire, "$defs": definitions}
     return wire, restore if undone else None

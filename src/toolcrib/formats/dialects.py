@@ -1,7 +1,8 @@
-"""The keywords of JSON Schema by what they are about, and which of them each provider takes, as data.
+"""The keywords of JSON Schema by purpose, and those that each provider accepts, as data.
 
-In: nothing. Out: one `Dialect` for each mode that takes only a part. The loose modes of OpenAI and Anthropic take
-everything below the root and have none. Seen in the providers' documentation and in what their interfaces refuse.
+In: nothing. Out: one `Dialect` for each mode that accepts only some keywords. The non-strict modes of OpenAI and
+Anthropic have none, because they accept everything below the root. Based on the providers' documentation and on schemas
+that their APIs reject.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ ABOUT_ITSELF = frozenset(
     {"$schema", "$id", "id", "$anchor", "$comment", "$vocabulary", "$dynamicAnchor", "$recursiveAnchor"}
     | {"$defs", "definitions", "discriminator", "x-mcp-header"}
 )
-"""They say nothing about values, or (discriminator) nothing that the schema does not say besides."""
+"""Not about values, or (discriminator) redundant."""
 
 ABOUT_VALUE = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
-"""They explain, and limit nothing."""
+"""Annotations, which don't limit values."""
 
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"})
 KEYWORDS_OF_TYPE: Mapping[str, frozenset[str]] = {
@@ -41,13 +42,13 @@ KEYWORDS_OF_TYPE: Mapping[str, frozenset[str]] = {
 LIMITING = frozenset().union(*KEYWORDS_OF_TYPE.values()) | {
     *("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref"),
 }
-_TELLING = ("object", "array", "string", "number")
-"""Kinds that their keywords give away."""
+_IMPLIED = ("object", "array", "string", "number")
+"""Types that can be inferred from their keywords."""
 
 
 def implied_type(schema: Mapping[str, Any]) -> str | None:
-    """What a schema without a type most likely is about."""
-    return next((kind for kind in _TELLING if not KEYWORDS_OF_TYPE[kind].isdisjoint(set(schema) - {"format"})), None)
+    """The likely type of a schema without one."""
+    return next((kind for kind in _IMPLIED if not KEYWORDS_OF_TYPE[kind].isdisjoint(set(schema) - {"format"})), None)
 
 
 def type_of(value: Any) -> str:
@@ -74,8 +75,8 @@ def is_type(value: Any, kind: str) -> bool:
     return own == kind or (kind == "integer" and own == "number" and value == int(value))
 
 
-def takes_null(schema: Any, document: SchemaDocument, seen: frozenset[str] = frozenset()) -> bool:
-    """`seen` are the references that led here."""
+def accepts_null(schema: Any, document: SchemaDocument, seen: frozenset[str] = frozenset()) -> bool:
+    """`seen` has the references that led here."""
     if not isinstance(schema, Mapping):
         return schema is not False
     kinds = schema.get("type", "null")
@@ -85,24 +86,24 @@ def takes_null(schema: Any, document: SchemaDocument, seen: frozenset[str] = fro
         return False
     if "$ref" in schema:
         pointer = document.pointer(schema["$ref"])
-        if pointer is None or pointer in seen or not takes_null(document.at(pointer), document, seen | {pointer}):
+        if pointer is None or pointer in seen or not accepts_null(document.at(pointer), document, seen | {pointer}):
             return False
     for key, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
-        if key in schema and not enough(takes_null(sub, document, seen) for sub in schema[key]):
+        if key in schema and not enough(accepts_null(sub, document, seen) for sub in schema[key]):
             return False
     return True
 
 
 class OptionalProperties(Enum):
-    """What becomes of a property that may be left out."""
+    """How optional properties are written."""
 
     KEPT = "kept"
     NULL = "null"
-    """It is required, and null says that it is left out."""
+    """Required; null means that the property is absent."""
 
 
 class OpenObjects(Enum):
-    """What becomes of objects with names that the schema does not know, and of places for any value."""
+    """How objects with unknown property names, and schemas for any value, are written."""
 
     KEPT = "kept"
     SPELLED = "spelled out"
@@ -112,9 +113,9 @@ class OpenObjects(Enum):
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
     title: str
-    """For reasons: "<title> does not take …"."""
-    words: frozenset[str]
-    """Keywords besides the structural ones that it takes."""
+    """Used in reasons: "<title> does not accept …"."""
+    keywords: frozenset[str]
+    """Accepted keywords besides the structural ones."""
     formats: frozenset[str]
     unions: frozenset[str]
     optional: OptionalProperties
@@ -123,7 +124,7 @@ class Dialect:
     type_lists: bool
     tuples: bool
     lookaround: bool
-    """Whether a pattern may look ahead, behind or back."""
+    """Whether patterns may use lookahead, lookbehind and backreferences."""
 
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
@@ -131,7 +132,7 @@ _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum
 
 OPENAI_STRICT = Dialect(
     title="OpenAI's strict mode",
-    words=_BOUNDS | {"title", "description", "pattern", "minLength", "maxLength", "minItems", "maxItems"},
+    keywords=_BOUNDS | {"title", "description", "pattern", "minLength", "maxLength", "minItems", "maxItems"},
     formats=_FORMATS,
     unions=frozenset({"anyOf"}),
     optional=OptionalProperties.NULL,
@@ -143,7 +144,7 @@ OPENAI_STRICT = Dialect(
 )
 ANTHROPIC_STRICT = Dialect(
     title="Anthropic's strict mode",
-    words=frozenset({"title", "description"}),
+    keywords=frozenset({"title", "description"}),
     formats=_FORMATS | {"uri"},
     unions=frozenset({"anyOf"}),
     optional=OptionalProperties.KEPT,
@@ -155,7 +156,7 @@ ANTHROPIC_STRICT = Dialect(
 )
 GOOGLE = Dialect(
     title="Google's function declaration",
-    words=frozenset(
+    keywords=frozenset(
         {"title", "description", "default", "minimum", "maximum", "minItems", "maxItems"}
         | {"minLength", "maxLength", "pattern", "minProperties", "maxProperties"}
     ),

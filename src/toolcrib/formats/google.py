@@ -1,7 +1,7 @@
-"""A tool as Google's interface wants it: one function declaration.
+"""A tool in the format of Google's API: a function declaration.
 
-In: an `OfferedTool`. Out: its `Definition`, with `parametersJsonSchema` and not `parameters`, which takes much less.
-What Google does not document for it becomes words.
+In: an `OfferedTool`. Out: its `Definition`, with `parametersJsonSchema` instead of `parameters`, which accepts far
+fewer keywords. Keywords that Google does not document for it move into descriptions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from toolcrib.formats.dialect_writer import DialectWriter
 from toolcrib.formats.dialects import GOOGLE
 from toolcrib.formats.repair import repaired
 from toolcrib.formats.restore import undo_of
-from toolcrib.formats.writer import LONGEST_WORDS, TOO_DEEP, UnsupportedSchema
+from toolcrib.formats.writer import MAX_TEXT_LENGTH, TOO_DEEP, UnsupportedSchema
 
 PROVIDER = "google"
 
 
 def definition(offer: OfferedTool, taken: Container[str] = ()) -> Definition:
-    """`taken` are the folded names of all tools of the request."""
+    """`taken` has the folded names of all tools in the request."""
     options = options_of(offer, PROVIDER)
     log = AdaptationLog(offer, PROVIDER)
     root = dialect_writer.object_root(repaired(offer.schema, log), log)
@@ -39,18 +39,18 @@ def definition(offer: OfferedTool, taken: Container[str] = ()) -> Definition:
             "the whole schema was moved into the description",
             str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP,
         )
-        words = json.dumps(offer.schema, ensure_ascii=False)
-        words = words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
-        schema, restore = {"type": "object", "description": f"As JSON Schema: {words}"}, None
+        text = json.dumps(offer.schema, ensure_ascii=False)
+        text = text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
+        schema, restore = {"type": "object", "description": f"As JSON Schema: {text}"}, None
     name = google_name(offer.name, taken)
     if name != offer.name:
-        log.note("name", f"it is called {name}", "Google's names begin with a letter or _")
+        log.note("name", f"the tool was renamed to {name}", "Google requires a letter or _ at the start")
     wire = {"name": name, "description": offer.description, "parametersJsonSchema": schema}
     return Definition(deep_merged(wire, options), log.listed(), undo_of(restore))
 
 
 def google_name(name: str, taken: Container[str]) -> str:
-    """The name with as many _ before it as make it one that Google takes and no other tool has."""
+    """Prefixes the name with _ until Google accepts it and no other tool has it."""
     if name[:1].isalpha() or name.startswith("_"):
         return name
     name = f"_{name}"
@@ -60,21 +60,22 @@ def google_name(name: str, taken: Container[str]) -> str:
 
 
 def _cut_endless(schema: Schema, log: AdaptationLog) -> None:
-    """Google writes references out to some depth, and refuses those that never end: each way round must lead through
-    a property that may be left out."""
+    """Google expands references to some depth and rejects infinite ones: every cycle needs an optional property."""
     definitions: dict[str, Schema] = schema.get("$defs", {})
     finished: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:
-        for place, other in list(_needed(definitions[name])):
+        for parent, other in list(_needed(definitions[name])):
             if other in (*above, name):
                 kinds = definitions[other].get("type")
-                place.clear()
+                parent.clear()
                 if kinds:
-                    place["type"] = kinds
-                place["description"] = f"Of the same form as {other}."
-                why = "Google does not take a schema that must hold itself"
-                log.note(pointer_below("#/$defs", name), f"the reference to {other} was made words", why)
+                    parent["type"] = kinds
+                parent["description"] = f"Same form as {other}."
+                why = "Google does not accept a schema that must contain itself"
+                log.note(
+                    pointer_below("#/$defs", name), f"the reference to {other} was moved into the description", why
+                )
             elif other not in finished:
                 visit(other, (*above, name))
         finished.add(name)
@@ -84,7 +85,7 @@ def _cut_endless(schema: Schema, log: AdaptationLog) -> None:
 
 
 def _needed(node: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """References that a value of this schema cannot do without, each with the schema that it stands in."""
+    """References that every value of this schema contains, each with its parent schema."""
     if not isinstance(node, dict):
         return
     if "$ref" in node:

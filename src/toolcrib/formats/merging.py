@@ -1,7 +1,7 @@
-"""Two schemas that both hold, as one.
+"""Merges two schemas that both apply into one.
 
-In: two schemas. Out: one that takes exactly what both take, or None where there is no such schema without `allOf`.
-`dialect_writer` and `writer` use it for dialects that do not know `allOf`.
+In: two schemas. Out: one that accepts exactly the values that both accept, or None if that needs `allOf`.
+`dialect_writer` and `writer` use it for dialects without `allOf`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 from toolcrib.formats.definition import Schema
 
-MOST_BRANCHES = 32
-"""Of a union made of two unions."""
+MAX_BRANCHES = 32
+"""In a union of two unions."""
 
 _FIRST = frozenset(
     {"title", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id"}
 )
-"""Words about the value, where one speaker is enough."""
+"""Annotations; the first one is kept."""
 
 
 class _Contradiction(Exception):
-    """No value is taken by both, or it cannot be said which ones."""
+    """No value fits both schemas, or the merged schema cannot be written."""
 
 
 def merged_schemas(first: Mapping[str, Any], second: Mapping[str, Any]) -> Schema | None:
@@ -43,8 +43,9 @@ def merged_schemas(first: Mapping[str, Any], second: Mapping[str, Any]) -> Schem
 
 
 def _properties(result: Schema, second: Mapping[str, Any]) -> None:
-    """A property that only one side names must satisfy the other's rule for all further ones as well. Not where that
-    rule forbids them: servers that close both sides mean the sum of both."""
+    """A property that only one schema names must also satisfy the other's `additionalProperties`.
+
+    Except if that is false: servers that close both schemas mean the union of their properties."""
     mine, theirs = result.get("properties", {}), second.get("properties", {})
     if not mine and not theirs:
         return
@@ -85,7 +86,7 @@ def _values(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _unions(one: list[Any], other: list[Any]) -> list[Any]:
-    if len(one) * len(other) > MOST_BRANCHES:
+    if len(one) * len(other) > MAX_BRANCHES:
         raise _Contradiction
     return [_sub(mine, theirs) for mine in one for theirs in other]
 

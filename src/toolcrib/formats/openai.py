@@ -1,8 +1,8 @@
-"""A tool as OpenAI's interfaces want it, and those that copy them.
+"""A tool in the format of OpenAI's APIs and compatible ones.
 
-In: an `OfferedTool`. Out: its `Definition` for Chat Completions or for Responses. Without `strict` the schema goes out
-whole, and `strict` is said to be false, since Responses would otherwise make tools strict by itself. With `strict`, a
-property that may be left out becomes required and null says that it is left out; `undo` takes such a null away again.
+In: an `OfferedTool`. Out: its `Definition` for Chat Completions or for Responses. Without `strict` the schema is sent
+whole, and `strict` is explicitly false, because Responses makes tools strict by default. With `strict`, an optional
+property becomes required, and null means that it is absent; `undo` removes such a null.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from toolcrib.formats.writer import TOO_DEEP, UnsupportedSchema, all_subschemas
 PROVIDER = "openai"
 _TITLE = "OpenAI"
 _REFUSED = frozenset({"anyOf", "oneOf", "allOf", "enum", "const", "not", "$ref"})
-_MOST_PROPERTIES, _DEEPEST, _MOST_CHOICES, _LONGEST_NAMES = 5_000, 10, 1_000, 120_000
-"""Of one strict schema: properties, objects within objects, values of enums, characters of names and values."""
+_MAX_PROPERTIES, _MAX_DEPTH, _MAX_CHOICES, _MAX_NAME_CHARACTERS = 5_000, 10, 1_000, 120_000
+"""Limits of a strict schema: properties, nested objects, enum values, characters in names and values."""
 
 
 def definition(offer: OfferedTool, api: Api = "chat") -> Definition:
@@ -38,7 +38,7 @@ def definition(offer: OfferedTool, api: Api = "chat") -> Definition:
             parameters, restore = _strict(offer, log)
         except (UnsupportedSchema, RecursionError) as reason:
             log = AdaptationLog(offer, PROVIDER)
-            log.note("#", "strict was made false", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
+            log.note("#", "strict was set to false", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
             strict = False
     if not strict:
         parameters, restore = _loose(offer, log)
@@ -56,20 +56,20 @@ def definition(offer: OfferedTool, api: Api = "chat") -> Definition:
 def _loose(offer: OfferedTool, log: AdaptationLog) -> tuple[Schema, Restore | None]:
     root, restore = dialect_writer.plain_root(repaired(offer.schema, log), log, refused=_REFUSED, title=_TITLE)
     if "properties" not in root:
-        log.note("#", "properties {} was added", f"{_TITLE} refuses an object without it")
+        log.note("#", "properties {} was added", f"{_TITLE} rejects an object without it")
         root = {**root, "properties": {}}
     return _complete(root, "#", log), restore
 
 
 def _complete(node: Any, path: str, log: AdaptationLog) -> Any:
-    """With items for every list, which it refuses otherwise, and no bare true or false for a property's schema."""
+    """Adds `items` to every array, which OpenAI requires, and writes true and false as objects."""
     if isinstance(node, bool):
-        log.note(path, f"{str(node).lower()} was written as an object", f"{_TITLE} wants schemas to be objects")
+        log.note(path, f"{str(node).lower()} was written as an object", f"{_TITLE} requires schemas to be objects")
         return {} if node else {"not": {}}
     changed: Schema = {}
     kinds = node.get("type", ())
     if ("array" in kinds if isinstance(kinds, list) else kinds == "array") and not {"items", "prefixItems"} & set(node):
-        log.note(path, "items {} was added", f"{_TITLE} refuses a list without it")
+        log.note(path, "items {} was added", f"{_TITLE} rejects an array without it")
         changed["items"] = {}
     for key, value in node.items():
         fixed = value
@@ -88,7 +88,7 @@ def _strict(offer: OfferedTool, log: AdaptationLog) -> tuple[Schema, Restore | N
     root = dialect_writer.object_root(repaired(offer.schema, log), log)
     wire, restore = dialect_writer.written_root(DialectWriter(root, OPENAI_STRICT, log), root, log)
     if exceeded := _exceeded(wire):
-        raise UnsupportedSchema(f"a strict schema of {_TITLE} has at most {exceeded}")
+        raise UnsupportedSchema(f"{OPENAI_STRICT.title} accepts at most {exceeded}")
     return wire, restore
 
 
@@ -98,20 +98,20 @@ def _exceeded(wire: Schema) -> str | None:
     values = [
         value for node in nodes for value in [*node.get("enum", ()), *([node["const"]] if "const" in node else [])]
     ]
-    if len(names) > _MOST_PROPERTIES:
-        return f"{_MOST_PROPERTIES} properties"
-    if sum(len(node.get("enum", ())) for node in nodes) > _MOST_CHOICES:
-        return f"{_MOST_CHOICES} values in enums"
-    if sum(map(len, names)) + sum(len(value) for value in values if isinstance(value, str)) > _LONGEST_NAMES:
-        return f"{_LONGEST_NAMES} characters in names and values"
+    if len(names) > _MAX_PROPERTIES:
+        return f"{_MAX_PROPERTIES} properties"
+    if sum(len(node.get("enum", ())) for node in nodes) > _MAX_CHOICES:
+        return f"{_MAX_CHOICES} values in enums"
+    if sum(map(len, names)) + sum(len(value) for value in values if isinstance(value, str)) > _MAX_NAME_CHARACTERS:
+        return f"{_MAX_NAME_CHARACTERS} characters in names and values"
     root = {key: value for key, value in wire.items() if key != "$defs"}
-    if max(map(_depth, [root, *wire.get("$defs", {}).values()])) > _DEEPEST:
-        return f"{_DEEPEST} objects within each other"
+    if max(map(_depth, [root, *wire.get("$defs", {}).values()])) > _MAX_DEPTH:
+        return f"{_MAX_DEPTH} nested objects"
     return None
 
 
 def _depth(node: Any) -> int:
-    """How many objects lie within each other; what is referred to counts by itself."""
+    """How deep objects nest. References are not followed; definitions count separately."""
     below = [_depth(sub) for key in ("properties",) for sub in node.get(key, {}).values()]
     below += [_depth(sub) for sub in node.get("anyOf", ())]
     below += [_depth(node["items"])] if "items" in node else []

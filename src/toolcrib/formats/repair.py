@@ -1,7 +1,7 @@
-"""A server's schema made into a valid one.
+"""Repairs a server's schema.
 
-In: a schema as a server wrote it, of any draft and maybe wrong in places. Out: the same as JSON Schema 2020-12; the
-very same object where nothing was wrong. All formats begin here: providers refuse a whole request for one bad keyword.
+In: a server's schema, of any draft and possibly invalid. Out: an equivalent valid JSON Schema 2020-12, or the same
+object if nothing was wrong. All formats begin here, because providers reject a whole request for one invalid keyword.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolcrib.formats.definition import AdaptationLog, Schema
 
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _INVALID = "it is not valid JSON Schema"
-_OLD = "the provider reads JSON Schema 2020-12, where this is written so"
+_OLD = "the provider expects JSON Schema 2020-12"
 
 
 def _is_number(value: Any) -> bool:
@@ -83,7 +83,7 @@ class _Repair:
     def node(self, node: Any, path: str) -> Any:
         if not isinstance(node, Mapping):
             if not isinstance(node, bool):
-                self._note(path, f"{_shown(node)} was taken for any value", _INVALID)
+                self._note(path, f"{_shown(node)} became any value", _INVALID)
                 return {}
             return node
         fixed = self._own_keywords(dict(node), path)
@@ -106,12 +106,12 @@ class _Repair:
         for key in _REFERENCES:
             if key in node and not self._document.ends(node[key]):
                 reference = node.pop(key)
-                words = f"As {reference} describes it."
-                node["description"] = f"{node.get('description', '')}\n{words}".strip()
+                text = f"See {reference}."
+                node["description"] = f"{node.get('description', '')}\n{text}".strip()
                 self._note(
                     path,
                     f"{key} {_shown(reference)} was moved into the description",
-                    "nothing in the schema has that name",
+                    "the schema has no such definition",
                 )
         return node
 
@@ -127,15 +127,15 @@ class _Repair:
                 key = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
                 known = node.get(key)
                 node[key] = {**(known if isinstance(known, Mapping) else {}), name: needed}
-            self._note(path, "dependencies was made dependentRequired and dependentSchemas", _OLD)
+            self._note(path, "dependencies became dependentRequired and dependentSchemas", _OLD)
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(node.get(exclusive), bool):
                 if node.pop(exclusive) and limit in node:
                     node[exclusive] = node.pop(limit)
-                self._note(path, f"{exclusive} was made a number", _OLD)
+                self._note(path, f"{exclusive} became a number", _OLD)
 
     def _marked_required(self, node: Schema, path: str) -> None:
-        """Draft 3 marked each property; the mark itself is then taken off as malformed."""
+        """Draft 3 marks each property. The mark itself is removed later, as invalid."""
         properties = node.get("properties")
         if not isinstance(properties, Mapping):
             return
@@ -143,28 +143,28 @@ class _Repair:
         if marked:
             known = node.get("required")
             node["required"] = list(dict.fromkeys([*(known if _is_strings(known) else ()), *marked]))
-            self._note(path, f"{', '.join(marked)} were named in required", _OLD)
+            self._note(path, f"{', '.join(marked)} added to required", _OLD)
 
     def _mend(self, node: Schema, key: str, path: str) -> None:
-        """What is meant where that is plain, else without the keyword."""
+        """Corrects the keyword if the intent is clear, otherwise removes it."""
         value = node.pop(key)
         what = f"{key} {_shown(value)} was removed"
         if key in ("required", "type") and isinstance(value, list):
             known = [item for item in value if isinstance(item, str) and (key == "required" or item in TYPES)]
             if known:
                 node[key] = list(dict.fromkeys(known))
-                what = f"{key} {_shown(value)} was made {_shown(node[key])}"
+                what = f"{key} {_shown(value)} became {_shown(node[key])}"
         elif key == "type" and isinstance(value, str) and value.lower() in TYPES:
             node[key] = value.lower()
-            what = f"type {_shown(value)} was made {_shown(node[key])}"
+            what = f"type {_shown(value)} became {_shown(node[key])}"
         elif key in ("title", "description") and value is not None:
             node[key] = _shown(value)
-            what = f"{key} was made a text"
+            what = f"{key} became a string"
         self._note(path, what, _INVALID)
 
 
 def _same(before: Any, after: Any) -> Any:
-    """The object from before where nothing in it changed."""
+    """The original object if nothing in it changed."""
     if len(before) != len(after):
         return after
     if isinstance(before, Mapping):

@@ -1,7 +1,7 @@
-"""The way back from what a model wrote to what the tool takes.
+"""Converts a model's values back to the server's schema.
 
-In: a value in the form that `writer` asked the model for. Out: the value in the form of the server's schema. Every
-piece leaves alone what is not of the form that it knows: a model may have written the right thing by itself.
+In: a value in the form that `writer` asked the model for. Out: the value in the form of the server's schema. A value in
+any other form stays unchanged, because a model may have written the server's form directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Restore = Callable[[Any], Any]
 _PATTERNS = FancyRegexOptions(backtrack_limit=100_000)
 
 NAME, VALUE, TEXT = "name", "value", "json"
-"""Of an entry of an object whose property names are not known before, and of a value written as JSON text."""
+"""Keys of an entry of an object with unknown property names, and of a value written as JSON text."""
 
 
 def restore_json_text(value: Any) -> Any:
@@ -35,7 +35,7 @@ def restore_json_text(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class RestoreChoice:
-    """One of some values that are no scalars, given as its JSON text."""
+    """An enum value that is not a scalar, given as its JSON text."""
 
     values: Mapping[str, Any]
 
@@ -61,23 +61,22 @@ def _is_entry(item: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreProperties:
-    """An object's properties, each with its own way back."""
+    """An object, property by property."""
 
     properties: Mapping[str, Restore]
-    left_out: frozenset[str] = frozenset()
-    """Where null says that the property is not given."""
+    absent_if_null: frozenset[str] = frozenset()
     further: str = ""
-    """The property that holds the entries that the schema does not name."""
+    """The property whose entries are the properties that the schema does not name."""
     entries: Restore | None = None
     others: Restore | None = None
-    """Of properties that are not named in the schema and stand beside those that are."""
+    """For properties that the schema does not name, if they are written like the others."""
 
     def __call__(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         result = {}
         for name, item in value.items():
-            if item is None and name in self.left_out:
+            if item is None and name in self.absent_if_null:
                 continue
             restore = self.properties.get(name, self.others)
             result[name] = restore(item) if restore else item
@@ -97,19 +96,19 @@ class RestoreItems:
 
 @dataclass
 class RestoreReference:
-    """The way back of a definition that is still being written, or refers to itself."""
+    """A definition that is still being written, or refers to itself."""
 
-    backs: Mapping[str, Restore | None]
+    restores: Mapping[str, Restore | None]
     name: str
 
     def __call__(self, value: Any) -> Any:
-        restore = self.backs.get(self.name)
+        restore = self.restores.get(self.name)
         return restore(value) if restore else value
 
 
 @dataclass
 class RestoreUnion:
-    """The way back of the first form that the value has."""
+    """Uses the first branch that the value fits."""
 
     branches: list[tuple[Schema, Restore | None]]
     definitions: Mapping[str, Any]
@@ -132,13 +131,13 @@ def _fits(validator: Validator, value: Any) -> bool:
     try:
         return validator.is_valid(value)
     except ValueError:
-        # A pattern that gives up on this text.
+        # A pattern reached its backtracking limit.
         return False
 
 
 @dataclass(frozen=True)
 class RestoreWrapped:
-    """Arguments given as the one property of another object."""
+    """Arguments given as the only property of another object."""
 
     key: str
     inner: Restore | None
@@ -152,7 +151,7 @@ class RestoreWrapped:
 @dataclass(frozen=True)
 class RestoreRenamed:
     names: Mapping[str, str]
-    """From the names on the wire to the server's."""
+    """From the provider's names to the server's."""
     inner: Restore | None
 
     def __call__(self, value: Any) -> Any:
@@ -162,7 +161,7 @@ class RestoreRenamed:
 
 
 def undo_of(restore: Restore | None) -> Undo:
-    """For whole arguments, which stay an object whatever the model wrote."""
+    """For all arguments of a call. The result is always an object."""
     if restore is None:
         return unchanged
 

@@ -1,8 +1,8 @@
-"""The way back from what a model wrote, with definitions that are made once for each offer.
+"""Reverts a format's changes in a model's arguments, with one cached definition per offer and provider.
 
-In: an offer, arguments, and whose model wrote them. Out: the arguments as the offer's schema has them. Where nobody
-knows whose model it was, what one of the formats changed is taken back; only who says it can be sure, for what one
-provider's model writes for a value may be a value itself.
+In: an offer, arguments, and the model's provider. Out: the arguments in the offer's schema. Without a provider, the
+changes of the first format that matches are reverted. That is a guess: one provider's encoding of a value may be a
+valid value itself.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FORMATS = {"openai": openai.definition, "anthropic": anthropic.definition, "goo
 
 def undo_arguments(offer: OfferedTool, arguments: dict[str, Any], provider: Provider | None = None) -> dict[str, Any]:
     if provider is not None:
-        return _kept(offer, provider).undo(arguments)
+        return _cached(offer, provider).undo(arguments)
     for name in _FORMATS:
-        definition = _kept(offer, name)
+        definition = _cached(offer, name)
         before = definition.undo(arguments)
         if before != arguments and _is_meant(offer, definition, arguments, before):
             return before
     return arguments
 
 
-def _kept(offer: OfferedTool, provider: str) -> Definition:
+def _cached(offer: OfferedTool, provider: str) -> Definition:
     made: Definition | None = offer.kept.get(provider)
     if made is None:
         made = offer.kept[provider] = _FORMATS[provider](offer)
@@ -37,7 +37,7 @@ def _kept(offer: OfferedTool, provider: str) -> Definition:
 
 
 def _is_meant(offer: OfferedTool, definition: Definition, given: dict[str, Any], before: dict[str, Any]) -> bool:
-    """What fits already is only of a format's own form if it has all of it, and would fit without."""
+    """Arguments that already fit count as encoded only if both the format's schema and the reverted arguments fit."""
     if not _fits(offer.schema, given):
         return True
     return _fits(definition.schema, given) and _fits(offer.schema, before)

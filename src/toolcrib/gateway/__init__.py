@@ -1,1 +1,1 @@
-"""Clients of every protocol version → identity → listing or call → bytes, over HTTP and over the bridge's pipe."""
+"""MCP clients of every protocol version, over HTTP and the bridge's pipe → principal → listing or call → bytes."""

@@ -1,8 +1,8 @@
-"""Who asks: a token proves it, labels only name a conversation.
+"""Authentication: a token identifies the agent, labels only name a conversation.
 
-In: an ASGI scope, or the token and labels in a bridge's first line. Out: a `Principal` and the project it works in,
-or `Rejected`. For HTTP: Host, Origin, path, token, labels, in this order, before anything is read of the body, and
-then the limits on what is read. `http` and `pipe` are above; `identity` knows the agents.
+In: an ASGI scope, or the token and labels from a bridge's first line. Out: a `Principal` and its project, or
+`Rejected`. For HTTP, Host, Origin, path, token and labels are checked in this order before the body is read; then the
+size limits apply. Used by `http` and `pipe`; the agents are in `identity`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import ErrorCase, FolderGone
 from toolcrib.gateway import protocol
-from toolcrib.gateway.messages import MAX_BODY, SMALL, ReadLimiter, Rejected
+from toolcrib.gateway.messages import MAX_BODY, SMALL_BODY, ReadLimiter, Rejected
 from toolcrib.identity.agent import Agent
 from toolcrib.identity.principal import OWNER, Principal, ReaderKind
 from toolcrib.policy import Permission
 
-LONGEST_LABEL = 128
+MAX_LABEL_LENGTH = 128
 DEFAULT_CONVERSATION = "default"
 
-_LOOK_AGAIN = 1.0
-"""Seconds for which a folder that was there counts as being there."""
+_FOLDER_CHECK_INTERVAL = 1.0
+"""Seconds before a folder that existed is looked up again."""
 _CHALLENGE = ((b"www-authenticate", b'Bearer realm="toolcrib"'),)
 _SINGLE = frozenset(
     {
@@ -46,24 +46,24 @@ _SINGLE = frozenset(
     }
 )
 _USUAL = frozenset({"application/json, text/event-stream", "text/event-stream, application/json", "*/*"})
-"""What clients say they accept; these need no reading."""
+"""The usual values of Accept, which need no parsing."""
 _ONLY_POST = ((b"allow", b"POST"),)
 _ALL_VERBS = ((b"allow", b"POST, GET, DELETE"),)
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
-    """An HTTP request of somebody we know."""
+    """An authenticated HTTP request."""
 
     principal: Principal
     label: str | None
-    """The conversation, where the request names one."""
+    """The conversation, if the request names one."""
     reader: ReaderKind
     headers: Mapping[str, str]
 
 
 class Authenticator:
     def __init__(self, crib: Crib, *, owner_token: str = "", port: int | None = None) -> None:
-        """Without the owner's token nobody is taken for the owner. `port` is where HTTP requests come in."""
+        """Without `owner_token`, no token authenticates as the owner. `port` is the HTTP port."""
         self._crib = crib
         self._home = crib.projects.home
         self._registry = crib.services.agents
@@ -72,13 +72,13 @@ class Authenticator:
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self._origins = {f"http://{host}" for host in self._hosts}
         self.closed = False
-        """Whether no more requests are taken."""
+        """Whether new requests are refused."""
         self.reads = ReadLimiter()
         self._roots: dict[Path, tuple[Path, float]] = {}
-        """By an agent's folder: the root of its project, and when the folder was last seen."""
+        """By an agent's folder: the project root, and when the folder was last checked."""
 
     def authenticate(self, token: str) -> Principal:
-        """Whose token this is; one that nobody has is refused."""
+        """The token's principal. Raises `Rejected` for an unknown token."""
         if self._owner_token and hmac.compare_digest(token.encode(errors="replace"), self._owner_token):
             return OWNER
         agent = self._registry.authenticate(token)
@@ -117,7 +117,7 @@ class Authenticator:
         return AdmittedRequest(principal, label, reader, headers)
 
     async def project(self, principal: Principal) -> Project:
-        """Where the principal works: the project of its folder, or the daemon's own."""
+        """The project of the principal's folder, or the daemon's own."""
         workdir = principal.workdir
         if workdir is None:
             return self._home
@@ -126,21 +126,21 @@ class Authenticator:
     def root_of(self, principal: Principal, workdir: Path) -> Path:
         root, seen = self._roots.get(workdir, (workdir, 0.0))
         now = self._loop.time()
-        if not seen or now - seen > _LOOK_AGAIN:
-            # A project in use stays the same, also if its folder gets another mark above it.
+        if not seen or now - seen > _FOLDER_CHECK_INTERVAL:
+            # A project in use keeps its root, even if a project marker appears in a parent folder.
             known = seen and root in self._crib.projects
             found = _looked_up(workdir)
             if found is None:
                 raise FolderGone(
-                    f"The folder {workdir}, which {principal.name} works in, is not there.",
-                    remedy="Make it again, or add the agent anew.",
+                    f"The working folder of {principal.name}, {workdir}, does not exist.",
+                    remedy="Create it again, or remove the agent and add it with another folder.",
                 )
             self._roots[workdir] = (root if known else found, now)
         return self._roots[workdir][0]
 
 
 def _looked_up(workdir: Path) -> Path | None:
-    """The root of the folder's project; None if the folder is not there, or not for us."""
+    """The root of the folder's project; None if the folder is missing or cannot be read."""
     try:
         return project_of(workdir) if workdir.is_dir() else None
     except OSError:
@@ -152,24 +152,24 @@ def bad_token() -> Rejected:
 
 
 def checked_conversation(label: str) -> str | None:
-    """A label as it may be used; None if it says nothing."""
+    """The label with tokens masked; None if it is empty."""
     if not label:
         return None
-    if len(label) > LONGEST_LABEL or not label.isprintable():
+    if len(label) > MAX_LABEL_LENGTH or not label.isprintable():
         raise Rejected(ErrorCase.CONVERSATION)
-    # It is kept and shown: a token that strayed into it is not.
+    # Labels are stored and displayed, so a token pasted into one must not survive.
     return mask_tokens(label)
 
 
 def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By lower-case name. Lists may come in parts; one that must be single is an attempt to be read in two ways.
+    """Headers by lower-case name. Repeated list headers are joined; a repeated single-value header is ambiguous.
 
-    Two `Mcp-…` headers of one name are joined too, and so never match what the body says.
+    Repeated `Mcp-…` headers are joined too, so they never match the body.
     """
     headers: dict[str, str] = {}
     for raw_name, value in raw:
         name = raw_name.decode("latin-1")
-        # The parser keeps the white space around a value, which is no part of it.
+        # The parser keeps whitespace around a value, which isn't part of it.
         text = value.decode("latin-1").strip(" \t")
         if name in headers:
             if name in _SINGLE:
@@ -180,7 +180,7 @@ def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _decoded(label: str) -> str:
-    """Headers are bytes; whoever names a conversation beyond ASCII means UTF-8."""
+    """Headers are bytes; a non-ASCII label is UTF-8."""
     if label.isascii():
         return label
     try:
@@ -218,17 +218,17 @@ def _accepts(headers: Mapping[str, str], *kinds: str) -> bool:
 
 
 def is_large(headers: Mapping[str, str]) -> bool:
-    """Whether the body is more than a small one, or may be: it does not say."""
+    """Whether the body is, or may be, large: without Content-Length its size is unknown."""
     length = headers.get("content-length", "")
-    return not length.isdigit() or int(length) > SMALL
+    return not length.isdigit() or int(length) > SMALL_BODY
 
 
 async def read_body(request: AdmittedRequest, receive: Callable[[], Awaitable[Any]], *, large: bool) -> bytes:
-    # Nothing that an agent without any permission may ask for is large.
-    most = SMALL if large and request.principal.permission().allows_nothing else MAX_BODY
+    # An agent without permissions has no use for a large request.
+    limit = SMALL_BODY if large and request.principal.permission().allows_nothing else MAX_BODY
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > most:
-        raise Rejected(ErrorCase.TOO_LARGE, most=f"{most} bytes")
+    if not length.isdigit() or int(length) > limit:
+        raise Rejected(ErrorCase.TOO_LARGE, most=f"{limit} bytes")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -237,7 +237,7 @@ async def read_body(request: AdmittedRequest, receive: Callable[[], Awaitable[An
             raise Rejected(ErrorCase.INCOMPLETE)
         parts.append(event.get("body", b""))
         size += len(parts[-1])
-        if size > most:
-            raise Rejected(ErrorCase.TOO_LARGE, most=f"{most} bytes")
+        if size > limit:
+            raise Rejected(ErrorCase.TOO_LARGE, most=f"{limit} bytes")
         if not event.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

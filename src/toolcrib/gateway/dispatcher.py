@@ -1,8 +1,8 @@
-"""One client's message in, its answer out, whatever it came over and whichever protocol version it speaks.
+"""Answers one client message, for every transport and protocol version.
 
-In: a decoded `ClientMessage` and its `RequestContext`. Out: the bytes of the answer with the HTTP status that goes with
-them. `http` and `pipe` bring the messages and carry the answers; every tool call goes on through the door. A
-`PendingRequest` is what can be interrupted, over HTTP and the pipe alike.
+In: a decoded `ClientMessage` and its `RequestContext`. Out: the answer's bytes and HTTP status. `http` and `pipe`
+receive the messages and send the answers; tool calls continue through the door. A `PendingRequest` can be cancelled
+or interrupted over either transport.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ log = logging.getLogger(__name__)
 
 _decode_name = msgspec.json.Decoder(str).decode
 
-_LISTING_WAITS = 2.0
-"""Seconds; below the five after which clients give a server up."""
-_CALL_WAITS = 10.0
-_READ_BY_US = frozenset({"name", "arguments", "_meta"})
+_LISTING_WAIT_SECONDS = 2.0
+"""Clients give up on a server after five."""
+_CALL_WAIT_SECONDS = 10.0
+_OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
+"""The params of tools/call that Toolcrib reads."""
 
 LIST_CHANGED = notification("notifications/tools/list_changed")
 
 
 class PendingRequest:
-    """One request that is being answered. Its client may cancel it or disconnect, and its session may end."""
+    """A request without an answer yet. Its client may cancel it or disconnect, and its session may end."""
 
     __slots__ = ("cancelled_by_leaving", "disconnected", "over", "stopped", "task")
 
     def __init__(self, task: asyncio.Task[Any] | None = None, *, cancelled_by_leaving: bool = False) -> None:
         self.task = task
-        """The one that answers it."""
+        """The task that answers it."""
         self.cancelled_by_leaving = cancelled_by_leaving
-        """Whether a client that disconnects does not want it any more."""
+        """Whether disconnecting cancels it."""
         self.stopped: ErrorCase | None = None
-        """Why it was cut short."""
+        """Why it was stopped early."""
         self.disconnected = False
-        """Whether nobody waits for the answer."""
         self.over = False
 
     def cancel(self) -> None:
-        """The client takes it back."""
+        """Cancelled by its client."""
         self._stop(ErrorCase.CANCELLED)
 
     def interrupt(self) -> None:
-        """The session that it belongs to has ended."""
+        """Its session has ended."""
         self._stop(ErrorCase.ENDED)
 
     def disconnect(self) -> None:
@@ -92,7 +92,7 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """A connection's requests that are not answered yet, so that its client can cancel one by its id."""
+    """A connection's unanswered requests, by the id that its client can cancel them with."""
 
     __slots__ = ("_by_id",)
 
@@ -103,18 +103,18 @@ class PendingRequests:
         return bool(self._by_id)
 
     def begin(self, key: str | int, cancel: Callable[[], None]) -> Callable[[], None]:
-        """Notes a request; returns the call that notes its end."""
+        """Adds a request and returns the function that removes it."""
         self._by_id[key] = cancel
 
         def end() -> None:
-            # A client that used the id again meanwhile means the newer one when it cancels.
+            # If the client has reused the id, it means the newer request.
             if self._by_id.get(key) is cancel:
                 del self._by_id[key]
 
         return end
 
     def cancel(self, message: ClientMessage) -> None:
-        """Cancels what a `notifications/cancelled` names, if it is still pending."""
+        """Cancels the request named by `notifications/cancelled`, if it is still pending."""
         try:
             key = msgspec.json.decode(message.params["requestId"], type=str | int)
         except (KeyError, msgspec.ValidationError):
@@ -142,10 +142,10 @@ class Dispatcher:
     async def context(
         self, principal: Principal, project: Project, conversation: str, reader: ReaderKind = ReaderKind.MODEL
     ) -> ProjectRequest:
-        """The principal in this conversation: its session is found, or begun and durable from here on."""
+        """The principal in this conversation, with its session. A new session is stored first."""
         session = self._sessions.find(principal.name, conversation)
         if session is None:
-            # Nobody begins a session who lost the token on the way here.
+            # Raises if the token was revoked in the meantime: then no session may begin.
             principal.permission()
             session = await self._sessions.begin(principal.name, conversation)
         self._sessions.used(
@@ -156,7 +156,7 @@ class Dispatcher:
     async def answer(
         self, message: ClientMessage, era: Era, context: ProjectRequest, request: PendingRequest, notify: Notify
     ) -> Reply:
-        """The answer to a request. `subscriptions/listen` is not answered here: its answer is a stream."""
+        """The answer to any request except `subscriptions/listen`, whose answer is a stream."""
         if message.id is None:
             raise ValueError("a notification has no answer")
         session, interrupt = context.session, request.interrupt
@@ -186,7 +186,7 @@ class Dispatcher:
                 session.over(interrupt)
 
     def initialize(self, message: ClientMessage) -> Reply:
-        """The answer to `initialize`, which needs no context yet."""
+        """Answers `initialize`, which has no context yet."""
         request_id = message.id or b"null"
         try:
             return Reply(result_message(request_id, _initialize(message)))
@@ -197,7 +197,7 @@ class Dispatcher:
         match message.method:
             case "tools/list":
                 _refuse_cursor(message)
-                await context.project.wait_for_new_servers(_LISTING_WAITS)
+                await context.project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
                 return protocol.list_result(era, "tools", self._tools(context))
             case "prompts/list":
                 _refuse_cursor(message)
@@ -209,7 +209,7 @@ class Dispatcher:
                 _refuse_cursor(message)
                 return protocol.list_result(era, "resourceTemplates", b"[]")
             case "prompts/get" | "resources/read":
-                raise Rejected(ErrorCase.ARGUMENT, why="There is none: prompts and resources are not passed on yet")
+                raise Rejected(ErrorCase.ARGUMENT, why="Not found: prompts and resources are not supported yet")
             case "initialize" if era is Era.LEGACY:
                 return _initialize(message)
             case "ping" if era is Era.LEGACY:
@@ -238,11 +238,9 @@ class Dispatcher:
         except (KeyError, msgspec.ValidationError) as error:
             raise Rejected(ErrorCase.ARGUMENT, why="params.name must be the name of a tool") from error
         for key in params:
-            # `Arguments` beside `arguments`: readers that ignore case take the last, and it is not what we checked.
-            if key != "arguments" and key.casefold() in _READ_BY_US:
-                raise Rejected(
-                    ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; it is written in small letters"
-                )
+            # Given both `Arguments` and `arguments`, a case-insensitive reader may take the one that wasn't checked.
+            if key != "arguments" and key.casefold() in _OWN_PARAMS:
+                raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         token = message.meta.get("progressToken")
 
         def progress(report: dict[str, Any]) -> None:
@@ -259,7 +257,7 @@ class Dispatcher:
         )
         try:
             if name not in project.catalog:
-                await project.wait_for_new_servers(_CALL_WAITS)
+                await project.wait_for_new_servers(_CALL_WAIT_SECONDS)
             answer = (await self._door.call(context, request)).answer
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is ReaderKind.PROGRAM:
@@ -286,9 +284,9 @@ def _status_of(error: bytes, era: Era) -> int:
 
 
 def _refuse_cursor(message: ClientMessage) -> None:
-    """Lists come whole, so no cursor was ever handed out."""
+    """Lists aren't paginated, so every cursor is invalid."""
     if "cursor" in message.params and bytes(message.params["cursor"]) != b"null":
-        raise Rejected(ErrorCase.ARGUMENT, why="params.cursor is not one that was handed out here")
+        raise Rejected(ErrorCase.ARGUMENT, why="params.cursor is invalid: lists are not paginated")
 
 
 def _initialize(message: ClientMessage) -> bytes:

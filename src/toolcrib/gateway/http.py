@@ -1,9 +1,9 @@
 """The endpoint `/mcp`: HTTP requests of both protocol generations in, answers out.
 
-In: ASGI. Out: ASGI. Every request passes `auth` before anything is read of it; then the body decides the generation.
-`dispatcher` makes the answers, `streams` carries the long ones, and what a client has open ends with its agent or
-session. What legacy clients have open now is held by their session id; the session itself, which outlives connections
-and restarts, is in `identity.sessions`.
+In: ASGI. Out: ASGI. `auth` checks every request before its body is read; then the body decides the generation.
+`dispatcher` answers, and `streams` carries long answers. A client's open requests and streams end with its agent or
+session. For legacy clients they are kept here by session id; the session, which outlives connections and restarts, is
+in `identity.sessions`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from toolcrib.servers.model import MODERN_VERSION, Era
 
 
 class LegacyConnection:
-    """What the clients of one legacy session id have open."""
+    """Open requests and streams of one legacy session id."""
 
     __slots__ = ("id", "pending", "streams")
 
@@ -66,7 +66,7 @@ class LegacyConnections:
         return found
 
     def release(self, connection: LegacyConnection) -> None:
-        """Forgets it, unless something is still open in it."""
+        """Forgets the connection unless it still has open requests or streams."""
         if not connection.pending and not connection.streams:
             self._by_id.pop(connection.id, None)
 
@@ -77,7 +77,7 @@ class LegacyConnections:
 
 
 class _OpenStream(msgspec.Struct, frozen=True, eq=False):
-    """A stream of notices that a client holds open."""
+    """A notification stream that a client keeps open."""
 
     agent: str
     notice: bytes | None
@@ -89,14 +89,14 @@ class HttpGateway:
         self._sessions = crib.services.sessions
         self._dispatcher = Dispatcher(crib)
         self._auth = Authenticator(crib, owner_token=token, port=port)
-        # Kept, because asking for it costs a system call in some versions of Python.
+        # Cached: getting the loop costs a system call in some versions of Python.
         self._loop = asyncio.get_running_loop()
         self._legacy = LegacyConnections()
         self._streams: dict[SseResponse, _OpenStream] = {}
         self._unsubscribe = crib.bus.subscribe(self._permission_changed, PermissionChanged)
 
     def close(self) -> None:
-        """Ends every stream of notices and takes no more requests."""
+        """Ends every notification stream and refuses new requests."""
         self._auth.closed = True
         self._unsubscribe()
         for held in tuple(self._streams.values()):
@@ -108,7 +108,7 @@ class HttpGateway:
         try:
             admitted = self._auth.admit(scope)
         except Rejected as rejected:
-            # Nobody whom we do not know keeps a connection.
+            # An unauthenticated client doesn't keep its connection.
             reply = rejected.reply()
             await send_json(send, msgspec.structs.replace(reply, extra=(*reply.extra, (b"connection", b"close"))))
             return
@@ -131,7 +131,7 @@ class HttpGateway:
         check_post(admitted.headers)
         large = is_large(admitted.headers)
         if large:
-            # It is not even taken in before the agent's last one is read.
+            # The body isn't even received until the agent's previous one has been read.
             async with self._auth.reads.of(admitted.principal.name) as turn:
                 message = await turn.read(await read_body(admitted, receive, large=True))
         else:
@@ -150,7 +150,7 @@ class HttpGateway:
         if message.method == "subscriptions/listen":
             await self._listen(message, message.id, context, receive, send)
             return
-        # A modern client cancels by going away.
+        # A modern client cancels by disconnecting.
         request = PendingRequest(asyncio.current_task(self._loop), cancelled_by_leaving=True)
         await self._answer(message, Era.MODERN, context, request, receive, send)
 
@@ -181,7 +181,7 @@ class HttpGateway:
     async def _initialize(self, message: ClientMessage, admitted: AdmittedRequest, send: Send) -> None:
         reply = self._dispatcher.initialize(message)
         if reply.accepted:
-            # Who has nowhere to work must not get a session either.
+            # No session for an agent whose folder is missing or whose token was revoked.
             await self._auth.project(admitted.principal)
             admitted.principal.permission()
             session_id, _ = await self._sessions.begin_legacy(admitted.principal.name, admitted.label)
@@ -189,13 +189,13 @@ class HttpGateway:
         await send_json(send, reply)
 
     def _legacy_session(self, admitted: AdmittedRequest) -> tuple[str, str]:
-        """The session id that the request carries, and the conversation it belongs to."""
+        """The request's session id and the conversation it belongs to."""
         session_id = admitted.headers.get("mcp-session-id")
         if session_id is None:
             raise Rejected(ErrorCase.SESSION_MISSING)
         session = self._sessions.legacy(session_id, admitted.principal.name)
         if session is None:
-            # Who lost the token on the way here lost the session with it, and is told of the token.
+            # A token revoked in the meantime ends the session too: report the token, not the session.
             admitted.principal.permission()
             raise Rejected(ErrorCase.SESSION_UNKNOWN)
         return session_id, admitted.label or session.conversation
@@ -251,14 +251,14 @@ class HttpGateway:
         stream: SseResponse,
         context: ProjectRequest,
         notice: bytes | None,
-        last_word: bytes | None,
+        final_message: bytes | None,
         receive: Receive,
     ) -> None:
-        """Sends the notice on the stream whenever the client's tools changed, until either side ends it."""
+        """Sends the notice whenever the client's tools change, until either side ends the stream."""
 
         def hang_up() -> None:
-            if last_word is not None:
-                stream.put(last_word)
+            if final_message is not None:
+                stream.put(final_message)
             stream.close()
 
         unsubscribe = context.project.subscribe(lambda: stream.offer(notice)) if notice is not None else lambda: None
@@ -281,7 +281,7 @@ class HttpGateway:
             await asyncio.gather(writer, watcher, return_exceptions=True)
 
     def _permission_changed(self, event: Event) -> None:
-        """What the agent may use is what it sees: for its clients that is a change of the tools."""
+        """A changed permission changes the agent's tool list, so its clients get the notice."""
         if isinstance(event, PermissionChanged):
             for stream, held in self._streams.items():
                 if held.agent == event.agent and held.notice is not None:

@@ -1,15 +1,14 @@
-"""JSON-RPC messages at the gateway: a client's bytes in, a `ClientMessage`; an error or a result in, the reply's bytes.
+"""JSON-RPC messages at the gateway: a client's bytes → `ClientMessage`; an error or a result → the reply's bytes.
 
-Each case of `errors.ANSWERS` becomes an answer here: every other module of the gateway raises `Rejected`. Of a
-message the envelope is decoded, its params one level deep, everything below left raw. `dispatcher` is above;
-nothing is below but the JSON decoder.
+Other modules of the gateway raise `Rejected`; here each case of `errors.ANSWERS` becomes an answer. Only the envelope
+and the first level of params are decoded. Used by `dispatcher`; uses only the JSON decoder.
 
-Two parsers that disagree about one text are a hole: what we check must be what the server reads. So a text with
-duplicate keys, with bytes that are not UTF-8, or nested deeper than anything honest is refused here.
+Two parsers that disagree about a text are a vulnerability: the bytes that Toolcrib checks must mean the same to the
+server. So duplicate keys, invalid UTF-8 and extreme nesting are refused here.
 
-Parsers hold the interpreter, in a thread too. What they cost is the number of values far more than the number of
-bytes, so a large text is counted first, in small steps between which others go on, and each agent has one read at a
-time.
+Parsers hold the GIL, even in a thread, and their cost depends on the number of values far more than on the number of
+bytes. So the values of a large body are counted first, in small steps that let other tasks run, and each agent has
+one large read at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Rejected(Exception):
-    """A request that does not get what it asked for, and the reason."""
+    """A refused request, with the reason."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Rejected(Exception):
         self.extra = extra
 
     def status(self, era: Era | None) -> int:
-        """Where the protocol version is not known yet, the case has one status, or occurs with one generation alone."""
+        """Until the protocol version is known, the case's only status, or that of the generation it occurs in."""
         answer = ANSWERS[self.case]
         first, second = (answer.legacy, answer.modern) if era is Era.LEGACY else (answer.modern, answer.legacy)
         status = second if first is None else first
@@ -73,13 +72,13 @@ class Rejected(Exception):
 
 
 def error_reply(error: ToolcribError, era: Era | None = None, request_id: bytes = b"null") -> Reply:
-    """An error of ours as an error of JSON-RPC. Within a legacy session only the connection has a status."""
+    """A Toolcrib error as a JSON-RPC error. Legacy clients read a status other than 200 as a connection failure."""
     body = error_message(request_id, error.code, error.text(), error.data or None)
     return Reply(body, 200 if era is Era.LEGACY else error.http_status, accepted=False)
 
 
 def error_as_tool_result(error: ToolcribError) -> bytes:
-    """A failure that the model can do something about is a result, not a protocol error."""
+    """A failure that the model can act on is a tool result, not a protocol error."""
     text = error.text()
     if isinstance(error, InvalidArguments) and "schema" in error.data:
         text += f"\nThe tool's schema: {msgspec.json.encode(error.data['schema']).decode()}"
@@ -87,7 +86,7 @@ def error_as_tool_result(error: ToolcribError) -> bytes:
 
 
 def error_for_program(error: ToolcribError, request_id: bytes) -> Reply:
-    """With all that it takes to raise it again at the other end. The status is of HTTP, where nothing went wrong."""
+    """Carries everything the library needs to raise the error again. The HTTP status is 200: HTTP did not fail."""
     data = {**error.data, "remedy": error.remedy, "kind": type(error).__name__}
     return Reply(error_message(request_id, error.code, error.message, data), accepted=False)
 
@@ -110,28 +109,28 @@ def raw_error_message(request_id: bytes, error: bytes) -> bytes:
 MAX_BODY = 16 * 1024 * 1024
 MAX_DEPTH = 128
 MAX_VALUES = 131_072
-"""Objects, lists and what they hold: about a tenth of a second for any parser of ours."""
+"""Objects, lists and their members: about a tenth of a second for any parser used here."""
 MAX_DIGITS = 512
-"""Of an integer: making a number of digits costs the square of their count."""
-SMALL = 8 * 1024
-"""Bytes that are read at once, without being counted first."""
+"""In an integer: conversion time grows with the square of the number of digits."""
+SMALL_BODY = 8 * 1024
+"""Bytes up to which a body is read without counting its values first."""
 _STEP = 64 * 1024
-_QUICK = 8192
-"""Values that are read on the event loop: some milliseconds."""
-_PAUSE, _LONGEST_PAUSE = 3.0, 1.0
-"""An agent's next large text waits so many times as long as reading the last one took; in seconds at most."""
+_MAX_VALUES_ON_LOOP = 8192
+"""Values that may be read on the event loop: a few milliseconds."""
+_PAUSE_FACTOR, _MAX_PAUSE_SECONDS = 3.0, 1.0
+"""After a large read an agent pauses for this multiple of its duration, up to the maximum."""
 
 
 class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     id: bytes | None
-    """The id as it stood there, to be sent back byte for byte; None for a notification."""
+    """The id's original bytes, which the reply repeats; None for a notification."""
     params: Mapping[str, Raw]
     meta: Mapping[str, Any]
 
     @property
     def key(self) -> str | int:
-        """A request's id as a value: a cancellation names it so."""
+        """The decoded id, as a cancellation names it."""
         if self.id is None:
             raise ValueError("a notification has no id")
         key: str | int = _decode_id(self.id)
@@ -152,7 +151,7 @@ _decode_meta = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def read_message(body: bytes) -> ClientMessage:
-    """Raises `Rejected` for what is not one JSON-RPC request or notification."""
+    """Raises `Rejected` unless the body is a single JSON-RPC request or notification."""
     _refuse_ambiguous(body)
     try:
         envelope = _decode_envelope(body)
@@ -161,7 +160,7 @@ def read_message(body: bytes) -> ClientMessage:
             ErrorCase.ENVELOPE, why=f"The body must be a single JSON-RPC request or notification object: {error}"
         ) from error
     except msgspec.DecodeError as error:
-        # The first reading lets half a surrogate pair pass; no UTF-8 text can hold what it stands for.
+        # `json` accepts half a surrogate pair, but UTF-8 cannot encode it.
         raise Rejected(ErrorCase.MALFORMED, why="a \\u escape is half of a surrogate pair") from error
     request_id = bytes(envelope.id) or None
     if request_id is not None and request_id[:1] != b'"' and not request_id.lstrip(b"-").isdigit():
@@ -183,7 +182,7 @@ def read_message(body: bytes) -> ClientMessage:
 
 
 class ReadLimiter:
-    """One large text per agent at a time, with a pause after each: nobody takes all of the interpreter's time."""
+    """One large read per agent at a time, with a pause after each, so that no agent monopolizes the interpreter."""
 
     def __init__(self) -> None:
         self._turns: dict[str, _AgentLimit] = {}
@@ -212,34 +211,34 @@ class _AgentLimit:
         began = time.monotonic()
         try:
             values = await count_values(body)
-            if values <= _QUICK and len(body) <= _STEP:
+            if values <= _MAX_VALUES_ON_LOOP and len(body) <= _STEP:
                 return read_message(body)
             return await asyncio.to_thread(read_message, body)
         finally:
             now = time.monotonic()
-            self.rests_until = now + min(_LONGEST_PAUSE, _PAUSE * (now - began))
+            self.rests_until = now + min(_MAX_PAUSE_SECONDS, _PAUSE_FACTOR * (now - began))
 
 
 async def read_limited(body: bytes, agent: str, turns: ReadLimiter) -> ClientMessage:
-    """The same; a text that is not small takes the agent's turn, and others need not wait for it."""
-    if len(body) <= SMALL:
+    """`read_message`, but a large body waits for the agent's turn without blocking others."""
+    if len(body) <= SMALL_BODY:
         return read_message(body)
     async with turns.of(agent) as turn:
         return await turn.read(body)
 
 
 async def count_values(text: bytes) -> int:
-    """Raises `Rejected` for a text of more values, or levels, than are read."""
-    weight = ValueCounter()
+    """Raises `Rejected` for too many values or levels."""
+    counter = ValueCounter()
     for start in range(0, len(text), _STEP):
         if start:
             await asyncio.sleep(0)
-        weight.add(text[start : start + _STEP])
-        if weight.deepest > MAX_DEPTH:
+        counter.add(text[start : start + _STEP])
+        if counter.deepest > MAX_DEPTH:
             raise _too_deep()
-        if weight.values > MAX_VALUES:
+        if counter.values > MAX_VALUES:
             raise Rejected(ErrorCase.TOO_LARGE, most=f"{MAX_VALUES} values")
-    return weight.values
+    return counter.values
 
 
 def _too_deep() -> Rejected:
@@ -262,23 +261,23 @@ def _refuse_ambiguous(body: bytes) -> None:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Rejected(ErrorCase.MALFORMED, why=f"the key {_twice(pairs)[:80]!r} stands twice in one object")
+        raise Rejected(ErrorCase.MALFORMED, why=f"the key {_duplicate(pairs)[:80]!r} appears twice in one object")
     return found
 
 
-def _twice(pairs: list[tuple[str, Any]]) -> str:
+def _duplicate(pairs: list[tuple[str, Any]]) -> str:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
             return name
         seen.add(name)
-    raise ValueError("no key stands twice")
+    raise ValueError("no key appears twice")
 
 
 def _no_long_integer(digits: str) -> None:

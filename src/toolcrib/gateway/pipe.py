@@ -1,8 +1,7 @@
-"""A client over a pipe of lines: what `toolcrib stdio` passes on from a client's stdin.
+"""The bridge's pipe: the messages that `toolcrib stdio` forwards from a client's stdin.
 
-In: JSON messages, one a line, from a stream. Out: answers and notices, one a line, on the same stream. The client's
-first request decides which generation of MCP it speaks, as over any stdio connection; `dispatcher` makes the answers,
-as for HTTP.
+In: JSON messages, one per line. Out: answers and notifications, one per line, on the same stream. As on any stdio
+connection, the client's first request decides the protocol generation. `dispatcher` answers, as it does for HTTP.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from toolcrib.servers.wire import on_one_line
 
 log = logging.getLogger(__name__)
 
-_UNREAD = 1024 * 1024
-_LAST_ANSWERS = 5.0
-"""Seconds that calls may still take after their client closed its end."""
+_MAX_UNREAD_BYTES = 1024 * 1024
+_CLOSE_TIMEOUT = 5.0
+"""Seconds that pending calls get after the client has closed its end."""
 
 
 class PipeConnection:
-    """One connection, from its first line to its last, or to the end of its agent."""
+    """One connection, until the client closes it or its agent ends."""
 
     def __init__(
         self,
@@ -55,17 +54,17 @@ class PipeConnection:
         self._writer = writer
         self._era: Era | None = None
         self._initialized = False
-        """A legacy client wants to hear nothing unasked before it said so."""
+        """A legacy client must not get notifications before it has sent `notifications/initialized`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[str | int, bytes] = {}
-        """Modern subscriptions by the id of their request: the notice that each gets."""
+        """Modern subscriptions: the notification to send, by the request's id."""
         self._serving: asyncio.Task[None] | None = None
         self._dismissed = False
-        """Whether the agent has ended; then nothing more is read."""
+        """Whether the agent has ended, so reading stops."""
 
     async def serve(self) -> None:
         self._serving = asyncio.current_task()
-        quiet = [
+        subscriptions = [
             self._project.subscribe(self._announce_change),
             self._crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded),
         ]
@@ -75,15 +74,15 @@ class PipeConnection:
                     await self._take(line)
                 await self._writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            log.info("the bridge of %s went away", self._conversation)
+            log.info("the bridge of %s disconnected", self._conversation)
         except asyncio.CancelledError:
             if not self._dismissed or self._serving is None:
-                # The daemon stops: it waits neither for answers nor for a client that does not read.
+                # The daemon is stopping. It doesn't wait for answers or for a client that doesn't read.
                 self._abort()
                 raise
             self._serving.uncancel()
         finally:
-            for unsubscribe in quiet:
+            for unsubscribe in subscriptions:
                 unsubscribe()
             await self._end()
 
@@ -101,7 +100,7 @@ class PipeConnection:
             return rest.partial
         except asyncio.LimitOverrunError:
             self._send(Rejected(ErrorCase.MALFORMED, why="the message is too large").reply().body)
-            raise ConnectionError("a message over the limit") from None
+            raise ConnectionError("message too large") from None
 
     async def _take(self, line: bytes) -> None:
         try:
@@ -121,12 +120,12 @@ class PipeConnection:
     def _decide_era(self, message: ClientMessage) -> None:
         if message.id is None:
             return
-        said = Era.MODERN if protocol.VERSION_KEY in message.meta and message.method != "initialize" else Era.LEGACY
+        claimed = Era.MODERN if protocol.VERSION_KEY in message.meta and message.method != "initialize" else Era.LEGACY
         if self._era is None:
-            self._era = said
+            self._era = claimed
         elif self._era is Era.MODERN and message.method == "initialize":
             raise protocol.unsupported_version(protocol.LEGACY_VERSIONS[-1], message.id)
-        elif self._era is Era.LEGACY and said is Era.MODERN:
+        elif self._era is Era.LEGACY and claimed is Era.MODERN:
             raise Rejected(ErrorCase.ENVELOPE, why="This connection began with initialize", id=message.id)
 
     def _notified(self, message: ClientMessage) -> None:
@@ -156,7 +155,7 @@ class PipeConnection:
             log.exception("%s failed", message.method)
             reply = Rejected(ErrorCase.FAILED).reply(era, request_id)
         if request.stopped is ErrorCase.CANCELLED:
-            # Over a pipe nobody waits for the answer to a request that was cancelled.
+            # Over a pipe, a cancelled request gets no answer.
             return
         request.over = True
         self._send(reply.body)
@@ -184,8 +183,8 @@ class PipeConnection:
             self._send(notice)
 
     def _report(self, message: bytes) -> None:
-        """Progress. What a client does not read in time is not kept for it."""
-        if self._writer.transport.get_write_buffer_size() < _UNREAD:
+        """Sends progress, or drops it if the client reads too slowly."""
+        if self._writer.transport.get_write_buffer_size() < _MAX_UNREAD_BYTES:
             self._send(message)
 
     def _send(self, message: bytes) -> None:
@@ -198,9 +197,9 @@ class PipeConnection:
         self._writer.transport.abort()
 
     async def _end(self) -> None:
-        """The client closed its end: what it asked for may still be answered for a moment, then all is over."""
+        """Gives pending requests a moment to finish, then closes the connection."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_ANSWERS)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

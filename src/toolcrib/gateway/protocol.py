@@ -1,10 +1,9 @@
-"""The two generations of MCP as a client sees them: versions, header rules, what results and notices look like.
+"""The two generations of MCP as a client sees them: versions, header rules, the form of results and notifications.
 
-In: a decoded message and its HTTP headers. Out: the `Era` it belongs to, or the rejection that the specification
-asks for; results and the messages of `subscriptions/listen`. Pure functions; `dispatcher`, `http` and `pipe` are
-above.
+In: a decoded message and its HTTP headers. Out: its `Era`, or the rejection that the specification requires; results
+and the messages of `subscriptions/listen`. Pure functions, used by `dispatcher`, `http` and `pipe`.
 
-Modern (2026-07-28): stateless, each request says who and what it is in `_meta` and, over HTTP, again in headers.
+Modern (2026-07-28): stateless; each request describes itself in `_meta` and, over HTTP, again in headers.
 Legacy (up to 2025-11-25): `initialize`, a session id, a stream opened with GET.
 """
 
@@ -36,7 +35,7 @@ from toolcrib.servers.wire import result_type
 
 LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ASSUMED_LEGACY_VERSION = "2025-03-26"
-"""What a legacy request without a version header speaks, as the specification says."""
+"""The version of a legacy request without a version header, per the specification."""
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
@@ -64,11 +63,11 @@ HTTP_STATUS = {
     MISSING_CAPABILITY: 400,
     METHOD_NOT_FOUND: 404,
 }
-"""The status of a modern answer that passes on a server's error with this code; others are 200."""
+"""The status of a modern answer that forwards a server's error with this code; 200 for other codes."""
 
 
 def era_of(message: ClientMessage, version_header: str | None) -> Era:
-    """The body decides; the header only where the body says nothing."""
+    """The body decides; the header counts only if the body is silent."""
     if VERSION_KEY in message.meta:
         return Era.MODERN
     if message.method == "initialize":
@@ -77,7 +76,7 @@ def era_of(message: ClientMessage, version_header: str | None) -> Era:
 
 
 def check_modern(message: ClientMessage, headers: Mapping[str, str] | None) -> None:
-    """The ladder of a modern request; the first rung that fails is the answer. Over a pipe there are no headers."""
+    """Checks a modern request; the first failed check is the answer. A pipe has no headers."""
     request_id = message.id or b"null"
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
     if missing:
@@ -108,14 +107,14 @@ def _check_headers(message: ClientMessage, version: Any, headers: Mapping[str, s
         try:
             named = _decode_text(message.params[key])
         except msgspec.ValidationError:
-            # What is no string has no header to match, and is refused by whoever needs a name.
+            # Without a string there is no header to match; the method itself refuses the name.
             return
         if decode_header(headers.get("mcp-name")) != named:
             raise mismatch("Mcp-Name", f"params.{key}")
 
 
 def decode_header(value: str | None) -> str | None:
-    """A header's value, freed of the base64 wrapping that anything but plain ASCII travels in."""
+    """A header's value without the base64 wrapping used for non-ASCII text."""
     wrapped = _SENTINEL.fullmatch(value or "")
     if wrapped is None:
         return value
@@ -129,7 +128,7 @@ def decode_header(value: str | None) -> str | None:
 
 
 def forwarded_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The caller's `_meta` without what belongs to its own connection."""
+    """The caller's `_meta` without the keys about its own connection."""
     if not meta:
         return meta
     return {key: value for key, value in meta.items() if key not in _CONNECTION_KEYS}
@@ -139,7 +138,7 @@ _STAMP = msgspec.json.encode({SERVER_INFO_KEY: SERVER_INFO})
 
 
 def list_result(era: Era, key: str, array: bytes) -> bytes:
-    """A list result. What an agent sees depends on its credential and may change at once: private, no time to live."""
+    """A list result. It depends on the agent and may change at any time, so it is private with no time to live."""
     if era is Era.LEGACY:
         return b'{"%b":%b}' % (key.encode(), array)
     return b'{"resultType":"complete","%b":%b,"ttlMs":0,"cacheScope":"private","_meta":%b}' % (
@@ -150,7 +149,7 @@ def list_result(era: Era, key: str, array: bytes) -> bytes:
 
 
 def own_result(era: Era, result: Mapping[str, Any]) -> bytes:
-    """A result of our own making."""
+    """A result that Toolcrib itself creates."""
     if era is Era.LEGACY:
         return msgspec.json.encode(result)
     meta = {SERVER_INFO_KEY: SERVER_INFO, **result.get("_meta", {})}
@@ -158,12 +157,12 @@ def own_result(era: Era, result: Mapping[str, Any]) -> bytes:
 
 
 def tool_result(result: bytes, *, client: Era) -> bytes:
-    """A server's result for a client: a modern one must be given the result's type, and a result without one is
-    complete. Servers of the legacy era never give it, some modern ones forget it."""
+    """A server's result for a client. Modern clients need a `resultType`; a result without one is complete. Legacy
+    servers never send it, and some modern ones forget it."""
     if client is Era.LEGACY or result_type(result):
         return result
     if b'"resultType"' in result:
-        # Perhaps as a key with null, or a number, and a second one would make the result ambiguous.
+        # It may be a key with null or a number: replace it, since a second one would make the result ambiguous.
         with contextlib.suppress(msgspec.MsgspecError):
             fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
             return msgspec.json.encode({**fields, "resultType": "complete"})
@@ -177,7 +176,7 @@ def wants_tool_changes(message: ClientMessage) -> bool:
     except (KeyError, msgspec.ValidationError) as error:
         raise Rejected(
             ErrorCase.ARGUMENT,
-            why="params.notifications must be an object that names what to hear of",
+            why="params.notifications must be an object that names the notifications to receive",
             id=message.id or b"null",
         ) from error
     return wanted.get("toolsListChanged") is True
@@ -199,5 +198,5 @@ def listen_notice(request_id: bytes) -> bytes:
 
 
 def listen_ended(request_id: bytes) -> bytes:
-    """The last message of a stream that we end on purpose."""
+    """The last message of a stream that the gateway ends."""
     return result_message(request_id, own_result(Era.MODERN, {"_meta": _tag(request_id)}))

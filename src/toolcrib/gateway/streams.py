@@ -1,7 +1,7 @@
-"""Answers that take time: a POST whose answer may become a stream, and streams that only carry notices.
+"""Slow answers: a POST whose answer may become a stream, and streams that carry only notifications.
 
-In: an ASGI exchange. Out: `application/json` where the answer is all there is to say, `text/event-stream` where there
-is something to say before it (progress, or a sign of life). `http` is above.
+In: an ASGI exchange. Out: `application/json` if there is only the answer, `text/event-stream` if something precedes it
+(progress or a keep-alive). Used by `http`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Send = Callable[[Any], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 KEEPALIVE_SECONDS = 15.0
-"""Seconds of silence after which a stream says that it still lives; clients' own limits are longer."""
+"""Seconds of silence before a keep-alive; clients time out later than this."""
 _WATCH_AFTER = 0.05
-"""Most calls are over by then and need no watcher."""
+"""Seconds. Most calls finish earlier and need no watcher."""
 
 _EVENT_STREAM: Headers = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-_UNREAD = 256
+_MAX_UNREAD_EVENTS = 256
 _PING = b": still here\n\n"
 
 
@@ -44,13 +44,13 @@ async def send_json(send: Send, reply: Reply) -> None:
 
 
 async def until_disconnected(receive: Receive) -> None:
-    """Returns when the client closed its connection (or the answer was sent)."""
+    """Returns when the client has closed its connection (or the answer was sent)."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class SseResponse:
-    """Sends events in the order they were put, and a sign of life in between, until it is closed."""
+    """Sends events in order, with keep-alives in between, until it is closed."""
 
     def __init__(self, send: Send, extra: Headers = ()) -> None:
         self._send = send
@@ -64,9 +64,9 @@ class SseResponse:
         self._wake.set()
 
     def offer(self, message: bytes) -> None:
-        """A notice. What a client does not read in time is not kept for it, and nothing is said twice in a row."""
+        """Queues a notification unless it repeats the last one or the client reads too slowly."""
         ready = event(message)
-        if len(self._waiting) < _UNREAD and self._waiting[-1:] != [ready]:
+        if len(self._waiting) < _MAX_UNREAD_EVENTS and self._waiting[-1:] != [ready]:
             self._waiting.append(ready)
             self._wake.set()
 
@@ -92,7 +92,7 @@ class SseResponse:
 
 
 class PostExchange:
-    """One POST on its way. It costs a timer; tasks are begun only for calls that take their time."""
+    """One POST being answered. A quick call costs only a timer; tasks start only for slow ones."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send, request: PendingRequest) -> None:
         self._receive = receive
@@ -123,7 +123,7 @@ class PostExchange:
         return self._stream
 
     async def finish(self, reply: Reply) -> None:
-        """Sends the answer, if somebody waits for it, and ends what was begun for the exchange."""
+        """Sends the answer if the client is still connected, and stops the exchange's timer and tasks."""
         self._request.over = True
         self._timer.cancel()
         if self._watcher is not None:

@@ -340,7 +340,7 @@ class SessionRegistry:
     def _evict(self, session: Session | None, full: str) -> None:
         if session is None:
             raise TooManySessions(
-                f"{full} sessions at work.", remedy="Wait for some to end, or end some: `toolcrib sessions`."
+                f"{full} active sessions.", remedy="Wait for some to end, or end some: `toolcrib sessions`."
             )
         self._forget(session)
 

@@ -1,7 +1,7 @@
-"""Where a URL leads, straight or by way of a proxy.
+"""A URL, and the proxy for it if there is one → where to connect.
 
-In: a URL and the proxy for it. Out: an `Address`: what to connect to, and what stands in a request's first lines.
-`post_client` is the user.
+In: a URL and its proxy. Out: an `Address`: the host to connect to, and the first lines of a request. Used by
+`post_client`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ _IN_QUERY = _IN_PATH + "?"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """Where a URL leads: what to connect to, and what stands in the request's first lines."""
-
     tls: bool
     host: str
     port: int
@@ -25,7 +23,7 @@ class Address:
     authority: bytes
     proxy: str | None = None
     head: bytes = b""
-    """Header lines that belong to the way there."""
+    """Header lines for the proxy."""
 
     @classmethod
     def of(cls, url: str, proxy: str | None) -> Address:
@@ -40,7 +38,7 @@ class Address:
         path = quote(parts.path or "/", safe=_IN_PATH)
         if parts.query:
             path += f"?{quote(parts.query, safe=_IN_QUERY)}"
-        # A proxy that only forwards wants to be told the whole address; through a tunnel it is as if there were none.
+        # A forwarding proxy needs the absolute URL. Through a tunnel (TLS) it must not see one.
         forwarded = proxy is not None and not tls
         target = f"http://{authority}{path}" if forwarded else path
         return cls(
@@ -59,7 +57,7 @@ class Address:
 
     @property
     def tunnel(self) -> bytes:
-        """What a proxy is asked to connect us to."""
+        """The target of a CONNECT request to the proxy."""
         return f"{_bracketed(self.host)}:{self.port}".encode("ascii")
 
 
@@ -68,7 +66,7 @@ def _bracketed(host: str) -> str:
 
 
 def proxy_authorization(proxy: str) -> bytes:
-    """The header line that a proxy's user and password come to; empty where there are none."""
+    """The header line with the proxy's user and password; empty if its URL has none."""
     parts = urlsplit(proxy)
     if parts.username is None:
         return b""

@@ -1,10 +1,10 @@
-"""What a server's process gets to see of our environment.
+"""The environment variables of a server's process.
 
-In: our environment and a server's configuration. Out: the child's environment, with which `stdio` starts it.
+In: our environment and a server's configuration. Out: the environment that `stdio` starts the process with.
 
-A child inherits an allow-list only, for our own environment may hold the keys of every other server:
-who and where the user is, locale, temporary and XDG folders, and what a machine needs to reach the network at all
-(proxies, certificate stores). A proxy address that holds a password is left out: name it in the server's `env`.
+A child inherits only an allow-list, because our environment may hold the keys of every other server: user and home,
+locale, temporary and XDG folders, and network settings (proxies, certificate stores). A proxy URL with a password is
+left out; set it in the server's `env`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 MARKER = "TOOLCRIB_CHILD"
-"""Set in every child, so that whatever it starts can be found again."""
+"""Set in every child, so that all its descendants can be found."""
 
 _ALLOWED = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP"}
@@ -28,7 +28,7 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 
 
 def child_environment(env: Mapping[str, str], environ: Mapping[str, str], marker: str) -> dict[str, str]:
-    """`env` is the server's own."""
+    """`env` is the server's configured environment."""
     inherited = {name: value for name, value in environ.items() if inherits(name, value)}
     if "PATH" in inherited:
         inherited["PATH"] = _absolute(inherited["PATH"])
@@ -36,7 +36,7 @@ def child_environment(env: Mapping[str, str], environ: Mapping[str, str], marker
 
 
 def _absolute(path: str) -> str:
-    """Without relative folders, which would be looked for where the server starts. An empty one means that, too."""
+    """Drops relative and empty entries, which would be searched in the server's start folder."""
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep))) or os.defpath
 
 

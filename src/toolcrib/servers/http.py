@@ -1,9 +1,8 @@
-"""Streamable HTTP: pooled POSTs of our own for calls and lists; the SDK for negotiation and standing streams.
+"""Streamable HTTP: our own pooled POSTs for calls and lists; the SDK for negotiation and long-lived streams.
 
-In: a server's address and headers. Out: `open_http`, an `HttpLink`. Each request is one POST, answered by JSON or by a
-stream of events; a stream that breaks off is taken up again where the server gave its events numbers.
-Legacy servers know us by a session id; modern ones read who and what from each request's headers.
-Neighbours: `web` (connections), `wire` (events), `sdk`.
+In: a server's address and headers. Out: `open_http`, an `HttpLink`. Each request is one POST, answered with JSON or an
+event stream. A broken stream is resumed if its events have ids. Legacy servers identify us by a session id; modern ones
+by each request's headers. Neighbours: `web` (connections), `wire` (events), `sdk`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import HANDED_ON, Peer, ServerLink, SessionExpired
+from toolcrib.servers.link import FORWARD_COST, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _JSON_AND_EVENTS = b"Accept: application/json, text/event-stream\r\n"
 _OURS = frozenset({"accept", "content-type", "content-length", "mcp-protocol-version", "mcp-session-id", "mcp-method"})
-"""Headers that no configuration can set: they would stand there twice."""
+"""Headers that we set; a configured value would appear twice."""
 _RESUMES = 10
 _RESUME_AFTER = 1.0
 _DRAIN = 1.0
@@ -47,9 +46,9 @@ _FORGOTTEN = re.compile(
     r"|invalid or (?:missing|expired) session(?: id)?|session not found|server not initialized"
     r"|mcp-session-id header is required)\.?"
 )
-"""How the SDKs refuse a request before anything has read it. The whole text: a tool may speak of sessions, too."""
-_EARS_OPEN = 2.0
-"""Seconds after which the tools are listed once more, for what changed before we could hear of it."""
+"""How SDKs reject an unknown session before running anything. Must match the whole text: tools may mention sessions."""
+_RELIST_AFTER = 2.0
+"""Seconds until the tools are listed again, for changes before the notification stream was open."""
 
 
 class HttpLink(ServerLink):
@@ -76,7 +75,7 @@ class HttpLink(ServerLink):
         self._in_flight = 0
 
     def negotiated(self, peer: Peer, session_id: str | None, session: SdkSession) -> None:
-        """Negotiation is through: from here on requests can be made."""
+        """Stores the result of negotiation. Requests are possible from now on."""
         self._peer = peer
         self._sdk_session = session
         self._session_id = session_id if peer.era is Era.LEGACY else None
@@ -90,7 +89,7 @@ class HttpLink(ServerLink):
         self._head = web.head_lines(headers)
 
     async def say_goodbye(self) -> None:
-        """Ends a legacy session on the far side, unless calls still run in it."""
+        """Ends a legacy session on the server, unless calls still run in it."""
         if self._session_id is None or self._in_flight or self.lost.done():
             return
         with contextlib.suppress(OSError):
@@ -102,7 +101,7 @@ class HttpLink(ServerLink):
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
     ) -> ServerAnswer:
         self._in_flight += 1
-        # Held by each call too: a call outlives the link that it began on.
+        # Each call holds the lease too, because a call can outlive its link.
         self._lease.hold()
         try:
             return await self._ask(request_id, body, self._request_head(method, params, headers))
@@ -116,7 +115,7 @@ class HttpLink(ServerLink):
             try:
                 answer = await self._read(request_id, response)
             except BaseException:
-                # Closing the stream is how a modern server learns that nobody waits.
+                # Closing the stream cancels the request on a modern server.
                 response.close()
                 raise
             self._let_go(response)
@@ -141,7 +140,7 @@ class HttpLink(ServerLink):
         return b"%b%bMcp-Method: %b\r\n%b%b" % (self._head, _JSON_AND_EVENTS, method.encode(), name.encode(), marked)
 
     async def _post(self, body: bytes, head: bytes) -> post_client.PostResponse:
-        for _ in range(web.MOST_REDIRECTS):
+        for _ in range(web.MAX_REDIRECTS):
             response = await self._client.request(b"POST", self._address, head, body, limit=self._limit)
             if response.status not in web.REDIRECTS:
                 return response
@@ -151,12 +150,12 @@ class HttpLink(ServerLink):
                 break
             self._url = target
             self._address = Address.of(target, self._proxy)
-        raise self.unavailable(f"{web.shown_url(self._url)} sends us elsewhere. The call did not run.")
+        raise self.unavailable(f"{web.shown_url(self._url)} redirects to another address. The call did not run.")
 
     async def _read(self, request_id: str, response: post_client.PostResponse) -> ServerAnswer:
         kind = response.content_type
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise self._violation("it is compressed, though nobody asked for that")
+            raise self._violation("it is compressed, which was not requested")
         if response.status >= 400 or response.status in web.REDIRECTS:
             return await self._refused(response)
         if kind == "application/json":
@@ -172,11 +171,11 @@ class HttpLink(ServerLink):
             raise self._violation(str(error)) from None
         answer = envelope.answer()
         if answer is None or envelope.id not in (request_id, None, UNSET):
-            raise self._violation("it answers no request of ours")
+            raise self._violation("it does not match a request")
         return answer
 
     async def _streamed(self, request_id: str, response: post_client.PostResponse) -> ServerAnswer:
-        """Reads events until the answer; where the stream ends before, takes it up again if it can be."""
+        """Reads events until the answer. Resumes a stream that ends early, if possible."""
         last = _Position()
         answer = await self._listen(request_id, response, last)
         for _ in range(_RESUMES):
@@ -194,7 +193,7 @@ class HttpLink(ServerLink):
     async def _listen(
         self, request_id: str, response: post_client.PostResponse, last: _Position
     ) -> ServerAnswer | None:
-        """Reads one stream to its end or to the answer."""
+        """Reads one stream until the answer or its end."""
         stream = SseParser(limit=self._limit)
         answer: ServerAnswer | None = None
 
@@ -228,7 +227,7 @@ class HttpLink(ServerLink):
             yield response
 
     def _heard(self, request_id: str, message: bytes) -> ServerAnswer | None:
-        """One message of a request's stream: the answer, or something on the way to it."""
+        """Handles one message of a request's stream. Returns the answer if it is one."""
         self.last_seen = time.time()
         try:
             envelope = wire.decode(message)
@@ -239,54 +238,54 @@ class HttpLink(ServerLink):
         if envelope.id is UNSET:
             self.notice(envelope.method, wire.params_object(envelope.params))
         elif self._sdk_session is not None:
-            self.budget.charge(HANDED_ON)
+            self.budget.charge(FORWARD_COST)
             self._sdk_session.feed(message)
         return None
 
     async def _refused(self, response: post_client.PostResponse) -> ServerAnswer:
-        """An HTTP status that is no success: an error of the protocol in its body, or none."""
+        """Handles an error status, whose body may hold a JSON-RPC error."""
         status = response.status
         error = _protocol_error(await response.read())
         if self._session_id and _forgot_session(status, error):
             self.expire_session()
-            raise SessionExpired(f"Server '{self.name}': it has forgotten our session. The call did not run.")
+            raise SessionExpired(f"Server '{self.name}': it no longer knows our session. The call did not run.")
         if status == 401 and await asyncio.to_thread(has_new_token, self._config):
             self.expire_session()
-            raise SessionExpired(f"Server '{self.name}': its token was replaced meanwhile. The call did not run.")
+            raise SessionExpired(f"Server '{self.name}': its token has been replaced. The call did not run.")
         if error is not None and status != 401:
             return ServerAnswer(error=error)
         self.last_error = explain_status(status, self._url)
         raise self.unavailable(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
 
     def _let_go(self, response: post_client.PostResponse) -> None:
-        """Gives the connection back. A stream's last bytes may still be under way: nobody waits for them here."""
+        """Releases the connection. The caller does not wait for a stream's last bytes."""
         if response.complete:
             response.release()
         else:
             self._in_background(_drain(response))
 
     def _abandon(self, request_id: str, reason: str) -> None:
-        """Legacy servers want to be told; for modern ones the closed stream says it."""
+        """Notifies a legacy server; closing the stream is enough for a modern one."""
         if self.peer.era is Era.LEGACY and not self.lost.done():
-            self._in_background(self._tell_cancelled(request_id, reason))
+            self._in_background(self._send_cancelled(request_id, reason))
 
-    async def _tell_cancelled(self, request_id: str, reason: str) -> None:
+    async def _send_cancelled(self, request_id: str, reason: str) -> None:
         try:
             async with asyncio.timeout(_CANCEL):
                 with await self._post(wire.cancelled(request_id, reason), self._head + _JSON_AND_EVENTS) as response:
                     await response.read()
         except (OSError, ServerUnavailable) as error:
-            log.debug("%s: the cancellation did not get through: %s", self.name, type(error).__name__)
+            log.debug("%s: could not send the cancellation: %s", self.name, type(error).__name__)
 
     def _violation(self, why: str) -> ProtocolViolation:
         return ProtocolViolation(
-            f"Server '{self.name}' gave an answer that is not MCP: {why}. The call may have run.",
+            f"Server '{self.name}' sent an invalid MCP answer: {why}. The call may have run.",
             remedy="Check that the server's address is its MCP endpoint.",
         )
 
 
 class _Position:
-    """How far a stream of events was read, and how long to wait before reading on."""
+    """The position in an event stream, and how long to wait before resuming."""
 
     def __init__(self) -> None:
         self.id: str | None = None
@@ -313,9 +312,9 @@ def _protocol_error(body: bytes) -> bytes | None:
 
 
 def _forgot_session(status: int, error: bytes | None) -> bool:
-    """404 by the specification; many servers made after the TypeScript SDK's example say 400 and these very words.
+    """404 by the specification. Many servers based on the TypeScript SDK's example send 400 with one of these texts.
 
-    The call is made again after this, so whatever else stands in an error is an answer: the call may have run.
+    The call is repeated after this, so any other error counts as an answer: the call may have run.
     """
     if error is None:
         return status == 404
@@ -357,9 +356,9 @@ async def open_http(
                 peer = await _negotiate(session, known, probe_limit, observer, check, config)
                 link.negotiated(peer, observer.session_id, session)
                 observer.on_unreachable = link.lose
-                # A legacy server tells of changes on a stream that opens some time after we first listed.
+                # A legacy server announces changes on a stream that opens some time after our first list.
                 if link.peer.era is Era.LEGACY and link.peer.announces_changes:
-                    late = asyncio.get_running_loop().call_later(_EARS_OPEN, on_tools_changed)
+                    late = asyncio.get_running_loop().call_later(_RELIST_AFTER, on_tools_changed)
                 yield link, session
         finally:
             if late is not None:
@@ -376,7 +375,7 @@ async def _negotiate(
     check: Callable[[], None],
     config: ServerConfig,
 ) -> Peer:
-    """The SDK's words for an HTTP failure are thin; what the observer saw says more."""
+    """Replaces the SDK's vague HTTP errors by what the observer saw."""
     try:
         return await session.negotiate(known=known, probe_limit=probe_limit)
     except ServerUnavailable:

@@ -1,13 +1,13 @@
-"""One live connection, whatever carries it: the seam between a transport and `server`.
+"""One live connection over any transport: the interface between a transport and `server`.
 
-In: requests as method and params. Out: answers as raw bytes; progress; the news that tools changed or that the
-connection is lost. A transport is an async context manager that yields a `ServerLink`: `stdio`, `websocket` and `sse`
-yield a `PipeLink`, `http` an `HttpLink`. `server` uses it. Each link has an `InputBudget`: how much of the
-event loop's time the server may take with what it was not asked for, before it is read more slowly, and ended.
+In: requests as method and params. Out: answers as raw bytes; progress; notice that the tools changed or the connection
+is lost. A transport is an async context manager that yields a `ServerLink`: `stdio`, `websocket` and `sse` yield a
+`PipeLink`, `http` an `HttpLink`. `server` uses it. Each link has an `InputBudget`: how much event loop time the server
+may use with unrequested input before it is throttled, and finally disconnected.
 
-A `PipeLink` gets whole messages from the far side (`receive`) and finds the answers to our requests by their id. What
-is not ours goes to the SDK's half of the connection (`sdk.SdkSession`): answers to its own requests, requests of the
-server, news about subscriptions. All else that a server says unasked is dropped.
+A `PipeLink` receives whole messages (`receive`) and matches answers to our requests by id. Everything for the SDK's
+half of the connection goes to `sdk.SdkSession`: answers to its requests, requests from the server, subscription events.
+Other unrequested messages are dropped.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from toolcrib.servers.model import Era, OnProgress, ServerAnswer
 from toolcrib.servers.wire import TooLarge
 
 PIECE = 4096
-"""Bytes that are taken in at a stretch: some milliseconds, whatever stands in them."""
+"""Bytes processed at once: a few milliseconds, whatever their content."""
 SHARE = 0.1
-"""The part of the event loop's time above which reading pauses."""
+"""The share of event loop time above which reading pauses."""
 _STRETCH = 0.005
-"""Seconds of it that a server may take at once, without a pause."""
+"""Seconds of it that a server may use at once without a pause."""
 _LASTING = 0.05
-"""The part that a server may take for as long as it runs."""
-MOST = 0.5
-"""Seconds beyond that part after which the server is ended: some ten seconds of flooding."""
-HANDED_ON = 0.0003
-"""What a message costs others: the SDK that answers a request, the client that is told of progress."""
-ENDED = "It was ended because it floods us: it sends much more than it is asked for."
+"""The share that a server may use permanently."""
+MAX_FLOOD = 0.5
+"""Seconds beyond that share after which the server is disconnected: about ten seconds of flooding."""
+FORWARD_COST = 0.0003
+"""Seconds that a forwarded message costs elsewhere: in the SDK for a request, in a client for progress."""
+FLOOD_REASON = "It was stopped because it sends far more than was requested."
 
 
 class InputBudget:
     def __init__(self, end: Callable[[str], None]) -> None:
-        """`end` gets the reason why the server is not listened to any more."""
+        """`end` receives the reason for disconnecting the server."""
         self._end = end
         self._debt = 0.0
         self._flood = 0.0
         self._at = time.monotonic()
 
     def charge(self, seconds: float, *, asked: bool = False) -> None:
-        """What was asked for, such as progress of a call, makes the server wait, and never ends it."""
+        """Requested input (`asked`), such as a call's progress, only throttles the server, never disconnects it."""
         now = time.monotonic()
         passed, self._at = now - self._at, now
         self._debt = max(0.0, self._debt - SHARE * passed) + seconds
         self._flood = max(0.0, self._flood - _LASTING * passed) + (0.0 if asked else seconds)
-        if self._flood > MOST:
-            self._end(ENDED)
+        if self._flood > MAX_FLOOD:
+            self._end(FLOOD_REASON)
 
     @property
     def pause(self) -> float:
-        """Seconds for which nothing more should be read. 0 for a server that keeps to its share."""
+        """Seconds to wait before reading more; 0 while the server keeps to its share."""
         return self._debt / SHARE if self._debt > _STRETCH else 0.0
 
     async def take(self, chunk: bytes, read: Callable[[bytes], bool]) -> bool:
-        """Has a stream's chunk read piece by piece, until `read` says that one held the answer."""
+        """Reads a stream's chunk piece by piece, until `read` returns True: that piece held the answer."""
         for piece in pieces(chunk):
             began = time.thread_time()
             if read(piece):
@@ -102,50 +102,50 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 PROGRESS = "notifications/progress"
 _FOR_THE_SDK = ("notifications/subscriptions/", "notifications/cancelled")
 _SHOWN_GARBAGE = 5
-"""How many lines that are no messages are logged one by one; a chatty server would fill the log."""
+"""Invalid messages that are logged individually; more would let a chatty server fill the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkContext:
-    """What a link needs beside its configuration."""
+    """What a link needs in addition to its configuration."""
 
     root: Path | None
     reaper: Reaper
     stderr: StderrLog
     on_tools_changed: Callable[[], None]
     known_era: Era | None = None
-    """What the server spoke last time; None: find out."""
+    """The era negotiated last time; None to probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What negotiation found on the far side."""
+    """The result of negotiating with a server."""
 
     era: Era
     version: str
     server_info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str = ""
     announces_changes: bool = False
-    """Whether it declared that it says when its tools change."""
+    """Whether the server declared that it sends tools/list_changed."""
 
 
 class EndedEarly(ServerUnavailable):
-    """The far side closed the connection before negotiation was through."""
+    """The server closed the connection during negotiation."""
 
 
 class SessionExpired(ServerUnavailable):
-    """The far side does not know our session any more; the request did not run."""
+    """The server no longer knows our session; the request did not run."""
 
 
 class TaskTimeout:
-    """A time limit on the task that makes it, as `asyncio.timeout` sets one, for a third of the cost."""
+    """A time limit for the current task, like `asyncio.timeout` at a third of the cost."""
 
     __slots__ = ("_cancelling", "_expired", "_over", "_task", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
         task = asyncio.current_task(loop)
         if task is None:
-            raise RuntimeError("a request is made in a task")
+            raise RuntimeError("a request must run in a task")
         self._task = task
         self._cancelling = task.cancelling()
         self._timer = loop.call_later(limit, self.expire)
@@ -157,7 +157,7 @@ class TaskTimeout:
             self._task.cancel()
 
     def caught(self) -> bool:
-        """Whether a cancellation that arrived is this clock's, and nobody else's as well."""
+        """Whether the cancellation came from this clock alone."""
         return self._expired and self._task.uncancel() <= self._cancelling
 
     def stop(self) -> None:
@@ -166,22 +166,22 @@ class TaskTimeout:
 
 
 class ServerLink(abc.ABC):
-    """Requests of ours over one connection. Made and ended by a transport, in the supervisor's task."""
+    """Sends our requests over one connection. A transport opens and closes it, in the supervisor's task."""
 
     pid: int | None = None
 
     def __init__(self, name: str, *, on_tools_changed: Callable[[], None]) -> None:
         self.name = name
-        # Kept, because asking for it costs a system call in some versions of Python.
+        # Stored because get_running_loop() costs a system call in some Python versions.
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        """Done with the reason once the connection cannot be used any more."""
+        """Set to the reason once the connection is unusable."""
         self.last_seen = time.time()
         self.last_error = ""
         self.session_expired = False
-        """The far side lost our session and nothing else: a new one can be opened at once."""
+        """The server only lost our session: a new one can be opened at once."""
         self.misbehaved = False
-        """We ended the connection because of what the far side sent: the next attempt comes later each time."""
+        """We closed the connection because of the server's input: each retry waits longer."""
         self.budget = InputBudget(self.reject)
         self._peer: Peer | None = None
         self._on_tools_changed = on_tools_changed
@@ -194,7 +194,7 @@ class ServerLink(abc.ABC):
     @property
     def peer(self) -> Peer:
         if self._peer is None:
-            raise RuntimeError("the link is used before negotiation")
+            raise RuntimeError("the link was used before negotiation")
         return self._peer
 
     async def request(
@@ -207,7 +207,7 @@ class ServerLink(abc.ABC):
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
-        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. An abandoned request is cancelled there."""
+        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server."""
         peer = self._peer or self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
         token = None
@@ -228,7 +228,7 @@ class ServerLink(abc.ABC):
                 raise self.unavailable(f"{self._ended} The call may have run.") from None
             self._abandon(request_id, "time limit reached")
             raise CallTimeout(
-                f"Server '{self.name}' gave no answer within {limit:g} s. The call was cancelled; it may have run.",
+                f"Server '{self.name}' did not answer within {limit:g} s. The call was cancelled; it may have run.",
                 remedy="Raise the server's call_timeout if it needs longer.",
             ) from None
         finally:
@@ -245,20 +245,20 @@ class ServerLink(abc.ABC):
 
     @abc.abstractmethod
     def _abandon(self, request_id: str, reason: str) -> None:
-        """Tells the far side that nobody waits for this request any more, as its era and transport want it."""
+        """Cancels a request on the server, as its era and transport require."""
 
     def notice(self, method: str, params: Mapping[str, Any]) -> bool:
-        """A notification from the far side. True if it was for us."""
+        """Handles a notification from the server. Returns whether it was for us."""
         if method == PROGRESS:
             token = params.get(wire.PROGRESS_TOKEN_KEY)
             on_progress = self._progress.get(token) if isinstance(token, str) else None
             if on_progress is None:
                 return False
-            self.budget.charge(HANDED_ON, asked=True)
+            self.budget.charge(FORWARD_COST, asked=True)
             try:
                 on_progress({key: value for key, value in params.items() if key != wire.PROGRESS_TOKEN_KEY})
             except Exception:
-                log.exception("%s: progress could not be handed on", self.name)
+                log.exception("%s: could not forward progress", self.name)
             return True
         if method == TOOLS_CHANGED:
             self._on_tools_changed()
@@ -266,35 +266,35 @@ class ServerLink(abc.ABC):
         return False
 
     def lose(self, reason: str) -> None:
-        """Marks the connection as lost; the first reason counts."""
+        """Marks the connection as lost. The first reason is kept."""
         if not self.lost.done():
             self.last_error = reason
             self.lost.set_result(reason)
 
     def reject(self, reason: str) -> None:
-        """The far side sends what nobody can take: the connection ends."""
+        """Closes the connection because of unacceptable input."""
         self.misbehaved = self.misbehaved or not self.lost.done()
         self.lose(reason)
 
     def expire_session(self) -> None:
-        """The far side does not know our session any more."""
+        """Marks the connection as lost because the server no longer knows our session."""
         self.session_expired = not self.lost.done()
         self.lose("The server has forgotten our session.")
 
     def end_calls(self, reason: str) -> None:
-        """Fails the calls in flight, at once."""
+        """Fails all calls in flight at once."""
         self._ended = reason
         for clock in tuple(self._clocks):
             clock.expire()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs something that nobody waits for, and keeps it from being collected meanwhile."""
+        """Runs a task that nothing awaits, and keeps a reference to it."""
         task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def stop(self, limit: float) -> None:
-        """We end the connection: what is under way may finish for a moment, then it is ended."""
+        """Closes the connection. Background tasks get `limit` seconds, then they are cancelled."""
         self.lose("It was stopped.")
         if self._background:
             await asyncio.wait(tuple(self._background), timeout=limit)
@@ -308,7 +308,7 @@ class ServerLink(abc.ABC):
 
 @contextlib.asynccontextmanager
 async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs something while the block runs; it has ended when the block is left."""
+    """Runs a coroutine during the block, and cancels it at the end."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -342,9 +342,9 @@ class PipeLink(ServerLink):
         self._peer = peer
 
     def receive(self, message: bytes) -> bool:
-        """One message as it came; whether it answers a request of ours.
+        """Takes one raw message. Returns whether it answers one of our requests.
 
-        Never raises: whatever the far side sends must not harm the reader.
+        Never raises, whatever the server sends.
         """
         self.last_seen = time.time()
         try:
@@ -355,7 +355,7 @@ class PipeLink(ServerLink):
             return self._odd(message, str(error))
 
     def refuse(self, edges: bytes, *, limit: int) -> None:
-        """A message was too large and is gone but for its ends. If they show whose it was, that call is told."""
+        """Handles an oversized message of which only the ends are left. If they show its id, that call fails."""
         why = str(TooLarge.message(limit))
         log.warning("%s: %s", self.name, why)
         request_id = wire.own_id_in(edges)
@@ -372,7 +372,7 @@ class PipeLink(ServerLink):
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(self.unavailable(f"{reason} The call may have run."))
-                future.exception()  # nobody may be waiting for it any more, and that is no fault
+                future.exception()  # marks it as retrieved: its caller may be gone
         if self._listener is not None:
             self._listener.end()
 
@@ -389,30 +389,30 @@ class PipeLink(ServerLink):
             if answer is not None:
                 future.set_result(answer)
             else:
-                why = "it has neither a result nor an error, or one that is no object"
+                why = "it has neither a result nor an error, or one that is not an object"
                 future.set_exception(_violation(self.name, why))
             return True
         if envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET):
             raise wire.NotAMessage("neither a request nor an answer")
-        self._hand_on(message)
+        self._forward(message)
         return False
 
-    def _hand_on(self, message: bytes) -> None:
+    def _forward(self, message: bytes) -> None:
         if self._listener is not None:
-            self.budget.charge(HANDED_ON)
+            self.budget.charge(FORWARD_COST)
             self._listener.feed(message)
 
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
         if envelope.id is not UNSET or method.startswith(_FOR_THE_SDK):
-            self._hand_on(message)
+            self._forward(message)
         elif method in {PROGRESS, TOOLS_CHANGED}:
             self.notice(method, wire.params_object(envelope.params))
 
     def _odd(self, message: bytes, why: str) -> bool:
-        """Not a message: skipped, and said so. If it was meant as an answer to a call, that call is told."""
+        """Skips and logs an invalid message. If it was meant as an answer to a call, that call fails."""
         self._garbage += 1
         if self._garbage <= _SHOWN_GARBAGE:
-            log.warning("%s: skipped %d bytes that are no message: %s", self.name, len(message), printable(why))
+            log.warning("%s: skipped %d bytes that are not a message: %s", self.name, len(message), printable(why))
         broken_id = wire.own_id_in(message)
         future = self._pending.get(broken_id) if broken_id else None
         if future is None or future.done():
@@ -435,17 +435,17 @@ class PipeLink(ServerLink):
 
     def _abandon(self, request_id: str, reason: str) -> None:
         if not self.lost.done():
-            self._in_background(self._tell_cancelled(request_id, reason))
+            self._in_background(self._send_cancelled(request_id, reason))
 
-    async def _tell_cancelled(self, request_id: str, reason: str) -> None:
+    async def _send_cancelled(self, request_id: str, reason: str) -> None:
         try:
             await self.send(wire.cancelled(request_id, reason))
         except ServerUnavailable as error:
-            log.debug("%s: the cancellation did not get through: %s", self.name, error)
+            log.debug("%s: could not send the cancellation: %s", self.name, error)
 
 
 def _violation(name: str, why: str) -> ProtocolViolation:
     return ProtocolViolation(
-        f"Server '{name}' gave an answer that is not MCP: {why}. The call may have run.",
-        remedy="Report it to the server's makers.",
+        f"Server '{name}' sent an invalid MCP answer: {why}. The call may have run.",
+        remedy="Report it to the server's authors.",
     )

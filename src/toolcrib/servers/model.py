@@ -1,7 +1,7 @@
-"""The words that `servers` and its neighbours above share.
+"""Types that `servers` shares with the packages above it.
 
-In: nothing. Out: the shapes of a call to a server, its answer, and a server's state. What is made for every call is a
-msgspec struct: as frozen as a dataclass, and made in a tenth of the time.
+They describe a call to a server, its answer, and a server's state. Types created for every call are msgspec structs:
+frozen like a dataclass, and created in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODERN_VERSION = "2026-07-28"
 
 
 class Era(enum.StrEnum):
-    """Which of MCP's two ways the far side speaks."""
+    """A generation of the MCP protocol."""
 
     MODERN = "modern"
     LEGACY = "legacy"
@@ -28,31 +28,31 @@ class ServerState(enum.StrEnum):
     CONNECTING = "connecting"
     READY = "ready"
     UNAVAILABLE = "unavailable"
-    """Not connected; the supervisor tries again."""
+    """Not connected; the supervisor keeps retrying."""
     FAILED = "failed"
-    """Not connected, and nothing is tried any more until a restart."""
+    """Not connected; no retries until a restart."""
     STOPPED = "stopped"
 
 
 OnProgress = Callable[[dict[str, Any]], None]
-"""Gets a progress notification's params without the token, which differs on each side."""
+"""Receives a progress notification's params without the token, which differs between client and server."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One tools/call as the server shall get it. What is raw stays raw."""
+    """One tools/call as sent to the server. Raw JSON stays raw."""
 
     name: str
-    """The server's own name of the tool."""
+    """The tool's name on the server."""
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
-    """The caller's params as they came (`arguments` and whatever else), without `name` and `_meta`."""
+    """The caller's params, unchanged (`arguments` and any others), without `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """The caller's `_meta` without the keys that belong to the connection it came over."""
+    """The caller's `_meta` without the keys that belong to the caller's connection."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):
-    """What the server said: exactly one of the two, as raw JSON."""
+    """The server's answer as raw JSON: exactly one of the two is set."""
 
     result: bytes | None = None
     error: bytes | None = None
@@ -68,9 +68,9 @@ class ServerStatus:
     pid: int | None = None
     tools: int = 0
     since: float | None = None
-    """When the present state began (seconds since the epoch)."""
+    """When the current state began (seconds since the epoch)."""
     last_seen: float | None = None
-    """When the far side last answered anything."""
+    """When the server last answered anything."""
     last_error: str = ""
     attempts: int = 0
     server_info: Mapping[str, Any] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """`x-mcp-header` marks in a tool's schema, and the `Mcp-Param-*` headers they ask for.
 
-In: an input schema and a call's arguments. Out: headers for a modern HTTP server, and the schema
-without its marks for clients. `calls` makes the headers, `tool` takes the marks out.
+In: an input schema and a call's arguments. Out: headers for a modern HTTP server, and the schema without its marks for
+clients. `calls` makes the headers, `tool` removes the marks.
 
-A mark is valid on a string, integer or boolean property that `properties` alone lead to; one invalid
-or doubled mark makes all of them void, as the specification wants it.
+A mark is valid on a string, integer or boolean property that is reached through `properties` alone. As the
+specification demands, one invalid or duplicate mark makes all of them void.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PRINTABLE = re.compile(r"[\x20-\x7e]*")
 _SENTINEL = re.compile(r"=\?base64\?.*\?=")
 
-# Keywords that hold schemas, by the shape of what they hold. Those that hold data (`default`, `enum`,
-# `const`, `examples`) are left out, so that data is never taken for a mark.
+# Keywords that hold schemas, grouped by the shape of their value. Keywords that hold data (`default`, `enum`,
+# `const`, `examples`) are left out, so that data is never mistaken for a mark.
 _ONE_SCHEMA = frozenset(
     {"items", "contains", "unevaluatedItems", "additionalProperties", "propertyNames"}
     | {"unevaluatedProperties", "not", "if", "then", "else", "contentSchema"}
@@ -36,12 +36,12 @@ _ONE_SCHEMA = frozenset(
 _SCHEMA_LIST = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SCHEMA_MAP = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 
-_DEEPEST = 100
-"""Marks below this depth stay: nobody can reach them by a valid path of that length in earnest."""
+_MAX_DEPTH = 100
+"""Marks below this depth are kept; no real schema nests this deep."""
 
 
 def headers_of(marked: Mapping[Path, str], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """A header for each marked property; arguments that are absent, null or no scalars have none."""
+    """A header for each marked property, unless its argument is absent, null or not a scalar."""
     headers = {}
     for path, token in marked.items():
         rendered = _rendered(_value_at(arguments, path))
@@ -51,7 +51,7 @@ def headers_of(marked: Mapping[Path, str], arguments: Mapping[str, Any]) -> dict
 
 
 def marked_properties(schema: Mapping[str, Any]) -> dict[Path, str]:
-    """Where the marks are and what they say; empty if any of them is invalid."""
+    """The marks by path; empty if any of them is invalid."""
     try:
         return _marks(schema)
     except ValueError:
@@ -59,7 +59,7 @@ def marked_properties(schema: Mapping[str, Any]) -> dict[Path, str]:
 
 
 def header_fault(schema: Any) -> str | None:
-    """What is wrong with a schema's marks, if anything: the specification wants such a tool left out."""
+    """Why a schema's marks are invalid, or None. The specification demands that such a tool is left out."""
     try:
         _marks(schema)
     except ValueError as error:
@@ -74,26 +74,26 @@ def _marks(schema: Any) -> dict[Path, str]:
             continue
         token, where = node[MARK], ".".join(path)
         if not path:
-            raise ValueError(f"{MARK} is not on a property that `properties` alone lead to")
+            raise ValueError(f"{MARK} is not on a property reached through `properties` alone")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise ValueError(f"{MARK} of {where!r} is no name that a header can have")
+            raise ValueError(f"{MARK} of {where!r} is not a valid header name")
         if not isinstance(kind := node.get("type"), str) or kind not in _MARKABLE_TYPES:
             raise ValueError(f"{MARK} of {where!r} is not on a string, integer or boolean")
         if token.lower() in map(str.lower, marked.values()):
-            raise ValueError(f"{MARK} of {where!r} is the name of another property's header too")
+            raise ValueError(f"{MARK} of {where!r} is already used by another property")
         marked[path] = token
     return marked
 
 
 def encode_header_value(value: str) -> str:
-    """The value itself where a header can carry it unchanged, else its UTF-8 in base64 between marks."""
+    """The value itself if a header can carry it unchanged, else its UTF-8 bytes as `=?base64?…?=`."""
     if _PRINTABLE.fullmatch(value) and value == value.strip() and not _SENTINEL.fullmatch(value):
         return value
     return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode('ascii')}?="
 
 
 def _positions(root: Any) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Every schema inside `root`; the path is empty where not `properties` alone led."""
+    """Every schema inside `root`; the path is empty if a keyword other than `properties` led there."""
     waiting: list[tuple[Path, bool, Any]] = [((), True, root)]
     while waiting:
         path, direct, node = waiting.pop()
@@ -126,14 +126,14 @@ def _rendered(value: Any) -> str | None:
         return None
     try:
         return str(value)
-    except ValueError:  # an integer of more digits than Python prints
+    except ValueError:  # an integer with more digits than Python prints
         return None
 
 
 def without_annotations(raw: bytes, depth: int = 0) -> bytes:
-    """The schema without its marks; a schema that has none comes back as the same bytes."""
-    # An escape may hide the word, so only bytes without either are surely free of marks.
-    if depth > _DEEPEST or (MARK.encode() not in raw and b"\\u" not in raw):
+    """The schema without its marks. A schema without marks is returned unchanged."""
+    # An escape could hide the keyword, so only bytes without either are known to be free of marks.
+    if depth > _MAX_DEPTH or (MARK.encode() not in raw and b"\\u" not in raw):
         return raw
     if not raw.lstrip().startswith(b"{"):
         return raw

@@ -1,8 +1,8 @@
-"""Which servers run: one instance per (server, its configuration, project root), shared by all who need it.
+"""The running servers: one shared instance per (server, its configuration, project root).
 
-In: configurations and roots as projects come and go. Out: started `Server`s; one that nobody holds any more is stopped.
-Servers that do not depend on a project are shared by all roots: those over the network, and processes that neither
-start in the project's folder nor name it (`${workspaceFolder}`). `core` is the user.
+In: configurations and roots as projects open and close. Out: started `Server`s. A server stops when its last user
+releases it. Servers that do not depend on a project are shared by all roots: network servers, and processes that
+neither start in the project's folder nor name it (`${workspaceFolder}`). Used by `core`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ InstanceKey = tuple[str, tuple[object, ...], Path | None]
 
 
 def instance_key(config: ServerConfig, root: Path | None) -> InstanceKey:
-    """What makes two wishes for a server the same instance."""
+    """Requests with the same key share one instance."""
     return config.identity, config.limits, root if config.is_per_project else None
 
 
@@ -49,9 +49,9 @@ class ServerPool:
     def acquire(
         self, config: ServerConfig, root: Path | None = None, *, known_tools: tuple[bytes, ...] | None = None
     ) -> Server:
-        """The instance for this configuration and root, started. Each `acquire` wants one `release`.
+        """The started instance for this configuration and root. Each `acquire` needs one `release`.
 
-        `known_tools` is what a new instance lists until it has connected.
+        `known_tools` are the tools that a new instance lists until it has connected.
         """
         key = instance_key(config, root)
         server = self._servers.get(key)
@@ -72,7 +72,7 @@ class ServerPool:
         return server
 
     async def release(self, server: Server) -> None:
-        """Gives back what `acquire` gave; the last one stops the server."""
+        """Undoes one `acquire`; the last release stops the server."""
         key = instance_key(server.config, server.root)
         if self._servers.get(key) is not server:
             return
@@ -82,7 +82,7 @@ class ServerPool:
             await server.stop()
 
     async def close(self) -> None:
-        """Stops all, at the same time."""
+        """Stops all servers concurrently."""
         servers = tuple(self._servers.values())
         self._servers.clear()
         self._holders.clear()

@@ -1,9 +1,8 @@
-"""HTTP/1.1 requests over connections that are kept, with as little in between as there can be.
+"""A minimal HTTP/1.1 client with pooled connections.
 
-In: an address, a head and a body as bytes. Out: a `PostResponse` whose body is read whole or as it comes. One
-`PostClient` per TLS setting serves the whole process. `http` stands on it: its calls are the hot path, and a general
-client costs them several times what they cost here. What such a client does besides (cookies, compression, redirects)
-no call wants.
+In: an address, a head and a body as bytes. Out: a `PostResponse` whose body is read whole or as a stream. One
+`PostClient` per TLS setting serves the whole process. `http` uses it for calls, the hot path: a general client costs
+several times as much, and its other features (cookies, compression, redirects) are not needed.
 """
 
 from __future__ import annotations
@@ -19,40 +18,40 @@ import httptools
 from toolcrib.servers.address import Address, proxy_authorization
 from toolcrib.servers.wire import TooLarge
 
-IDLE = 4.0
-"""Seconds a connection is kept for the next call. Common servers close theirs after 5, and a call that meets the
-closing could not be told from one that ran."""
+IDLE_SECONDS = 4.0
+"""Seconds a connection is kept for the next call. Common servers close theirs after 5 s, and a call that races with
+that could not be distinguished from one that ran."""
 _CONNECT = 10.0
-_MOST_HEADERS = 256
+_MAX_HEADERS = 256
 LARGEST_HEAD = 64 * 1024
-"""Bytes of an answer's head, interim answers and what follows the body included."""
-LARGEST_UNREAD = 1024 * 1024
-"""Bytes of an answer that nobody asked to be larger."""
+"""Bytes of a response's head, including interim responses and trailers."""
+DEFAULT_LIMIT = 1024 * 1024
+"""Default limit of a response in bytes."""
 _SCATTERED = 4096
-_MOST_WASTE = 1024 * 1024
-"""Each piece of a body costs a call, however small it is."""
+_MAX_WASTE = 1024 * 1024
+"""Limits bodies in tiny chunks: each chunk costs a call, however small."""
 _AHEAD = 256 * 1024
-"""Bytes of a stream that may wait for its reader; beyond this nothing is read."""
+"""Bytes of a stream that may be buffered for its reader; beyond this, reading pauses."""
 _FULL_READ = 64 * 1024
-"""After a piece of this size the rest waits for the next turn of the loop, so that others have theirs."""
+"""After a read of this size, the rest waits for the next loop iteration, so that others get their turn."""
 
 
 class ConnectFailed(OSError):
-    """No connection came about: the request was not sent."""
+    """Connecting failed: the request was not sent."""
 
 
 class ProxyRefused(ConnectFailed):
-    """The proxy did not let us through; the text names it."""
+    """The proxy refused the connection; the text names it."""
 
 
 class ConnectionBroken(ConnectionResetError):
-    """The connection ended, or made no sense, after the request was sent."""
+    """The connection closed or sent invalid HTTP after the request was sent."""
 
 
 class PostResponse:
-    """An answer, from the end of its head on, and the hold on its connection: `with` lets go of it.
+    """A response whose head is complete. It holds its connection; leaving a `with` block releases it.
 
-    More than `limit` bytes of it, or of what of a stream was not read, raise `TooLarge`.
+    Raises `TooLarge` for more than `limit` bytes, or that many unread bytes of a stream.
     """
 
     def __init__(self, connection: _Connection, limit: int) -> None:
@@ -88,7 +87,7 @@ class PostResponse:
 
     @property
     def full(self) -> bool:
-        """Whether it is a stream whose reader is behind."""
+        """Whether this is a stream whose reader lags behind."""
         return len(self._body) > _AHEAD and self._waiter is None and self.is_stream
 
     @property
@@ -102,7 +101,7 @@ class PostResponse:
         self.release()
 
     def release(self) -> None:
-        """Keeps the connection for the next request if the answer was read to its end, else ends it."""
+        """Keeps the connection for the next request if the response was read to its end, else closes it."""
         self._connection.let_go_of(self, reusable=self.complete)
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ class PostResponse:
             self._waiter = None
 
     def _take(self, chunk: bytes) -> bool:
-        """Whether there was room for it."""
+        """Returns False if the chunk exceeds the limit."""
         self._body += chunk
         return len(self._body) <= self.limit or self.is_stream
 
@@ -129,14 +128,14 @@ class PostResponse:
 
     def _fail(self, error: OSError) -> None:
         self._failed = error
-        # The error and what it refers to may stay for a while.
+        # The error, and everything it references, may live for a while.
         self._body.clear()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a request at a time, its answer parsed as it comes."""
+    """One connection: one request at a time, its response parsed as it arrives."""
 
     def __init__(self, poster: PostClient, address: Address) -> None:
         self._client = poster
@@ -149,24 +148,24 @@ class _Connection(asyncio.Protocol):
         self._head_done = False
         self._head_size = 0
         self._between = 0
-        """Bytes since the body last grew: sizes of chunks, and what follows the last."""
+        """Bytes since the body last grew: chunk sizes and trailers."""
         self._taken = 0
         self._waste = 0
-        """Bytes of reads that held less of a body than of what stands around its pieces."""
+        """Bytes of reads that held mostly chunk framing."""
         self._refusal: TooLarge | None = None
         self._paused = False
         self._may_stay = False
         self._lost = False
         self.idle_since = 0.0
         self.tunnel: asyncio.StreamWriter | None = None
-        """The way through a proxy. Held, for a writer that is collected closes its transport."""
+        """The tunnel through a proxy. Referenced here because a collected writer closes its transport."""
 
     @property
     def usable(self) -> bool:
         return not self._lost and self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes, limit: int) -> PostResponse:
-        """Raises `ConnectFailed`, `ConnectionBroken`. Cancelled or failed, the connection is gone."""
+        """Raises `ConnectFailed`, `ConnectionBroken`. The connection is closed if this fails or is cancelled."""
         if self._transport is None or self._lost:
             raise ConnectFailed("The connection was closed.") from ConnectionResetError()
         self._parser = httptools.HttpResponseParser(self)
@@ -184,7 +183,7 @@ class _Connection(asyncio.Protocol):
             self._head_waiter = None
 
     def let_go_of(self, response: PostResponse, *, reusable: bool) -> None:
-        """Does nothing for an answer that was let go before: the connection may serve another by now."""
+        """Does nothing if the response was already released: the connection may serve another by now."""
         if response is self._response:
             self.let_go(reusable=reusable)
 
@@ -198,7 +197,7 @@ class _Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.abort()
 
-    # What the event loop tells.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -206,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
-            # Nobody asked: whatever this is, the connection is not what we take it for.
+            # Data without a request: the connection cannot be trusted.
             self._lost = True
             if self._transport is not None:
                 self._transport.abort()
@@ -215,7 +214,7 @@ class _Connection(asyncio.Protocol):
             self._parse(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, TooLarge) as error:
             self._may_stay = False
-            # What follows a whole answer does not undo it.
+            # Data after a complete response does not invalidate it.
             if self._response is None or not self._response.complete:
                 refusal = self._refusal or (error if isinstance(error, TooLarge) else None)
                 self._end(
@@ -237,7 +236,7 @@ class _Connection(asyncio.Protocol):
             response._wake()
 
     def _parse(self, data: bytes) -> None:
-        """Raises `TooLarge`, and what the parser raises."""
+        """Raises `TooLarge`, and the parser's errors."""
         if not self._head_done:
             head, data = data[: LARGEST_HEAD - self._head_size], data[LARGEST_HEAD - self._head_size :]
             self._head_size += len(head)
@@ -251,19 +250,19 @@ class _Connection(asyncio.Protocol):
         self._parser.feed_data(data)
         if len(data) >= _SCATTERED and self._taken - before < len(data) * 3 // 4:
             self._waste += len(data)
-            if self._waste > _MOST_WASTE:
-                raise TooLarge("It sent its answer in a great many tiny pieces.")
+            if self._waste > _MAX_WASTE:
+                raise TooLarge("It sent its answer in too many tiny chunks.")
         if self._between > LARGEST_HEAD and not (self._response and self._response.complete):
             raise _too_many_headers()
 
     def read_on(self) -> None:
-        """Reads again, unless the reader of a stream is behind."""
+        """Resumes reading, unless the reader of a stream lags behind."""
         if self._paused and self.usable and self._transport and not (self._response and self._response.full):
             self._paused = False
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        # An answer without a length ends with the connection.
+        # A response without a length ends with the connection.
         response = self._response
         if response is not None and self._head_done and not response.complete:
             chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
@@ -274,7 +273,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._end(ConnectionBroken("It closed the connection before its answer was whole."))
+        self._end(ConnectionBroken("It closed the connection before its answer was complete."))
         self._client.forget(self)
 
     def _end(self, error: OSError) -> None:
@@ -286,18 +285,18 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None and not self._lost:
             self._transport.abort()
 
-    # What the parser tells.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if self._response is not None and self._response.complete:
-            raise httptools.HttpParserError("a second answer to one request")
+            raise httptools.HttpParserError("a second response to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         response = self._response
         if response is None:
             return
-        if len(response.headers) >= _MOST_HEADERS:
-            self._refusal = TooLarge(f"It sent more than {_MOST_HEADERS} headers.")
+        if len(response.headers) >= _MAX_HEADERS:
+            self._refusal = TooLarge(f"It sent more than {_MAX_HEADERS} headers.")
             raise self._refusal
         response.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
 
@@ -306,7 +305,7 @@ class _Connection(asyncio.Protocol):
             return
         self._response.status = self._parser.get_status_code()
         if 100 <= self._response.status < 200:
-            # An interim answer: the real one follows.
+            # An interim response: the final one follows.
             self._response.headers.clear()
             return
         self._head_done = True
@@ -322,32 +321,32 @@ class _Connection(asyncio.Protocol):
             self._refuse(self._response.limit)
 
     def _refuse(self, limit: int) -> None:
-        # The parser raises an error of its own in place of this one.
+        # The parser replaces this error by its own, so it is stored.
         self._refusal = TooLarge.message(limit)
         raise self._refusal
 
     def on_message_complete(self) -> None:
         if self._response is not None and self._head_done:
-            # The parser knows it only while it is told of the end.
+            # The parser knows this only during this callback.
             self._may_stay = self._parser.should_keep_alive()
             self._response.complete = True
 
 
 class PostClient:
-    """Makes requests, and keeps connections between them."""
+    """Sends requests and pools connections."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._tls = tls
-        # Kept, because asking for it costs a system call in some versions of Python.
+        # Stored because get_running_loop() costs a system call in some Python versions.
         self.loop = asyncio.get_running_loop()
         self._idle: dict[tuple[bool, str, int, str | None], list[_Connection]] = {}
         self._all: set[_Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
     async def request(
-        self, method: bytes, address: Address, head: bytes, body: bytes = b"", *, limit: int = LARGEST_UNREAD
+        self, method: bytes, address: Address, head: bytes, body: bytes = b"", *, limit: int = DEFAULT_LIMIT
     ) -> PostResponse:
-        """`head` is header lines, each with its end. Raises `ConnectFailed`, `ConnectionBroken`, `TooLarge`."""
+        """`head` holds header lines, each with its line end. Raises `ConnectFailed`, `ConnectionBroken`, `TooLarge`."""
         connection = self._take(address) or await self._connect(address)
         request = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
             method,
@@ -372,7 +371,7 @@ class PostClient:
         connection.idle_since = self.loop.time()
         self._idle.setdefault(connection.address.key, []).append(connection)
         if self._sweep is None:
-            self._sweep = self.loop.call_later(IDLE, self._sweep_idle)
+            self._sweep = self.loop.call_later(IDLE_SECONDS, self._sweep_idle)
 
     def hold(self, connection: _Connection) -> None:
         self._all.add(connection)
@@ -384,12 +383,12 @@ class PostClient:
             idle.remove(connection)
 
     def _take(self, address: Address) -> _Connection | None:
-        """The one used last: those that waited longest are the likeliest to be closed by the other side."""
+        """The most recently used connection: the longest idle ones are most likely to be closed by the server."""
         idle = self._idle.get(address.key)
         now = self.loop.time()
         while idle:
             connection = idle.pop()
-            if connection.usable and now - connection.idle_since < IDLE:
+            if connection.usable and now - connection.idle_since < IDLE_SECONDS:
                 return connection
             connection.let_go(reusable=False)
         return None
@@ -398,12 +397,12 @@ class PostClient:
         self._sweep = None
         now = self.loop.time()
         for idle in self._idle.values():
-            for connection in [c for c in idle if now - c.idle_since >= IDLE]:
+            for connection in [c for c in idle if now - c.idle_since >= IDLE_SECONDS]:
                 idle.remove(connection)
                 connection.let_go(reusable=False)
         self._idle = {key: idle for key, idle in self._idle.items() if idle}
         if self._idle:
-            self._sweep = self.loop.call_later(IDLE, self._sweep_idle)
+            self._sweep = self.loop.call_later(IDLE_SECONDS, self._sweep_idle)
 
     async def _connect(self, address: Address) -> _Connection:
         connection = _Connection(self, address)
@@ -437,10 +436,10 @@ class PostClient:
                 raise ProxyRefused(f"The proxy {host}:{port} refused the connection.")
             secured = await loop.start_tls(writer.transport, connection, self._tls, server_hostname=address.host)
         except BaseException as error:
-            # Not waited for: once TLS has begun, the stream is never told of the end.
+            # Not awaited: once TLS has begun, the stream never learns that it is closed.
             writer.transport.abort()
             if isinstance(error, asyncio.IncompleteReadError | asyncio.LimitOverrunError | IndexError):
-                raise ProxyRefused(f"The proxy {host}:{port} gave no sensible answer.") from None
+                raise ProxyRefused(f"The proxy {host}:{port} sent an invalid answer.") from None
             raise
         if secured is None:
             raise ProxyRefused(f"The proxy {host}:{port} closed the connection.")

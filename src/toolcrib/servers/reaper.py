@@ -1,9 +1,9 @@
-"""The one who makes sure that no server's process and no file of ours outlives us, not even after `kill -9`.
+"""Makes sure that no server process and none of our temporary files outlives us, not even after `kill -9`.
 
-In: process groups of stdio children as they come and go; files that are to go with us. Out: a small helper process that
-holds the other end of a pipe; when our end closes, for whatever reason, it removes the files, and ends the groups that
-are left and whatever carries our marker. Where there is no /proc only groups are ended. `stdio` names the groups, the
-daemon its files; one reaper serves a whole `ServerPool`.
+In: process groups of stdio children as they start and end; files to remove with us. Out: a small helper process that
+holds the other end of a pipe. When our end closes, for whatever reason, it removes the files and kills the remaining
+groups and every process with our marker. Without /proc it kills only groups. `stdio` registers the groups, the daemon
+its files; one reaper serves a whole `ServerPool`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from toolcrib.signals import with_default_signals
 log = logging.getLogger(__name__)
 
 _LEAVE = 0.3
-"""Seconds that the rest of a group gets to leave after its leader."""
+"""Seconds that the rest of a group gets to exit after its leader."""
 
 
-def guarded(words: Sequence[str]) -> list[str]:
-    """The words that start this program with default signals and, on Linux, below a guard that ends with all of it."""
+def guarded(command: Sequence[str]) -> list[str]:
+    """A command line that starts the program with default signals and, on Linux, under a guard."""
     if not sys.platform.startswith("linux"):
-        return with_default_signals(words)
-    return [sys.executable, "-I", "-S", reaper_child.__file__, reaper_child.GUARD, *words]
+        return with_default_signals(command)
+    return [sys.executable, "-I", "-S", reaper_child.__file__, reaper_child.GUARD, *command]
 
 
 class Reaper:
@@ -45,41 +45,41 @@ class Reaper:
         self._groups: set[int] = set()
         self._files: dict[Path, str] = {}
         self._helper: subprocess.Popen[bytes] | None = None
-        self._telling = threading.Lock()
-        """What is known and the helper change together; children are ended in threads."""
+        self._lock = threading.Lock()
+        """Guards `_groups`, `_files` and `_helper`: children are stopped in threads."""
 
     def start(self) -> None:
-        """Starts the helper now rather than with the first that it is told."""
-        with self._telling:
-            self._tell("")
+        """Starts the helper now instead of with the first group or file."""
+        with self._lock:
+            self._send("")
 
     def new_marker(self) -> str:
-        """The value of the marker variable for one new child."""
+        """The marker variable's value for a new child."""
         return f"{self.instance}.{next(self._numbers)}."
 
     def watch(self, group: int) -> None:
-        with self._telling:
+        with self._lock:
             self._groups.add(group)
-            self._tell(f"+ {group}\n")
+            self._send(f"+ {group}\n")
 
     def forget(self, group: int) -> None:
-        with self._telling:
+        with self._lock:
             self._groups.discard(group)
             if self._helper is not None:
-                self._tell(f"- {group}\n")
+                self._send(f"- {group}\n")
 
     def unlink(self, path: Path) -> None:
-        """Has the file removed when we end without having done it. A later file at the same path stays.
+        """Removes the file if we exit without removing it ourselves. A later file at the same path is kept.
 
-        It must exist, and not be written to afterwards; a file that is replaced is named again. Raises OSError.
+        The file must exist and not be written to afterwards; if you replace it, call this again. Raises OSError.
         """
         line = f"f {reaper_child.file_mark(str(path))} {os.fsencode(path.absolute()).hex()}\n"
-        with self._telling:
+        with self._lock:
             self._files[path] = line
-            self._tell(line)
+            self._send(line)
 
     def end(self, group: int, marker: str) -> None:
-        """Ends what is left of one child: the rest of its group, and those that left the group. Blocks up to ~0.5 s."""
+        """Kills the remaining processes of one child, also those that left its group. Blocks up to ~0.5 s."""
         if reaper_child.signal_group(group, signal.SIGTERM):
             deadline = time.monotonic() + _LEAVE
             while time.monotonic() < deadline and reaper_child.signal_group(group, 0):
@@ -89,8 +89,8 @@ class Reaper:
         self.forget(group)
 
     def close(self) -> None:
-        """Ends everything that was not ended before, and the helper."""
-        with self._telling:
+        """Stops the helper, which kills everything that is still registered."""
+        with self._lock:
             helper, self._helper = self._helper, None
             self._groups.clear()
             self._files.clear()
@@ -107,11 +107,11 @@ class Reaper:
     @staticmethod
     def _close_pipe(helper: subprocess.Popen[bytes]) -> None:
         if helper.stdin is not None:
-            # Closing flushes, which fails where the reader is gone already; the pipe is closed all the same.
+            # Closing flushes, which fails if the reader is gone; the pipe is closed anyway.
             with contextlib.suppress(OSError):
                 helper.stdin.close()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._helper is not None and self._helper.poll() is not None:
             self._close_pipe(self._helper)
             self._helper = None
@@ -125,7 +125,7 @@ class Reaper:
             stdin.write(line.encode())
             stdin.flush()
         except OSError as error:
-            log.warning("the reaper is gone (%s); it is started anew with the next server", error)
+            log.warning("the reaper is gone (%s); it restarts with the next server", error)
 
     def _new_helper(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

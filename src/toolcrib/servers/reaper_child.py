@@ -1,13 +1,13 @@
-"""The reaper's own processes: one waits until its parent is gone, then ends what the parent left behind; a guard stands
-above each program that is started (Linux).
+"""The reaper's helper processes. One waits until its parent is gone, then cleans up after it. On Linux, a guard is the
+parent of each started program.
 
-A guard is the subreaper of its program: whatever that starts stays below the guard, also if it leaves its session and
-group and clears its environment. When the program has ended, the guard ends the rest, then ends as the program did.
+A guard is the subreaper of its program: every descendant stays below the guard, even one that leaves its session and
+group and clears its environment. When the program exits, the guard kills the rest, then exits the same way.
 
-In: on stdin, lines `+ <group>`, `- <group>` and `f <mark> <path in hex>`; as argument, the marker that the parent's
-children carry. Out: nothing. When stdin ends, the files that are still the same, the groups that are still listed and
-every process with the marker are ended. Runs as a plain script without site-packages, so it imports nothing of ours;
-`reaper` imports its functions.
+In: on stdin, lines `+ <group>`, `- <group>` and `f <mark> <path in hex>`; as argument, the marker of the parent's
+children. Out: nothing. When stdin closes, it removes the files that are unchanged, and kills the groups that are still
+listed and every process with the marker. Runs as a plain script without site-packages, so it imports nothing from
+Toolcrib; `reaper` imports its functions.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ import sys
 import time
 
 GRACE = 1.0
-"""Seconds between asking and forcing."""
+"""Seconds between SIGTERM and SIGKILL."""
 GUARD = "guard"
 LAST_WORDS = 0.5
-"""Seconds that what a program left behind may take to end by itself."""
+"""Seconds that a program's remaining children get to exit on their own."""
 ASKED = 0.3
-"""Seconds to end when asked."""
+"""Seconds to exit after SIGTERM."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def _all_processes() -> list[int]:
-    """Empty where there is no /proc."""
+    """Empty without /proc."""
     try:
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - pathlib costs start-up time
     except OSError:
         return []
 
 
-def _told_of(process: int, what: str) -> bytes:
-    """What a file in /proc says of a process; nothing where it is gone or not ours."""
+def _proc_file(process: int, what: str) -> bytes:
+    """A file of a process in /proc; empty if the process is gone or not ours."""
     try:
         with open(f"/proc/{process}/{what}", "rb") as file:  # noqa: PTH123
             return file.read()
@@ -45,27 +45,27 @@ def _told_of(process: int, what: str) -> bytes:
 
 
 def marked_processes(marker: bytes) -> list[int]:
-    """Processes of ours whose environment has an entry that begins with the marker. Empty where there is no /proc."""
+    """Our processes with an environment entry that begins with the marker. Empty without /proc."""
     others = [process for process in _all_processes() if process != os.getpid()]
-    return [process for process in others if b"\0" + marker in b"\0" + _told_of(process, "environ")]
+    return [process for process in others if b"\0" + marker in b"\0" + _proc_file(process, "environ")]
 
 
 def descendants_of(guard: int) -> list[int]:
-    """All processes that descend from this one. Empty where there is no /proc."""
+    """All descendants of this process. Empty without /proc."""
     children: dict[int, list[int]] = {}
     for process in _all_processes():
-        if stat := _told_of(process, "stat"):
+        if stat := _proc_file(process, "stat"):
             state, parent = stat.rpartition(b")")[2].split()[:2]
             if state not in (b"Z", b"X"):
                 children.setdefault(int(parent), []).append(process)
     found = children.get(guard, [])
-    for one in found:
-        found += children.get(one, ())
+    for process in found:
+        found += children.get(process, ())
     return found
 
 
 def _is_guard(process: int) -> bool:
-    return b"\0" + os.fsencode(__file__) + b"\0" + GUARD.encode() + b"\0" in _told_of(process, "cmdline")
+    return b"\0" + os.fsencode(__file__) + b"\0" + GUARD.encode() + b"\0" in _proc_file(process, "cmdline")
 
 
 def _signal_all(processes: list[int], number: int) -> None:
@@ -75,7 +75,7 @@ def _signal_all(processes: list[int], number: int) -> None:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """False if the group has nobody left. A guard is not killed before all that is below it."""
+    """Returns False if the group is empty. A guard is killed only after all its descendants."""
     if number == signal.SIGKILL and _is_guard(group) and (left := descendants_of(group)):
         _signal_all(left, number)
         return True
@@ -84,13 +84,13 @@ def signal_group(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        # macOS says so of a group that holds only zombies; nothing can be done about another user's either.
+        # macOS raises this for a group of zombies. We cannot signal another user's processes either.
         return False
     return True
 
 
 def kill_marked(marker: bytes) -> int:
-    """Ends every marked process; returns how many were found. Looks again, for one may be starting another."""
+    """Kills every marked process; returns how many it found. Repeats, because one may just start another."""
     total = 0
     for _ in range(20):
         found = marked_processes(marker)
@@ -103,8 +103,8 @@ def kill_marked(marker: bytes) -> int:
 
 
 def file_mark(path: str) -> str:
-    """What tells a file from a later one at the same path. Raises OSError."""
-    # The time as well: file systems give the number of a removed file to the next one.
+    """Distinguishes a file from a later one at the same path. Raises OSError."""
+    # Includes the time because file systems reuse the inode of a removed file.
     state = os.lstat(path)
     return f"{state.st_dev}:{state.st_ino}:{state.st_mtime_ns}"
 
@@ -127,14 +127,14 @@ def end_groups(groups: set[int]) -> None:
 
 
 def kill_group(group: int) -> None:
-    """Looks again, for one may be starting another."""
+    """Repeats, because one process may just start another."""
     deadline = time.monotonic() + GRACE
     while signal_group(group, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
-def guard(words: list[str]) -> None:
-    import ctypes  # noqa: PLC0415 - the daemon imports this module too, and needs no ctypes
+def guard(command: list[str]) -> None:
+    import ctypes  # noqa: PLC0415 - the daemon also imports this module, and does not need ctypes
 
     prctl, me = ctypes.CDLL(None).prctl, os.getpid()
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -143,17 +143,17 @@ def guard(words: list[str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     program = os.fork()
     if program == 0:
-        # Whoever gives up while we start kills the guard alone.
+        # A starter that gives up now kills only the guard, so the program must die with it.
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != me:
             os._exit(126)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
-            os.execvpe(words[0], words, _given())  # noqa: S606
+            os.execvpe(command[0], command, _given())  # noqa: S606
         except OSError as error:
-            os.write(2, f"{words[0]} cannot be started: {error.strerror}\n".encode(errors="replace"))
+            os.write(2, f"{command[0]} cannot be started: {error.strerror}\n".encode(errors="replace"))
         os._exit(126)
-    # What ends the group is for the program. Its pipes are not ours, or nobody would see it close them.
+    # Signals to the group are for the program. We close its pipes here so that readers notice when it closes them.
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
     empty = os.open(os.devnull, os.O_RDWR)
@@ -171,14 +171,14 @@ def guard(words: list[str]) -> None:
 
 
 def _given() -> dict[bytes, bytes]:
-    """The environment as it was given: Python itself may have added to it."""
+    """The original environment: Python itself may have added to it."""
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
         entries = (entry.partition(b"=") for entry in file.read().split(b"\0") if b"=" in entry)
         return {name: value for name, _, value in entries if name}
 
 
 def _waited_for(program: int) -> int:
-    """Buries whoever else ends below us meanwhile."""
+    """Waits for the program, and reaps other descendants meanwhile."""
     while True:
         process, status = os.wait()
         if process == program:
@@ -186,7 +186,7 @@ def _waited_for(program: int) -> int:
 
 
 def _end_rest() -> None:
-    """What the program left below us: it may end by itself, is asked, then ended."""
+    """Lets the remaining descendants exit, then sends SIGTERM, then SIGKILL."""
     me, began, asked = os.getpid(), time.monotonic(), False
     while True:
         try:
@@ -206,7 +206,7 @@ def _end_rest() -> None:
 def main() -> None:
     if sys.argv[1] == GUARD:
         guard(sys.argv[2:])
-    # The terminal's Ctrl-C and a stop of the parent's group must not end the one who cleans up after them.
+    # Ctrl-C in the terminal or a signal to the parent's group must not kill the process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     marker = sys.argv[1].encode()
@@ -219,7 +219,7 @@ def main() -> None:
             files[os.fsdecode(bytes.fromhex(path))] = mark
         elif rest.isdigit() and int(rest) > 1:
             (groups.add if sign == "+" else groups.discard)(int(rest))
-    # Files first: they take no time, and a successor may be about to make its own.
+    # Files first: it is quick, and a new daemon may be about to create its own.
     remove_files(files)
     end_groups(groups)
     kill_marked(marker)

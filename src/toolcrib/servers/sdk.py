@@ -1,9 +1,9 @@
-"""All that touches the MCP SDK, its provisional parts above all. Nothing else in `servers` imports it.
+"""The only module in `servers` that imports the MCP SDK, including its provisional parts.
 
-In: a way to send bytes, and bytes that came (`open_session`); or an address (`open_http_session`). Out: an
-`SdkSession`: the SDK's `ClientSession` for negotiation in both eras, answers to what a server asks (ping is answered;
-sampling, elicitation and roots are declined), legacy GET streams, and modern subscriptions. Calls and lists do not
-pass here.
+In: a function that sends bytes, and received bytes (`open_session`); or an address (`open_http_session`). Out: an
+`SdkSession`: the SDK's `ClientSession` for negotiation in both eras, answers to requests from servers (ping is
+answered; sampling, elicitation and roots are declined), legacy GET streams, and modern subscriptions. Calls and lists
+don't pass through here.
 
 The SDK takes half a second to import. Only `http` and `transports` import this module, and `server` imports those
 late: in a thread, when the first server connects.
@@ -48,33 +48,33 @@ from toolcrib.servers.web import KEEPALIVE
 log = logging.getLogger(__name__)
 
 _INBOX = 1000
-"""Messages that may wait for the SDK. A server that sends more than this unread loses the rest."""
-LARGEST = 1024 * 1024
-"""Bytes of a message that the SDK gets: openings, and what a server says unasked. It decodes one in a single step, at
-many times its size in memory."""
+"""Messages that may wait for the SDK; more are dropped."""
+MAX_MESSAGE = 1024 * 1024
+"""Maximum bytes of a message for the SDK: negotiation and unrequested messages. The SDK decodes a message in one step
+and needs many times its size in memory."""
 _LISTEN_AGAIN = 1.0
-_LISTEN_AGAIN_AT_MOST = 60.0
+_MAX_LISTEN_PAUSE = 60.0
 _LASTED = 60.0
-"""Seconds after which a subscription that ends is not taken for one that cannot be held."""
+"""A subscription that lasted this many seconds resets the retry delay."""
 _LINE = 0.00005
-"""Seconds that the SDK spends on a line of a stream of events."""
+"""Seconds that the SDK spends on a line of an event stream."""
 _ENDS_OF_EVENTS = (b"\n\n", b"\r\r", b"\r\n\r\n")
-_TOO_LARGE = f"It introduced itself, or said something unasked, with more than {LARGEST // 1024} KB."
+_TOO_LARGE = f"It sent more than {MAX_MESSAGE // 1024} KB during negotiation or without being asked."
 _TOO_MANY_HEADERS = f"It sent more than {LARGEST_HEAD // 1024} KB of headers."
 _CLIENT_INFO = Implementation.model_validate(CLIENT_INFO)
-_COMPRESSED = "It compresses its answers, though nobody asked for that."
+_COMPRESSED = "It compresses its answers, which was not requested."
 
-# They write session ids and whole addresses, keys included, at the level of our own log.
+# At our log level they write session ids and whole URLs, including keys.
 for _name in ("mcp.client.streamable_http", "httpx2"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class _ProbingSession(ClientSession):
-    """Its probe gives up early: a legacy server may never answer a method that it does not know."""
+    """Limits the probe's time: a legacy server may never answer an unknown method."""
 
     probe_limit = 10.0
     check: Callable[[], None] = staticmethod(lambda: None)
-    """Raises where what came shows that going on is useless."""
+    """Raises if continuing is pointless."""
 
     async def send_discover(self, version: str) -> dict[str, Any]:
         try:
@@ -96,28 +96,28 @@ class SdkSession:
         self._overflowed = False
 
     def feed(self, message: bytes) -> None:
-        """One message that is not for us."""
-        if len(message) > LARGEST:
-            log.warning("a message of %d bytes that is not an answer to a call was dropped", len(message))
+        """Passes one message to the SDK."""
+        if len(message) > MAX_MESSAGE:
+            log.warning("dropped a message of %d bytes that is not an answer to a call", len(message))
             return
         try:
             parsed = jsonrpc_message_adapter.validate_json(message, by_name=False)
             self._inbox.send_nowait(SessionMessage(parsed))
         except ValidationError:
-            log.debug("a message was not understood and dropped")
+            log.debug("dropped an invalid message")
         except anyio.WouldBlock:
             if not self._overflowed:
                 self._overflowed = True
-                log.warning("a server sends more requests than can be answered; the rest is dropped")
+                log.warning("a server sends more requests than can be answered; dropping the rest")
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            log.debug("a message came after the end and was dropped")
+            log.debug("dropped a message that arrived after the end")
 
     def end(self) -> None:
-        """The far side is gone: whoever waits in the SDK learns it."""
+        """Signals to the SDK that the server is gone."""
         self._inbox.close()
 
     async def negotiate(self, *, known: Era | None, probe_limit: float) -> Peer:
-        """Finds out which era the far side speaks, and opens in it. Raises ServerUnavailable."""
+        """Negotiates the server's era and opens the session. Raises ServerUnavailable."""
         self._session.probe_limit = probe_limit
         try:
             if known is Era.LEGACY:
@@ -126,11 +126,11 @@ class SdkSession:
                 await negotiate_auto(self._session)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                raise EndedEarly("The connection was closed before the server introduced itself.") from None
-            raise ServerUnavailable(f"The server refused to begin: {error.message} (code {error.code}).") from None
+                raise EndedEarly("The server closed the connection during negotiation.") from None
+            raise ServerUnavailable(f"The server refused to start: {error.message} (code {error.code}).") from None
         except ValidationError as error:
             raise ServerUnavailable(
-                f"The server introduced itself with something that is not MCP ({error.error_count()} faults)."
+                f"The server sent an invalid MCP answer during negotiation ({error.error_count()} errors)."
             ) from None
         return self._peer()
 
@@ -156,9 +156,9 @@ class SdkSession:
         )
 
     async def hold_subscription(self, *, acknowledged: asyncio.Event, on_gap: Callable[[], None]) -> None:
-        """Keeps a modern `subscriptions/listen` open. What it brings is heard where all messages pass.
+        """Keeps a modern `subscriptions/listen` open. Its events arrive with all other messages.
 
-        After an interruption `on_gap` is called: changes in between were not told.
+        Calls `on_gap` after an interruption, because changes in between were not announced.
         """
         delay = _LISTEN_AGAIN
         loop = asyncio.get_running_loop()
@@ -180,12 +180,12 @@ class SdkSession:
                 log.debug("the subscription was lost: %s", printable(str(error)))
             finally:
                 acknowledged.set()
-            delay = min(delay * 2, _LISTEN_AGAIN_AT_MOST) if loop.time() - began < _LASTED else _LISTEN_AGAIN
+            delay = min(delay * 2, _MAX_LISTEN_PAUSE) if loop.time() - began < _LASTED else _LISTEN_AGAIN
             await asyncio.sleep(delay)
 
 
 class _Outbox:
-    """The SDK's write stream: each message becomes bytes at once."""
+    """The SDK's write stream: encodes and sends each message at once."""
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._send = send
@@ -208,7 +208,7 @@ class _Outbox:
 
 @contextlib.asynccontextmanager
 async def open_session(send: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[SdkSession]:
-    """The SDK's half of a connection whose messages pass through our hands."""
+    """The SDK's half of a connection whose messages we read and write."""
     inbox, unread = anyio.create_memory_object_stream[SessionMessage | Exception](_INBOX)
     with contextlib.closing(inbox), contextlib.closing(unread):
         async with _ProbingSession(unread, _Outbox(send), client_info=_CLIENT_INFO) as session:
@@ -216,16 +216,16 @@ async def open_session(send: Callable[[bytes], Awaitable[None]]) -> AsyncIterato
 
 
 class HttpObserver:
-    """What the SDK's HTTP client met: the session id, the last status, the last failure to reach the server."""
+    """Records what the SDK's HTTP client saw: session id, last status, last connection failure."""
 
     def __init__(self) -> None:
         self.session_id: str | None = None
         self.status: int | None = None
         self.failure: Exception | None = None
         self.refusal = ""
-        """What it sent that is not taken, where it did."""
+        """Why the server's response was rejected; empty if it was not."""
         self.on_unreachable: Callable[[str], None] = lambda reason: None
-        """Set once the connection stands: told when nothing listens there any more."""
+        """Set once connected; called when the server stops listening."""
 
     def answered(self, response: httpx2.Response) -> None:
         self.failure = None
@@ -236,9 +236,9 @@ class HttpObserver:
 
     def failed(self, error: Exception) -> None:
         self.failure = error
-        # Other failures may be of one request only: some servers drop the GET for a stream that they do not offer.
+        # Other failures may affect only one request: some servers drop the GET for a stream they don't offer.
         if isinstance(error, httpx2.ConnectError):
-            self.on_unreachable("Nothing listens there any more.")
+            self.on_unreachable("Nothing listens there any longer.")
 
 
 @contextlib.asynccontextmanager
@@ -253,14 +253,14 @@ async def open_http_session(
     notice: Callable[[str, Mapping[str, Any]], bool],
     budget: InputBudget,
 ) -> AsyncIterator[SdkSession]:
-    """The SDK's half of a Streamable HTTP connection. `check` raises where what came shows that going on is useless."""
+    """The SDK's half of a Streamable HTTP connection. `check` raises if continuing is pointless."""
     client = httpx2.AsyncClient(
         transport=_ForgivingTransport(
             httpx2.AsyncHTTPTransport(verify=tls, proxy=proxy, socket_options=KEEPALIVE, trust_env=False),
             observer,
             budget,
         ),
-        # Inflating is work without a limit; who compresses all the same is refused.
+        # Decompression has no size limit, so servers that compress anyway are refused.
         headers={**headers, "Accept-Encoding": "identity"},
         timeout=httpx2.Timeout(10.0, read=None),
         trust_env=False,
@@ -278,7 +278,7 @@ async def open_http_session(
     async with (
         client,
         streamable_http_client(
-            url, http_client=client, terminate_on_close=False, max_sse_event_size=LARGEST
+            url, http_client=client, terminate_on_close=False, max_sse_event_size=MAX_MESSAGE
         ) as streams,
     ):
         with contextlib.closing(inbox), contextlib.closing(unread):
@@ -290,12 +290,12 @@ async def open_http_session(
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """What is larger than the SDK may get does not reach it."""
+    """Keeps oversized messages from the SDK."""
 
     def __init__(self, response: httpx2.Response, observer: HttpObserver, budget: InputBudget) -> None:
         self._stream = cast("httpx2.AsyncByteStream", response.stream)
         self._events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        # The errors of either that the SDK answers its request with.
+        # The error types that the SDK turns into an answer to its request.
         self._error = httpx2.SSEError if self._events else httpx2.StreamError
         self._observer = observer
         self._budget = budget
@@ -305,13 +305,13 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             ended = max(map(chunk.rfind, _ENDS_OF_EVENTS)) if self._events else -1
             size = len(chunk) - ended if ended >= 0 else size + len(chunk)
-            if size > LARGEST:
+            if size > MAX_MESSAGE:
                 self._observer.refusal = _TOO_LARGE
                 raise self._error(_TOO_LARGE)
             for piece in pieces(chunk):
                 yield piece
                 if self._events:
-                    # What the SDK spends on a line is not seen here; it is close to this.
+                    # The SDK's time per line cannot be measured here; this is close.
                     self._budget.charge(_LINE * (piece.count(b"\n") + piece.count(b"\r")))
                     await self._budget.rest()
 

@@ -4,8 +4,8 @@ In: its configuration; calls. Out: its tools as raw definitions, answers as raw 
 state changes. Below: `transports` opens a link, `tool_listing` lists. Above: `ServerPool` holds servers, `catalog`
 reads `tools`, `calls` calls.
 
-The supervisor task opens the connection, lists, and waits for its end; then it tries again, ever more slowly. Nothing
-that one server does reaches another. A call that may have run is never repeated.
+The supervisor task connects, lists the tools, and waits until the connection ends; then it retries with growing
+pauses. Servers never affect each other. A call that may have run is never repeated.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from toolcrib.servers.web import explain, root_cause
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 60.0
+MAX_PAUSE = 60.0
 _CALM = 0.03
-"""Seconds to wait after word of a change, for it seldom comes alone."""
+"""Seconds to wait after a change notification, because more often follow."""
 _REST_PER_TOOL = 0.0005
-"""Seconds after a listing before the next, per tool: making a catalog of them takes a tenth of this."""
+"""Seconds per tool between two listings: building a catalog of them takes a tenth of this."""
 _KICK = 1.0
-"""A call to a server that is unavailable may hasten the next attempt, at most this often (seconds)."""
+"""A call to an unavailable server triggers an immediate retry, at most once in this many seconds."""
 _LIVED = 5.0
-"""Seconds after which a connection counts as one that worked: its end is no failed attempt."""
+"""A connection that lasted this many seconds does not count as a failed attempt."""
 _STOP = (3.0, 0.5, 0.5)
-"""Seconds that a connection has to end; after each it is told again, for a cancellation can get lost on its way."""
+"""Seconds to wait for a connection to close. It is cancelled again after each, because a cancellation can get lost."""
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
 
@@ -53,8 +53,8 @@ OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContext
 
 
 def _load_transports() -> OpenLink:
-    """The one place that imports the MCP SDK, with all that needs it: it takes half a second, so it happens in a
-    thread, when the first server connects."""
+    """The one place that loads the MCP SDK: in a thread, when the first server connects, because it takes half a
+    second."""
     from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
 
     return open_link
@@ -75,12 +75,12 @@ class Server:
         mask: Masker | None = None,
         known_tools: tuple[bytes, ...] | None = None,
     ) -> None:
-        """`mask` takes secrets out of all that it says, those of other servers too: an agent may have told it one."""
+        """`mask` removes secrets from all its output, also those of other servers: an agent may have passed it one."""
         self.config = config
         self.name = config.name
         self.root = root
         self.tools = known_tools
-        """Raw definitions, last known; None: never listed."""
+        """Last known raw definitions; None if never listed."""
         self._on_tools = on_tools
         self._bus = bus
         self._reaper = reaper
@@ -93,16 +93,16 @@ class Server:
         self._last_seen: float | None = None
         self._failures = 0
         self._misbehaved = False
-        """Whether we ended the last connection because of what came: then the reason stays to be seen."""
+        """Whether we closed the last connection because of its input; if so, the reason stays visible."""
         self._ready_at: float | None = None
         self._peer: Peer | None = None
         self._known_era: Era | None = None
         self._link: ServerLink | None = None
         self._links: weakref.WeakSet[ServerLink] = weakref.WeakSet()
-        """Links with calls that may still run, the present one among them."""
+        """Links with calls that may still run, including the current one."""
         self._task: asyncio.Task[None] | None = None
         self._turning = asyncio.Lock()
-        """Held while the supervisor is ended or replaced, so that there is one at a time."""
+        """Held while the supervisor is stopped or replaced, so that only one runs."""
         self._released = False
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -132,14 +132,14 @@ class Server:
 
     @property
     def era(self) -> Era | None:
-        """The era it speaks, or spoke when it was last here."""
+        """The era of the current or last connection."""
         return self._peer.era if self._peer else None
 
     def stderr_tail(self, count: int) -> list[str]:
         return self._stderr.tail(count)
 
     def start(self) -> None:
-        """Begins to connect, and returns at once. Does nothing once the server was stopped."""
+        """Starts to connect and returns at once. Does nothing after `stop`."""
         if self._released or (self._task is not None and not self._task.done()):
             return
         self._settled = asyncio.Event()
@@ -149,7 +149,7 @@ class Server:
         self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"server {self.name}")
 
     async def settled(self) -> None:
-        """Returns when the first attempt to connect has ended, well or badly."""
+        """Returns when the first attempt to connect has succeeded or failed."""
         if self._task is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -157,14 +157,14 @@ class Server:
                 await self._settled.wait()
 
     async def stop(self) -> None:
-        """Ends the connection, its process and all that it started, for good."""
+        """Closes the connection for good, and ends the server's process and its descendants."""
         self._released = True
         async with self._turning:
             await self._end("It was stopped.")
             self._enter(ServerState.STOPPED)
 
     async def restart(self) -> None:
-        """Ends the connection and opens it anew, also where nothing was tried any more."""
+        """Reconnects, also if the server is FAILED."""
         async with self._turning:
             await self._end("It was restarted.")
             self._known_era = None
@@ -178,7 +178,7 @@ class Server:
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> ServerAnswer:
-        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling the caller cancels it there too."""
+        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling also cancels on the server."""
         limit = self.config.call_timeout if timeout is None else timeout
         link = self._link
         if link is None or link.lost.done():
@@ -188,12 +188,12 @@ class Server:
         try:
             return await link.request("tools/call", params, **how)
         except SessionExpired:
-            # A session that the server does not know: it has run nothing, so asking once more is no repetition.
+            # The server did not know the session, so the call did not run and can be sent again.
             link = await self._connected()
             return await link.request("tools/call", params, **how)
 
     async def _connected(self) -> ServerLink:
-        """The link, once there is one. Waits for an attempt under way, and hastens the next if none is."""
+        """Waits for a usable link. Triggers a retry if no attempt is running."""
         kicked = False
         try:
             async with asyncio.timeout(self.config.connect_timeout):
@@ -219,18 +219,18 @@ class Server:
 
     def unavailable(self) -> ServerUnavailable:
         """Why a call cannot be made now."""
-        words = {
+        state = {
             ServerState.CONNECTING: "is still connecting",
             ServerState.STOPPED: "is stopped",
-            ServerState.FAILED: "could not be reached and is not tried any more",
+            ServerState.FAILED: "could not be reached and is no longer retried",
         }.get(self._state, "is unavailable")
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""
         return ServerUnavailable(
-            f"Server '{self.name}' {words}{reason} The call did not run.", remedy=remedy, data={"server": self.name}
+            f"Server '{self.name}' {state}{reason} The call did not run.", remedy=remedy, data={"server": self.name}
         )
 
-    # The supervisor's side.
+    # Below: the supervisor.
 
     async def _supervise(self) -> None:
         while True:
@@ -238,7 +238,7 @@ class Server:
             error = await self._live()
             self._settled.set()
             if error is None:
-                # The session was gone, nothing else: the next one is opened at once.
+                # Only the session expired: open a new one at once.
                 self._enter(ServerState.CONNECTING)
                 continue
             self._failures = 0 if self._lived() else self._failures + 1
@@ -259,10 +259,10 @@ class Server:
 
     def _pause(self) -> float:
         doubled = self.config.retry.backoff * 2.0 ** min(max(self._failures - 1, 0), 16)
-        return min(doubled, LONGEST_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads attempts, guards nothing
+        return min(doubled, MAX_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads attempts, guards nothing
 
     async def _live(self) -> str | None:
-        """One connection from its opening to its end. Says why it ended; None if a new session is all it takes."""
+        """Runs one connection. Returns why it ended; None if it only needs a new session."""
         eras = [self._known_era] if self._known_era is not None else [None, Era.LEGACY]
         why = ""
         for era in eras:
@@ -273,7 +273,7 @@ class Server:
                 if not isinstance(cause, ServerFailure | TimeoutError | OSError):
                     log.exception("%s: connecting failed", self.name, exc_info=cause)
                 why = explain(cause, self.config.connect_timeout)
-                # Some legacy servers end when the first thing they hear is not `initialize`: those get a second try.
+                # Some legacy servers exit if the first message is not `initialize`, so try again as legacy.
                 if not isinstance(cause, EndedEarly):
                     break
         self._known_era = None
@@ -306,7 +306,7 @@ class Server:
                 if link.misbehaved:
                     self._ready_at = None
             self._last_error = self.mask.line(why or "")
-            # Said before the leaving, which may take its time.
+            # Set before closing, which may take a while.
             self._enter(ServerState.UNAVAILABLE if why else ServerState.CONNECTING)
             return why
 
@@ -339,7 +339,7 @@ class Server:
         return None if link.session_expired else link.lost.result()
 
     async def _list_on_change(self, link: ServerLink) -> None:
-        """However often the server says that its tools changed: one list at a time, and one after it."""
+        """Lists the tools after a change, one list at a time, however many notifications arrive."""
         while True:
             await self._tools_changed.wait()
             await asyncio.sleep(_CALM)
@@ -347,7 +347,7 @@ class Server:
             try:
                 await self._list(link)
             except ServerFailure as error:
-                log.warning("%s: its tools could not be listed again: %s", self.name, self.mask.line(error.text()))
+                log.warning("%s: could not list its tools again: %s", self.name, self.mask.line(error.text()))
             await asyncio.sleep(_REST_PER_TOOL * len(self.tools or ()))
 
     async def _list(self, link: ServerLink) -> None:
@@ -355,25 +355,25 @@ class Server:
             tools = await list_tools(link, self.config.connect_timeout)
         if tools != self.tools:
             self.tools = tools
-            self._tell()
+            self._publish_tools()
 
     async def _end(self, reason: str) -> None:
-        """Ends the supervisor and with it all that it opened. Calls in flight learn why."""
+        """Stops the supervisor and everything it opened. Calls in flight fail with the reason."""
         for link in tuple(self._links):
             link.end_calls(reason)
         task = self._task
         if task is None:
             return
-        for patience in _STOP:
+        for seconds in _STOP:
             task.cancel()
-            await asyncio.wait({task}, timeout=patience)
+            await asyncio.wait({task}, timeout=seconds)
             if task.done():
                 break
         self._task = None
         if not task.done():
-            log.error("%s: did not end within %g s and was left to the reaper", self.name, sum(_STOP))
+            log.error("%s: did not stop within %g s; the reaper will kill it", self.name, sum(_STOP))
         elif not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: failed while ending", self.name, exc_info=error)
+            log.error("%s: failed while stopping", self.name, exc_info=error)
         self._settled.set()
 
     def _enter(self, state: ServerState) -> None:
@@ -386,10 +386,10 @@ class Server:
         reason = self._last_error if state in {ServerState.UNAVAILABLE, ServerState.FAILED} else ""
         self._bus.publish(ServerStateChanged(server=self.name, state=state.value, reason=reason))
         if state not in _QUIET_STATES:
-            self._tell()
+            self._publish_tools()
 
-    def _tell(self) -> None:
+    def _publish_tools(self) -> None:
         try:
             self._on_tools(self)
         except Exception:
-            log.exception("%s: its news could not be handed on", self.name)
+            log.exception("%s: could not publish its tools", self.name)

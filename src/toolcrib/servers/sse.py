@@ -1,7 +1,7 @@
-"""The older HTTP+SSE transport: one standing stream brings all messages, each of ours is a POST.
+"""The older HTTP+SSE transport: one long-lived stream delivers all messages, and we send each of ours as a POST.
 
-In: the address of the stream. Out: `open_sse`, a `PipeLink`. Raw, and with our own limit on an event's size in place of
-the SDK's. Neighbours: `web` (connections), `wire` (events).
+In: the address of the stream. Out: `open_sse`, a `PipeLink`. Uses our own limit on an event's size instead of the
+SDK's. Neighbours: `web` (connections), `wire` (events).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolcrib.servers.wire import SseParser, TooLarge
 
 
 class _Stream:
-    """The standing stream and the address that it named for our messages."""
+    """The stream, and the endpoint it names for our messages."""
 
     def __init__(self, config: ServerConfig, poster: PostClient) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class _Stream:
             raise ServerUnavailable(explain_network(error, self._url)) from None
         if 300 <= response.status < 400:
             response.close()
-            raise ServerUnavailable(f"{web.shown_url(self._url)} sends us elsewhere; give the final address.")
+            raise ServerUnavailable(f"{web.shown_url(self._url)} redirects; configure the final address.")
         if response.status != 200:
             response.close()
             raise ServerUnavailable(explain_status(response.status, self._url))
@@ -51,7 +51,7 @@ class _Stream:
 
     async def read(self, response: PostResponse, link: PipeLink) -> None:
         events = SseParser(limit=self._config.max_message)
-        reason = "The server has ended its stream."
+        reason = "The server closed its stream."
 
         def read(piece: bytes) -> bool:
             answered = False
@@ -72,7 +72,7 @@ class _Stream:
             reason = explain_network(error, self._url)
         link.lose(reason)
         if not self.endpoint.done():
-            self.endpoint.set_exception(ServerUnavailable("The stream ended before it named an address for messages."))
+            self.endpoint.set_exception(ServerUnavailable("The stream ended before it named an endpoint for messages."))
 
     def _name_endpoint(self, path: str) -> None:
         if self.endpoint.done():
@@ -82,7 +82,7 @@ class _Stream:
             self.endpoint.set_result(endpoint)
         else:
             self.endpoint.set_exception(
-                ServerUnavailable(f"The server wants our messages sent to another origin ({web.shown_url(endpoint)}).")
+                ServerUnavailable(f"The server names an endpoint on another origin ({web.shown_url(endpoint)}).")
             )
 
     async def send(self, message: bytes) -> None:
@@ -99,7 +99,7 @@ class _Stream:
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
             self.on_expired()
-            why = "it has forgotten our session" if status == 404 else "its token was replaced meanwhile"
+            why = "it no longer knows our session" if status == 404 else "its token has been replaced"
             raise SessionExpired(f"Server '{self._config.name}': {why}. The call did not run.")
         if status >= 300:
             reason = explain_status(status, endpoint)

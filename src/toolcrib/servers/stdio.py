@@ -1,8 +1,8 @@
 """A server as a child process: one line of JSON is one message.
 
 In: a server's configuration and the project root. Out: `open_stdio`, a `PipeLink` over the child's stdin and stdout,
-and a `StderrLog`: the last lines of its stderr in memory, all of it in a bounded file.
-Below: `wire` (lines), `environment` (what the child sees), `reaper`. Above: `transports`.
+and a `StderrLog`: the last lines of its stderr in memory, and all of it in a file of limited size.
+Below: `wire` (lines), `environment` (variables), `reaper`. Above: `transports`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from toolcrib.signals import restore_open_file_limit
 
 log = logging.getLogger(__name__)
 
-KEPT_LINES = 500
-LONGEST_KEPT = 2000
-LARGEST_FILE = 1024 * 1024
-"""At this size the file becomes `<name>.1`, replacing the one before."""
+MAX_KEPT_LINES = 500
+MAX_LINE_LENGTH = 2000
+MAX_FILE_SIZE = 1024 * 1024
+"""At this size the file is renamed to `<name>.1`, replacing the previous one."""
 
 
 class StderrLog:
     def __init__(self, file: Path | None, mask: Callable[[str], str]) -> None:
         self._file = file
         self._mask = mask
-        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._kept: deque[str] = deque(maxlen=MAX_KEPT_LINES)
         self._of_this_process = 0
-        """How many lines the process that runs now, or ran last, has written."""
+        """Lines written by the current or last process."""
         self._lines = LineSplitter(
-            limit=64 * 1024, on_overlong=lambda _: self._keep(["(a very long line was left out)"])
+            limit=64 * 1024, on_overlong=lambda _: self._keep(["(a very long line was omitted)"])
         )
         self._writable = file is not None
         self._out: io.FileIO | None = None
 
     def begin(self) -> None:
-        """A new process starts. The lines of the one before stay readable: they say why it was replaced."""
+        """Marks the start of a new process. Older lines are kept: they show why the last process ended."""
         self._of_this_process = 0
 
     def feed(self, chunk: bytes) -> None:
@@ -63,7 +63,7 @@ class StderrLog:
             self._keep(lines)
 
     def end(self) -> None:
-        """The process has closed stderr: what stands without a line end counts as a line."""
+        """Keeps the last line even if it has no line end. Call it when stderr is closed."""
         if rest := self._lines.rest():
             self._keep([self._text(rest)])
         self._close()
@@ -72,12 +72,12 @@ class StderrLog:
         return list(self._kept)[-count:] if count > 0 else []
 
     def last_words(self, count: int) -> list[str]:
-        """The last lines of the newest process alone."""
+        """The last lines of the newest process only."""
         return self.tail(min(count, self._of_this_process))
 
     def _text(self, line: bytes) -> str:
         text = self._mask(line.decode(errors="replace").rstrip().expandtabs())
-        return text if len(text) <= LONGEST_KEPT else f"{text[:LONGEST_KEPT]} …"
+        return text if len(text) <= MAX_LINE_LENGTH else f"{text[:MAX_LINE_LENGTH]} …"
 
     def _keep(self, lines: list[str]) -> None:
         self._kept.extend(lines)
@@ -89,14 +89,12 @@ class StderrLog:
         except OSError as error:
             self._writable = False
             self._close()
-            log.warning(
-                "cannot write %s: %s. What this server says on stderr is kept in memory only.", self._file, error
-            )
+            log.warning("cannot write %s: %s. This server's stderr is kept in memory only.", self._file, error)
 
     def _opened(self, file: Path) -> io.FileIO:
         out = self._out or self._open(file)
-        if out.tell() >= LARGEST_FILE:
-            # Another instance of the server may write to the same file, and have turned it over already.
+        if out.tell() >= MAX_FILE_SIZE:
+            # Another instance of the server may write to the same file and have rotated it already.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(file.stat(), os.fstat(out.fileno())):
                     file.replace(file.with_name(f"{file.name}.1"))
@@ -119,9 +117,9 @@ _LEAVE_BY_ITSELF = 0.8
 _LEAVE_WHEN_ASKED = 0.8
 _LEAVE_WHEN_KILLED = 0.5
 _LAST_WORDS = 0.5
-"""Seconds that output may still come in after the process has ended, or the end be seen after the output's."""
+"""Seconds to wait for the remaining output after the process exits, or for its exit after the output ends."""
 _FULL = 1024 * 1024
-"""Bytes that may wait for a child that does not read; beyond this callers wait."""
+"""Bytes to buffer for a child that does not read; beyond this, callers wait."""
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _OPEN_FILES = "/dev/fd"
 
@@ -137,14 +135,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.name = name
         self.exited: asyncio.Future[int] = loop.create_future()
         self.silent: asyncio.Future[int] = loop.create_future()
-        """Done when both output pipes have ended."""
+        """Done when both output pipes are closed."""
         self.deaf: asyncio.Future[int] = loop.create_future()
-        """Done when it does not read any more."""
+        """Done when it has closed its stdin."""
         self.on_line: Callable[[bytes], bool] = lambda line: False
-        """Says whether the line is an answer that was asked for."""
+        """Returns whether the line answers a request."""
         self.budget: InputBudget | None = None
         self._unread: deque[tuple[int, bytes | None]] = deque()
-        """Pieces of either output pipe in their order; None for its end."""
+        """Pieces from both output pipes in order; None marks the end of a pipe."""
         self._pausing: asyncio.TimerHandle | None = None
         self._leaving = False
         self._open_pipes = {_STDOUT, _STDERR}
@@ -191,7 +189,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Takes in what has come, piece by piece. Of a server that floods the rest waits, and so does its writer."""
+        """Processes received pieces one by one. Pauses reading if the server floods us."""
         if self._pausing is not None:
             return
         while self._unread:
@@ -220,7 +218,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 do(cast(asyncio.ReadTransport, pipe))
 
     def _take(self, fd: int, piece: bytes) -> bool:
-        """Whether it was asked for: an answer, or a part of a line that may become one."""
+        """Returns whether the piece was requested: an answer, or part of a line that may become one."""
         if fd == _STDERR:
             self._stderr.feed(piece)
             return False
@@ -256,7 +254,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             await self._writable.wait()
         if self.exited.done() or self.stdin.is_closing():
             raise ServerUnavailable(f"Server '{self.name}': its process has ended. The call did not run.")
-        # The first call of a turn of the loop goes out at once, the others of that turn together after it.
+        # The first message of a loop iteration is sent at once, the others together after it.
         if self._in_turn:
             self._outgoing += (wire.on_one_line(message), b"\n")
             return
@@ -271,7 +269,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self.stdin.writelines(outgoing)
 
     async def ended(self) -> str:
-        """Waits until the process has ended, fallen silent or gone deaf, and says how."""
+        """Waits until the process exits or closes its input or output; returns the reason."""
         await asyncio.wait({self.exited, self.silent, self.deaf}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({self.exited, self.silent}, timeout=_LAST_WORDS)
         if not self.exited.done():
@@ -279,7 +277,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return _how_it_ended(self.exited.result(), self._stderr.last_words(3))
 
     async def leave(self) -> None:
-        """Close stdin, wait; ask the group to end, wait; end it."""
+        """Closes stdin, then sends SIGTERM to the group, then SIGKILL, with a wait after each."""
         self._leaving = True
         self._flush()
         self.stdin.close()
@@ -300,10 +298,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._pausing.cancel()
 
 
-def _how_it_ended(code: int, words: Iterable[str]) -> str:
-    how = f"Its process was ended by signal {-code}" if code < 0 else f"Its process ended with code {code}"
-    said = " | ".join(line for line in words if line)
-    return f"{how}, saying: {said}." if said else f"{how}."
+def _how_it_ended(code: int, lines: Iterable[str]) -> str:
+    how = f"Its process was killed by signal {-code}" if code < 0 else f"Its process exited with code {code}"
+    output = " | ".join(line for line in lines if line)
+    return f"{how}: {output}." if output else f"{how}."
 
 
 @contextlib.asynccontextmanager
@@ -315,14 +313,14 @@ async def open_stdio(
     stderr: StderrLog,
     on_tools_changed: Callable[[], None],
 ) -> AsyncIterator[PipeLink]:
-    """Starts the process; on leaving, it and all that it started are gone."""
+    """Starts the process. On exit, it and all its descendants are gone."""
     async with _running(config, root, reaper, stderr) as child:
         link = PipeLink(config.name, send=child.send, on_tools_changed=on_tools_changed)
         link.pid = child.pid
         child.on_line = link.receive
         child.budget = link.budget
         child.on_overlong = functools.partial(link.refuse, limit=config.max_message)
-        watching = asyncio.create_task(_tell_end(child, link))
+        watching = asyncio.create_task(_watch_end(child, link))
         try:
             yield link
         finally:
@@ -332,7 +330,7 @@ async def open_stdio(
             await link.stop(limit=0)
 
 
-async def _tell_end(child: ChildProcess, link: PipeLink) -> None:
+async def _watch_end(child: ChildProcess, link: PipeLink) -> None:
     link.lose(await child.ended())
 
 
@@ -351,7 +349,7 @@ async def _running(
         try:
             await child.leave()
         finally:
-            # Also when this task is cancelled once more: what follows does not wait for the loop.
+            # Runs even if this task is cancelled again: the following calls don't await.
             child.forget_unread()
             reaper_child.signal_group(group, signal.SIGTERM if child.exited.done() else signal.SIGKILL)
             child.transport.close()
@@ -360,15 +358,15 @@ async def _running(
 
 
 async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: StderrLog) -> ChildProcess:
-    words, env = config.launched(root)
+    command, env = config.launched(root)
     if config.start is not StartFolder.NAMED:
-        words, safe = safe_launch(words)
+        command, safe = safe_launch(command)
         env = {**safe, **env}
     environment = child_environment(env, os.environ, marker)
     cwd = config.works_in(root)
     if cwd is not None and not cwd.is_dir():
-        raise ServerUnavailable(f"The folder {cwd} that it should run in does not exist.")
-    argv = [_find(words[0], environment, cwd), *words[1:]]
+        raise ServerUnavailable(f"Its working folder {cwd} does not exist.")
+    argv = [_find(command[0], environment, cwd), *command[1:]]
     loop = asyncio.get_running_loop()
     try:
         if not os.access(argv[0], os.X_OK):
@@ -383,31 +381,31 @@ async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: S
         )
     except OSError as error:
         raise ServerUnavailable(f"'{config.command}' cannot be started: {error.strerror or error}.") from None
-    # A program that ended, or closed its input, while it started has no pipe left to set anything on.
+    # A program that exited or closed its input during start has no pipe to configure.
     if not child.stdin.is_closing():
         child.stdin.set_write_buffer_limits(high=_FULL)
     return child
 
 
 def _sealed(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
-    """Options that keep our open files from a child. uvloop takes no `close_fds`, and leaves a child a second copy of
-    each of its own pipes: then not even its closing of them would be noticed."""
+    """Options that keep a child from inheriting our open files. uvloop has no `close_fds`, and gives a child a second
+    copy of each of its pipes, so that we would not notice when it closes them."""
     if isinstance(loop, asyncio.BaseEventLoop) or not Path(_OPEN_FILES).is_dir():
         return {}
-    return {"preexec_fn": _keep_to_ourselves}
+    return {"preexec_fn": _close_inherited_files}
 
 
-def _keep_to_ourselves() -> None:
-    """Runs in the child before its pipes are put in place. What cannot be marked is not open."""
+def _close_inherited_files() -> None:
+    """Runs in the child before its pipes are set up. Ignores descriptors that are already closed."""
     restore_open_file_limit()
-    for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - as little as there can be between fork and exec
+    for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - as little code as possible between fork and exec
         if int(name) > _STDERR:
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(name), False)
 
 
 def _find(command: str, environment: dict[str, str], cwd: Path | None) -> str:
-    """The program's path. Looked for with the child's PATH, as the child itself would."""
+    """The program's path, searched for in the child's PATH."""
     if os.sep in command:
         path = Path(command).expanduser()
         full = path if path.is_absolute() or cwd is None else cwd / path

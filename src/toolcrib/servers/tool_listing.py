@@ -1,7 +1,7 @@
 """tools/list, page by page → the tools' raw definitions.
 
-In: a link. Out: each tool's exact JSON bytes, in the server's order. What is no tool (no object, no name) or a second
-tool of the same name is left out and logged; it never hides the others. `server` is the only user.
+In: a link. Out: each tool's exact JSON bytes, in the server's order. Invalid tools (not an object, no name) and
+duplicate names are skipped and logged; they never hide the others. Used only by `server`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from toolcrib.servers.param_headers import header_fault
 
 log = logging.getLogger(__name__)
 
-MOST_PAGES = 1000
-MOST_TOOLS = 5000
-"""Of one server. A catalog of so many takes some tenths of a second, in which nobody else is served."""
+MAX_PAGES = 1000
+MAX_TOOLS = 5000
+"""Per server. Building a catalog of this size blocks all other requests for some tenths of a second."""
 LARGEST_LISTING = 16 * 1024 * 1024
 """Bytes of all pages together."""
-_MOST_VALUES = 500_000
-"""Objects, lists and what they hold, in one page."""
+_MAX_VALUES = 500_000
+"""JSON values in one page."""
 _STEP = 64 * 1024
 
 
@@ -57,29 +57,29 @@ async def list_tools(link: ServerLink, limit: float) -> tuple[bytes, ...]:
     cursors: set[str] = set()
     params: dict[str, Any] = {}
     size = 0
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         page, length = await _page(link, params, limit)
         size += length
         if size > LARGEST_LISTING:
             raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
-        if len(tools) + len(page.tools) > MOST_TOOLS:
-            raise _too_much(link, f"{MOST_TOOLS:,} tools")
+        if len(tools) + len(page.tools) > MAX_TOOLS:
+            raise _too_much(link, f"{MAX_TOOLS:,} tools")
         for raw in page.tools:
             _take(link, bytes(raw), tools)
         cursor = page.nextCursor
         if cursor is None:
             return tuple(tools.values())
         if cursor in cursors:
-            log.warning("%s: its list of tools comes back to a page that was read; the rest is left out", link.name)
+            log.warning("%s: its list of tools repeats a page; skipping the rest", link.name)
             return tuple(tools.values())
         cursors.add(cursor)
         params = {"cursor": cursor}
-    log.warning("%s: its list of tools has more than %d pages; the rest is left out", link.name, MOST_PAGES)
+    log.warning("%s: its list of tools has more than %d pages; skipping the rest", link.name, MAX_PAGES)
     return tuple(tools.values())
 
 
 async def _page(link: ServerLink, params: dict[str, Any], limit: float) -> tuple[_Page, int]:
-    """One page and its size in bytes."""
+    """Returns one page and its size in bytes."""
     answer = await link.request("tools/list", params, meta={}, limit=limit)
     if answer.result is None:
         error = wire.error_in(answer.error or b"{}")
@@ -90,25 +90,25 @@ async def _page(link: ServerLink, params: dict[str, Any], limit: float) -> tuple
     try:
         return _pages.decode(answer.result), len(answer.result)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ProtocolViolation(f"Server '{link.name}' gave a list of tools that is not MCP: {error}.") from None
+        raise ProtocolViolation(f"Server '{link.name}' sent an invalid list of tools: {error}.") from None
 
 
 async def _weigh(link: ServerLink, page: bytes) -> None:
-    """Refuses what would take long to decode: the decoder holds the interpreter. Counting goes in steps."""
+    """Rejects a page that would take long to decode, since decoding blocks the interpreter. Counts in steps."""
     if len(page) > LARGEST_LISTING:
         raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
     weight = wire.ValueCounter()
     for start in range(0, len(page) - _STEP, _STEP):
         weight.add(page[start : start + _STEP])
-        if weight.values > _MOST_VALUES:
-            raise _too_much(link, f"{_MOST_VALUES:,} values")
+        if weight.values > _MAX_VALUES:
+            raise _too_much(link, f"{_MAX_VALUES:,} values")
         await asyncio.sleep(0)
 
 
 def _too_much(link: ServerLink, what: str) -> ProtocolViolation:
     return ProtocolViolation(
-        f"Server '{link.name}' lists more than {what}, which is the most that is taken from one server.",
-        remedy="Have it list fewer tools, or split it into several servers.",
+        f"Server '{link.name}' lists more than {what}, the limit for one server.",
+        remedy="Make it list fewer tools, or split it into several servers.",
     )
 
 
@@ -116,19 +116,19 @@ def _take(link: ServerLink, raw: bytes, tools: dict[str, bytes]) -> None:
     try:
         name = _names.decode(raw).name
     except (msgspec.MsgspecError, RecursionError) as error:
-        log.warning("%s: one of its tools was left out: %s", link.name, printable(str(error)))
+        log.warning("%s: skipped an invalid tool: %s", link.name, printable(str(error)))
         return
     if not name or name in tools:
-        log.warning("%s: a tool was left out: its name '%s' is empty or taken", link.name, printable(name[:80]))
+        log.warning("%s: skipped a tool: its name '%s' is empty or already used", link.name, printable(name[:80]))
         return
     if link.peer.era is Era.MODERN and b"x-mcp-header" in raw and (fault := _header_fault(raw)) is not None:
-        log.warning("%s: the tool '%s' was left out: %s", link.name, printable(name[:80]), printable(fault[:200]))
+        log.warning("%s: skipped the tool '%s': %s", link.name, printable(name[:80]), printable(fault[:200]))
         return
     tools[name] = raw
 
 
 def _header_fault(raw: bytes) -> str | None:
-    """The specification wants tools with wrong header marks left out."""
+    """The specification demands that tools with invalid header marks are left out."""
     try:
         return header_fault(_tools.decode(raw).inputSchema)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,9 +1,9 @@
 """A server's configuration → an open link, negotiated and ready for calls.
 
-In: `ServerConfig`, root, and what was learnt of the server before. Out: `open_link`, an async context manager that
-yields a `ServerLink`. Each transport is a context manager of its own (`stdio`, `http`, `sse`, `websocket`); this is
-the one place that chooses. `server` enters and leaves it, always in its supervisor's task. It imports this module when
-the first server connects, since the SDK comes with it.
+In: `ServerConfig`, root, and the server's era if known. Out: `open_link`, an async context manager that yields a
+`ServerLink`. Each transport has its own context manager (`stdio`, `http`, `sse`, `websocket`); this module chooses.
+`server` enters and leaves it, always in its supervisor's task, and imports this module when the first server connects,
+because it loads the SDK.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from toolcrib.servers.stdio import open_stdio
 from toolcrib.servers.websocket import open_websocket
 
 _PROBE_SHARE = 0.4
-"""The part of the connect limit that a server gets to answer the modern probe before the legacy opening is tried."""
+"""The share of connect_timeout that a server gets to answer the modern probe before we try legacy."""
 _SUBSCRIBE_LIMIT = 2.0
-"""Seconds to wait for a subscription's acknowledgement, so that no change falls between it and the first list."""
+"""Seconds to wait until a subscription is acknowledged, so that no change before the first list is missed."""
 
 _LAST_WORDS = 1.0
 
@@ -39,7 +39,7 @@ def effective_transport(config: ServerConfig) -> Transport:
 
 @contextlib.asynccontextmanager
 async def open_link(config: ServerConfig, context: LinkContext) -> AsyncIterator[ServerLink]:
-    """Raises ServerUnavailable, possibly inside an exception group of the SDK's."""
+    """Raises ServerUnavailable, possibly inside an exception group from the SDK."""
     async with _opened(config, context) as (link, session), _subscribed(link, session, context.on_tools_changed):
         yield link
 
@@ -52,7 +52,7 @@ async def _opened(config: ServerConfig, context: LinkContext) -> AsyncIterator[t
         async with open_http(config, context.on_tools_changed, context.known_era, probe_limit) as opened:
             yield opened
         return
-    # The modern era does not know the SSE transport.
+    # The modern era has no SSE transport.
     known = Era.LEGACY if transport is Transport.SSE else context.known_era
     async with _pipe(config, transport, context) as link, _negotiated(link, known, probe_limit) as session:
         yield link, session
@@ -81,7 +81,7 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
         try:
             link.negotiated(await session.negotiate(known=known, probe_limit=probe_limit))
         except EndedEarly as early:
-            # How the far side ended says more than that it did.
+            # Prefer the reason why the server exited.
             await asyncio.wait({link.lost}, timeout=_LAST_WORDS)
             if not link.lost.done():
                 raise early from None
@@ -91,7 +91,7 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
 
 @contextlib.asynccontextmanager
 async def _subscribed(link: ServerLink, session: SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
-    """Modern servers tell of changes only to those who subscribed."""
+    """Subscribes to changes, which modern servers send only to subscribers."""
     if link.peer.era is not Era.MODERN or not link.peer.announces_changes:
         yield
         return

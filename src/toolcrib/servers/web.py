@@ -1,8 +1,8 @@
-"""What every transport over the network shares: connections, TLS, proxies, the origin rule, and failures explained.
+"""Shared code of the network transports: connections, TLS, proxies, redirects, and explanations of failures.
 
-In: whether certificates are verified; an address; exceptions and HTTP statuses. Out: a `PostClient` that the whole
-process shares; the proxy for an address; where a redirect may lead; sentences that say what to do, without header
-values, keys or passwords. `http`, `sse` and `websocket` use it.
+In: whether to verify certificates; an address; exceptions and HTTP statuses. Out: a `PostClient` shared by the whole
+process; the proxy for an address; allowed redirect targets; error texts without header values, keys or passwords.
+Used by `http`, `sse` and `websocket`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ KEEPALIVE = [
         if hasattr(socket, name)
     ),
 ]
-"""Streams stay silent for hours; without this a peer that vanished would never be noticed."""
+"""Streams can be silent for hours; without this, we would never notice a vanished peer."""
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 REDIRECTS = frozenset({307, 308})
-"""Those that keep method and body."""
-MOST_REDIRECTS = 3
+"""Redirects that keep method and body."""
+MAX_REDIRECTS = 3
 
 
 def tls_context(*, verify: bool) -> ssl.SSLContext:
-    """Loading the trust store costs tens of milliseconds, so there is one for all until its files change."""
+    """Cached until the trust store's files change, because loading it takes tens of milliseconds."""
     paths = ssl.get_default_verify_paths()
     return _made_context(verify, _stamp(paths.cafile), _stamp(paths.capath))
 
 
 def _stamp(path: str | None) -> tuple[object, ...]:
     try:
-        state = os.stat(path or "")  # noqa: PTH116 - the path may be none
+        state = os.stat(path or "")  # noqa: PTH116 - the path may be None
     except OSError:
         return ()
     return path, state.st_ino, state.st_size, state.st_mtime_ns
@@ -61,7 +61,7 @@ def _made_context(verify: bool, *_: object) -> ssl.SSLContext:  # noqa: FBT001 -
 
 
 class SharedPostClient:
-    """A poster that several hold: made for the first, closed by the last."""
+    """A `PostClient` that closes when its last holder lets go."""
 
     def __init__(self, poster: PostClient, forget: Callable[[], object]) -> None:
         self.client = poster
@@ -85,7 +85,7 @@ _shared_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.S
 
 @contextlib.asynccontextmanager
 async def shared_post_client(*, verify: bool) -> AsyncIterator[SharedPostClient]:
-    """The process's connections for this TLS setting. Who needs them for longer than the block holds the lease."""
+    """The process's connections for this TLS setting. To use them beyond the block, `hold` the lease."""
     per_loop = _shared_clients.setdefault(asyncio.get_running_loop(), {})
     context = await asyncio.to_thread(tls_context, verify=verify)
     if context not in per_loop:
@@ -99,12 +99,12 @@ async def shared_post_client(*, verify: bool) -> AsyncIterator[SharedPostClient]
 
 
 def head_lines(headers: Mapping[str, str]) -> bytes:
-    """Headers as they stand in a request. Configuration lets no line end into them."""
+    """Headers as bytes of a request. The configuration rejects line ends in them."""
     return b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for this address."""
+    """The proxy for this address from the environment."""
     parts = urlsplit(url)
     scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
     host = parts.hostname or ""
@@ -119,7 +119,7 @@ def same_origin(url: str, other: str) -> bool:
 
 
 def redirect_target(url: str, location: str) -> str | None:
-    """Where a redirect leads if it may be followed: our headers were meant for this origin, or its upgrade to https."""
+    """A redirect's target if it may get our headers: the same origin, or its upgrade to https."""
     target = urljoin(url, location)
     if same_origin(url, target):
         return target
@@ -134,7 +134,7 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 
 def shown_url(url: str) -> str:
-    """An address without user, password and query, which may hold keys."""
+    """A URL without user, password and query, which may hold keys."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
@@ -142,7 +142,7 @@ def shown_url(url: str) -> str:
 
 
 def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside nested groups, as the SDK's task groups raise them."""
+    """The exceptions inside nested groups, such as those from the SDK's task groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaf_exceptions(inner)
@@ -151,7 +151,7 @@ def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The most telling one: an error of ours before anybody else's."""
+    """The most useful exception; ours are preferred."""
     found = list(leaf_exceptions(error))
     ours = [leaf for leaf in found if isinstance(leaf, ToolcribError)]
     others = [leaf for leaf in found if not isinstance(leaf, asyncio.CancelledError)]
@@ -165,11 +165,11 @@ def explain_network(error: BaseException, url: str) -> str:
     for cause in _chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             why = getattr(cause, "verify_message", "") or "verification failed"
-            return f"The certificate of {where} is not trusted ({why}). Install its authority."
+            return f"The certificate of {where} is not trusted ({why}). Install its CA certificate."
         if isinstance(cause, ssl.SSLError):
             return f"No secure connection to {where}: {cause.reason or 'TLS failed'}."
         if isinstance(cause, socket.gaierror):
-            return f"The host of {where} is not known. Check the address and the network."
+            return f"The host of {where} could not be resolved. Check the address and the network."
         if isinstance(cause, ConnectionRefusedError):
             return f"Nothing listens at {where} (connection refused). Start the server or correct the address."
         if isinstance(cause, TimeoutError):
@@ -200,16 +200,16 @@ def explain_status(status: int, url: str) -> str:
         return f"{where} refuses our credentials: check the server's auth or headers (HTTP 403)."
     if status in {404, 405}:
         return (
-            f"{where} is no MCP endpoint of this transport (HTTP {status}). "
-            "Check the address; an older server may want transport: sse."
+            f"{where} is not an MCP endpoint of this transport (HTTP {status}). "
+            "Check the address; an older server may need transport: sse."
         )
     if status == 429:
-        return f"{where} wants fewer requests (HTTP 429). Try again later."
-    return f"{where} answered HTTP {status}. Look at the server's own log."
+        return f"{where} received too many requests (HTTP 429). Try again later."
+    return f"{where} answered HTTP {status}. Check the server's log."
 
 
 def explain(error: BaseException, limit: float) -> str:
-    """Any failure of a connect attempt, as the text of `last_error`."""
+    """The text of `last_error` for any failed attempt to connect."""
     cause = root_cause(error)
     if isinstance(cause, ToolcribError):
         return cause.text()

@@ -1,9 +1,9 @@
 """WebSocket (`ws://`, `wss://`): one frame is one message, subprotocol `mcp`.
 
-In: the address. Out: `open_websocket`, a `PipeLink`. Neighbours: `web` (TLS, proxies, failures explained).
+In: the address. Out: `open_websocket`, a `PipeLink`. Neighbours: `web` (TLS, proxies, explained failures).
 
-Of the library's defaults none is taken that counts: messages have our own limit and are never compressed, pings are
-rare, and no redirect is followed.
+We override the library's defaults: messages have our own size limit and are never compressed, pings are rare, and
+redirects are not followed.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from toolcrib.servers.wire import TooLarge
 
 _PING_INTERVAL = 120.0
 _PING_TIMEOUT = 60.0
-"""What a busy server has for its answer; a shorter one would cut off servers that block while working."""
+"""Long, because some servers block while they run a tool."""
 _CLOSE_TIMEOUT = 1.0
 _WAITING_FRAMES = 4
-"""Received and not taken yet; each may be as large as a message. Then reading pauses."""
+"""Received frames waiting to be processed, each up to the size of a message. Beyond this, reading pauses."""
 _FRAME_COST = 0.00005
 """Seconds that the library spends on a frame before we see it."""
-_TOO_MANY_FRAGMENTS = "It sent a message in more pieces than are taken."
+_TOO_MANY_FRAGMENTS = "It sent a message in too many fragments."
 
 _quiet = logging.getLogger(f"{__name__}.protocol")
-# At the level of debugging the library writes whole requests, keys included.
+# At debug level the library logs whole requests, including keys.
 _quiet.setLevel(logging.WARNING)
 
 
 class _Connect(connect):
     def process_redirect(self, exc: Exception) -> Exception:
-        """Follows none: our headers were meant for this address alone."""
+        """Follows no redirect: our headers are for this address only."""
         return exc
 
 
 class _Connection(ClientConnection):
-    """Ends in time, and charges the server for pings and pongs, which are answered before anybody sees them."""
+    """Closes in time, and charges the server for pings and pongs, which the library handles on its own."""
 
     budget: InputBudget | None = None
     _resting = False
@@ -68,7 +68,7 @@ class _Connection(ClientConnection):
     async def handshake(
         self, additional_headers: HeadersLike | None = None, user_agent_header: str | None = None
     ) -> None:
-        """A configured header replaces the library's of that name, such as the host; the library would send both."""
+        """A configured header, such as Host, replaces the library's; the library would send both."""
         original = self.protocol.connect
         configured = Headers(additional_headers or {})
 
@@ -82,7 +82,7 @@ class _Connection(ClientConnection):
         await super().handshake(configured, user_agent_header)
 
     def data_received(self, data: bytes) -> None:
-        """Once the closing has begun it ends in time; by itself the library would wait for the far side to hang up."""
+        """Enforces the close timeout. The library would wait until the server closes the connection."""
         super().data_received(data)
         if self.close_deadline is not None and not self._closing:
             self._closing = True
@@ -145,7 +145,7 @@ def _why(closed: ConnectionClosed, url: str) -> str:
     if closed.sent is not None and not closed.rcvd_then_sent:
         return f"The connection to {web.shown_url(url)} failed ({printable(closed.sent.reason)})."
     code = CloseCode.ABNORMAL_CLOSURE if closed.rcvd is None else closed.rcvd.code
-    return f"The server has closed the connection (code {int(code)})."
+    return f"The server closed the connection (code {int(code)})."
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +159,7 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
             user_agent_header=None,
             proxy=web.proxy_for(config.url),
             compression=None,
-            # The supervisor has a limit on connecting.
+            # The supervisor limits the time to connect.
             open_timeout=None,
             ping_interval=_PING_INTERVAL,
             ping_timeout=_PING_TIMEOUT,
@@ -172,16 +172,16 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
         )
     except InvalidStatus as error:
         status = error.response.status_code
-        elsewhere = f"{web.shown_url(config.url)} sends us elsewhere; give the final address."
+        elsewhere = f"{web.shown_url(config.url)} redirects; configure the final address."
         raise ServerUnavailable(elsewhere if 300 <= status < 400 else explain_status(status, config.url)) from None
     except (ProxyError, InvalidProxy, ImportError):
-        raise ServerUnavailable(f"The proxy for {web.shown_url(config.url)} cannot be used, or refused it.") from None
+        raise ServerUnavailable(f"The proxy for {web.shown_url(config.url)} failed or refused.") from None
     except (InvalidHandshake, OSError) as error:
         raise ServerUnavailable(explain_network(error, config.url)) from None
     try:
         yield cast("_Connection", socket)
     finally:
-        # Closing waits until our last frame is written, which a peer that does not read can put off for ever.
+        # Closing waits until our last frame is written, which a peer that does not read can block for ever.
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * _CLOSE_TIMEOUT):

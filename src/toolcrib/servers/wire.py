@@ -1,14 +1,12 @@
-"""Bytes of a connection ↔ JSON-RPC messages: one decode of the envelope, everything inside left raw.
+"""Bytes of a connection ↔ JSON-RPC messages. Only the envelope is decoded; its content stays raw.
 
-In: chunks as a pipe or socket hands them out. Out: lines (`LineSplitter`) and server-sent events (`SseParser`), in time
-linear in the bytes. A line past the limit is dropped up to its end, and what it began and ended with is reported; an
-event past the limit raises `TooLarge`.
+In: chunks from a pipe or socket. Out: lines (`LineSplitter`) and server-sent events (`SseParser`), in linear time. A
+line over the limit is dropped, and its beginning and end are reported; an event over the limit raises `TooLarge`.
 
-In: one message as it came off a pipe, frame or body. Out: an `Envelope` whose params, result and error are raw JSON,
-or `NotAMessage`. The other way: a request's parts → its bytes. Every link reads and writes through here.
+In: one message from a pipe, frame or body. Out: an `Envelope` whose params, result and error are raw JSON, or
+`NotAMessage`. The other direction: a request's parts → its bytes. Every link reads and writes through this module.
 
-Ids of ours are strings that begin with `PREFIX`. The SDK counts with integers and `listen-N`, so that both can share
-one pipe without meeting.
+Our ids are strings that begin with `PREFIX`. The SDK uses integers and `listen-N`, so both can share one pipe.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ PREFIX = "tc-"
 PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO_KEY = "io.modelcontextprotocol/clientInfo"
 CLIENT_CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
-PROGRESS_TOKEN_KEY = "progressToken"  # noqa: S105 - the protocol's word, no secret
+PROGRESS_TOKEN_KEY = "progressToken"  # noqa: S105 - a protocol key, not a secret
 _CONNECTION_KEYS = (PROTOCOL_VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, PROGRESS_TOKEN_KEY)
 
 _OWN_ID = re.compile(rb'"id"\s*:\s*"(' + PREFIX.encode() + rb'\d+)"')
@@ -39,14 +37,14 @@ _ESCAPE = re.compile(
 )
 _STEP = 1024 * 1024
 _utf8 = codecs.getincrementaldecoder("utf-8")
-_MOST_ESCAPES = 100_000
-"""Of a message that is mended: each costs a call."""
+_MAX_ESCAPES = 100_000
+"""In a message to repair: each escape costs a call."""
 _LARGEST_BATCH = 1024 * 1024
 _LARGEST_PARAMS = 64 * 1024
-"""Bytes of what a server says unasked that is looked into: making objects of JSON costs many times its size."""
-_LONGEST_EVENT_ID = 1024
+"""Bytes of notification params that we decode; decoded JSON takes many times its size."""
+_MAX_EVENT_ID = 1024
 EDGE = 300
-"""Bytes of either end of a line that was too long, or of a message that is broken: its id is looked for there."""
+"""Bytes at both ends of an overlong or invalid message that are searched for its id."""
 
 
 class _Typed(msgspec.Struct):
@@ -57,8 +55,7 @@ _typed = msgspec.json.Decoder(_Typed).decode
 
 
 def result_type(result: bytes) -> str | None:
-    """The `resultType` of a raw result; None where it has none that is a text. Looked for only where the word is there
-    at all."""
+    """The `resultType` of a raw result; None if it is missing or not a string."""
     if b'"resultType"' not in result:
         return None
     try:
@@ -69,7 +66,7 @@ def result_type(result: bytes) -> str | None:
 
 
 class NotAMessage(Exception):
-    """The bytes are no JSON-RPC message. Says why, never what stood there."""
+    """The bytes are not a JSON-RPC message. The text gives the reason, never the content."""
 
 
 class Envelope(msgspec.Struct):
@@ -80,7 +77,7 @@ class Envelope(msgspec.Struct):
     error: Raw | UnsetType = UNSET
 
     def answer(self) -> ServerAnswer | None:
-        """What this message says to a request, or None if it says nothing: only an object says something in MCP."""
+        """The answer in this message, or None. In MCP, results and errors are objects."""
         if self.result is not UNSET and bytes(memoryview(self.result)[:1]) == b"{":
             return ServerAnswer(result=bytes(self.result))
         if self.error is not UNSET and bytes(memoryview(self.error)[:1]) == b"{":
@@ -89,7 +86,7 @@ class Envelope(msgspec.Struct):
 
 
 class ProtocolError(msgspec.Struct):
-    """What an error says, as far as we read it."""
+    """The fields of a JSON-RPC error that we read."""
 
     code: int = 0
     message: str = ""
@@ -102,16 +99,16 @@ encode = msgspec.json.encode
 
 
 def decode(message: bytes) -> Envelope:
-    """Raises NotAMessage. The text is checked to be UTF-8: raw parts go on to others who rely on it."""
+    """Raises NotAMessage. Checks that the text is UTF-8, because raw parts are passed on unchecked."""
     try:
         if not message.isascii():
             _check_text(message)
         try:
             return _envelope.decode(message)
         except msgspec.DecodeError:
-            if message.count(b"\\") > _MOST_ESCAPES or b"\\ud" not in message.lower():
+            if message.count(b"\\") > _MAX_ESCAPES or b"\\ud" not in message.lower():
                 raise
-        return _decode_mended(message)
+        return _decode_repaired(message)
     except msgspec.MsgspecError as error:
         raise NotAMessage(str(error)) from None
     except RecursionError:
@@ -119,21 +116,21 @@ def decode(message: bytes) -> Envelope:
 
 
 def _check_text(message: bytes) -> None:
-    """In steps: the text of a large message may take four times its bytes."""
+    """Checks in steps, because a decoded string may take four times the memory of its bytes."""
     decoder = _utf8()
     for start in range(0, len(message), _STEP):
         step = message[start : start + _STEP]
         try:
             decoder.decode(step, final=start + _STEP >= len(message))
         except UnicodeDecodeError as error:
-            # What is reported begins with the bytes that were left of the step before.
+            # The reported object starts with the bytes left over from the previous step.
             raise NotAMessage(f"not UTF-8 (byte {start + len(step) - len(error.object) + error.start})") from None
 
 
-def _decode_mended(message: bytes) -> Envelope:
-    """Decodes what holds half a surrogate pair, as programs leave that cut a text inside an emoji.
+def _decode_repaired(message: bytes) -> Envelope:
+    """Decodes a message with half a surrogate pair, which programs produce when they cut a string inside an emoji.
 
-    No client could read such a text, so each half becomes the replacement character; the rest stays as it is.
+    No client could read such a string, so each half becomes the replacement character.
     """
     return _envelope.decode(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], message))
 
@@ -142,7 +139,7 @@ def error_in(error: bytes) -> ProtocolError:
     try:
         return _fault.decode(error)
     except (msgspec.MsgspecError, RecursionError):
-        return ProtocolError(message="it gave an error that is not MCP")
+        return ProtocolError(message="it sent an invalid error")
 
 
 def split_batch(message: bytes) -> list[bytes]:
@@ -156,7 +153,7 @@ def split_batch(message: bytes) -> list[bytes]:
 
 
 def own_id_in(broken: bytes) -> str | None:
-    """The id of ours that a message which cannot be decoded was meant for, so that its caller need not wait."""
+    """The request id in an invalid message, so that its caller fails at once."""
     found = _OWN_ID.search(broken[:EDGE]) or _OWN_ID.search(broken[-EDGE:])
     return found.group(1).decode() if found else None
 
@@ -164,7 +161,7 @@ def own_id_in(broken: bytes) -> str | None:
 def meta_for(
     era: Era, version: str, client_info: Mapping[str, Any], own: Mapping[str, Any], token: str | None
 ) -> dict[str, Any]:
-    """The `_meta` of a request: the caller's keys, and those that belong to this connection."""
+    """The `_meta` of a request: the caller's keys and this connection's."""
     meta = {key: value for key, value in own.items() if key not in _CONNECTION_KEYS}
     if token is not None:
         meta[PROGRESS_TOKEN_KEY] = token
@@ -185,15 +182,15 @@ def cancelled(request_id: str, reason: str) -> bytes:
 
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""One up for what opens, one down (as a signed byte) for what closes."""
+"""+1 for an opening bracket, -1 (as a signed byte) for a closing one."""
 _NO_STEP = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class ValueCounter:
-    """How many values a JSON text holds and how deep it nests, counted piece by piece before anything parses it.
+    """Counts the values and the nesting depth of JSON text, piece by piece, before it is parsed.
 
-    Exact for JSON. A text that is none is counted right up to its first mistake, which is as far as a parser gets.
-    No loop of ours looks at single bytes.
+    Exact for valid JSON. Invalid text is counted correctly up to the first error, which is as far as a parser gets.
+    Works without a Python loop over single bytes.
     """
 
     __slots__ = ("_depth", "_inside", "_left", "deepest", "values")
@@ -203,9 +200,9 @@ class ValueCounter:
         self.deepest = 0
         self._depth = 0
         self._inside = False
-        """Whether the last piece ended within a string."""
+        """Whether the last piece ended inside a string."""
         self._left = b""
-        """A backslash at the end of the last piece: what it escapes comes with the next."""
+        """A backslash at the end of the last piece, whose escaped character is in the next."""
 
     def add(self, piece: bytes) -> None:
         piece = self._left + piece
@@ -223,7 +220,7 @@ class ValueCounter:
 
 
 def deeper_than(limit: int, text: bytes) -> bool:
-    """Whether a JSON text nests deeper. Most have so few brackets that counting them is enough."""
+    """Whether JSON text nests deeper than `limit`. Most has so few brackets that counting them is enough."""
     if text.count(b"{") + text.count(b"[") <= limit:
         return False
     weight = ValueCounter()
@@ -232,14 +229,14 @@ def deeper_than(limit: int, text: bytes) -> bool:
 
 
 def on_one_line(message: bytes) -> bytes:
-    """The same JSON without line ends. In JSON they can stand between tokens only, so a blank says the same."""
+    """The same JSON without line ends. They occur only between tokens, so spaces are equivalent."""
     if b"\n" in message or b"\r" in message:
         return message.replace(b"\n", b" ").replace(b"\r", b" ")
     return message
 
 
 def params_object(params: Raw | UnsetType) -> dict[str, Any]:
-    """Params as a dict; empty where they are missing, odd, too large or too deep."""
+    """Params as a dict; empty if they are missing, invalid, too large or too deep."""
     if params is UNSET or len(memoryview(params)) > _LARGEST_PARAMS:
         return {}
     try:
@@ -250,19 +247,19 @@ def params_object(params: Raw | UnsetType) -> dict[str, Any]:
 
 
 class TooLarge(OSError):
-    """A server sent more than is taken from it. The text says what it was and which setting allows more."""
+    """A server sent more than the limit. The text names the setting that raises it."""
 
     @classmethod
     def message(cls, limit: int) -> Self:
         size = round(limit / 1024 / 1024, 3)
-        return cls(f"It sent a message of more than {size:g} MB. Raise its max_message_mb if it should be taken.")
+        return cls(f"It sent a message of more than {size:g} MB. Raise its max_message_mb to accept it.")
 
 
 class LineSplitter:
-    """Collects chunks and copies them once per line, however many chunks a line came in."""
+    """Splits chunks into lines. Copies each line only once, however many chunks it spans."""
 
     def __init__(self, *, limit: int, on_overlong: Callable[[bytes], None] = lambda edges: None) -> None:
-        """`on_overlong` gets the beginning and the end of a line that was dropped."""
+        """`on_overlong` receives the beginning and end of a dropped line."""
         self._limit = limit
         self._on_overlong = on_overlong
         self._kept = bytearray()
@@ -282,7 +279,7 @@ class LineSplitter:
             self._keep(chunk[start:])
 
     def rest(self) -> bytes:
-        """What came after the last line end."""
+        """Returns and clears the bytes after the last line end."""
         rest = bytes(self._kept)
         self._kept, self._tail, self.dropping = bytearray(), b"", False
         return rest
@@ -308,14 +305,12 @@ class LineSplitter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SseEvent:
-    """One server-sent event."""
-
     kind: str
     data: bytes
     id: str | None = None
-    """The last id the stream has shown so far."""
+    """The last id of the stream so far."""
     retry: float | None = None
-    """Seconds, where the event said so."""
+    """Seconds, if the event has a retry field."""
 
 
 class SseParser:
@@ -344,7 +339,7 @@ class SseParser:
         raise TooLarge.message(self._limit)
 
     def _unified(self, chunk: bytes) -> bytes:
-        """CR LF and CR as LF, also where a pair falls into two chunks."""
+        """Converts CR LF and CR to LF, also if a pair spans two chunks."""
         if self._first and chunk:
             self._first = False
             chunk = chunk.removeprefix(b"\xef\xbb\xbf")
@@ -368,7 +363,7 @@ class SseParser:
                     self._refuse()
         elif name == b"event":
             self._kind = value.decode(errors="replace")
-        elif name == b"id" and b"\0" not in value and len(value) <= _LONGEST_EVENT_ID:
+        elif name == b"id" and b"\0" not in value and len(value) <= _MAX_EVENT_ID:
             self._id = value.decode(errors="replace")
         elif name == b"retry" and value.isdigit() and len(value) < 10:
             self._retry = int(value) / 1000

@@ -1,7 +1,7 @@
-"""The rows of the audit log, and where its kept part begins.
+"""The rows of the audit log, and the point where its retained part begins.
 
-In: a connection, rows that `audit` made and linked. Out: the same rows by number, by age or by what is looked for.
-What a row means, and whether the chain holds, is decided there.
+In: a connection, rows that `audit` made and linked. Out: the same rows by number, by age or by filter.
+The `audit` package interprets the rows and verifies the chain.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import sqlalchemy as sa
 from toolcrib.store.schema import audit, audit_base, upsert
 
 COLUMNS = tuple(column.name for column in audit.columns)
-"""In the order that the chain covers them; the last is the hash itself."""
+"""In the order in which the chain hashes them; the last is the hash itself."""
 
 _BEGIN, _KEPT = 0, 1
-"""The rows of `audit_base`: the audit log's id, and the last row that was let go."""
+"""The rows of `audit_base`: the audit log's id, and the last row that was deleted."""
 
 _POSTGRES_LOCK = 0x746F6F6C61756469
-"""The word `toolaudi`: of two who append at once, the second reads the head that the first has made."""
+"""`toolaudi` in ASCII. With this lock, the second of two concurrent writers reads the head that the first wrote."""
 
-# Made once, since they are part of every commit. The driver's own words spare each value a look at its type.
+# Built once, since every commit uses them. Raw driver SQL avoids SQLAlchemy's type processing for each value.
 _INSERT = {
     dialect: f"INSERT INTO audit ({', '.join(COLUMNS)}) VALUES ({', '.join([mark] * len(COLUMNS))})"  # noqa: S608
     for dialect, mark in (("sqlite", "?"), ("postgresql", "%s"))
@@ -33,7 +33,7 @@ _HEAD = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
 
 @dataclass(frozen=True, kw_only=True)
 class ChainBase:
-    """Where the chain begins: the row before the first that is kept, or number 0 and the audit log's id."""
+    """Where the chain begins: the row before the first retained one, or number 0 and the audit log's id."""
 
     chain: str
     seq: int
@@ -44,7 +44,7 @@ class ChainBase:
 class AuditFilter:
     agent: str | None = None
     tool: str | None = None
-    """A name or a glob with `*` and `?`; without a colon it stands for the tool of any server."""
+    """A name or a glob with `*` and `?`; without a colon it matches the tools of every server."""
     server: str | None = None
     outcome: str | None = None
     session: str | None = None
@@ -53,19 +53,19 @@ class AuditFilter:
 
 
 def lock(connection: sa.Connection) -> None:
-    """Until the transaction ends nobody else appends. A SQLite that is being written has but one writer anyway."""
+    """Blocks other writers until the transaction ends. SQLite only ever has one writer."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
 
 
 def read_snapshot(connection: sa.Connection) -> None:
-    """All that is read in this transaction is as it was at one moment; SQLite does so by itself."""
+    """Makes all reads of this transaction see one snapshot; SQLite does so by default."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 def base(connection: sa.Connection) -> ChainBase | None:
-    """None: there is no audit log yet."""
+    """None if there is no audit log yet."""
     found = {row.id: row for row in connection.execute(sa.select(audit_base))}
     begin = found.get(_BEGIN)
     if begin is None:
@@ -86,7 +86,7 @@ def head(connection: sa.Connection) -> tuple[int, str] | None:
 
 
 def append(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Each has all columns in their order, and texts that are `storable`: neither is looked at once more."""
+    """Each row must have all columns in order and only `storable` texts; neither is checked here."""
     connection.exec_driver_sql(_INSERT[connection.dialect.name], [tuple(row.values()) for row in rows])
 
 
@@ -111,7 +111,7 @@ def delete_through(connection: sa.Connection, after: int, seq: int, hash_: str) 
 
 
 def first_since(connection: sa.Connection, at: float, after: int) -> int | None:
-    """The lowest number above `after` among the rows that are not older."""
+    """The lowest number above `after` among the rows since `at`."""
     number: int | None = connection.execute(
         sa.select(sa.func.min(audit.c.seq)).where(audit.c.at >= at, audit.c.seq > after)
     ).scalar_one_or_none()
@@ -119,25 +119,24 @@ def first_since(connection: sa.Connection, at: float, after: int) -> int | None:
 
 
 def lowest(connection: sa.Connection) -> int | None:
-    """The lowest number of all."""
     number: int | None = connection.execute(sa.select(sa.func.min(audit.c.seq))).scalar_one_or_none()
     return number
 
 
 def find(connection: sa.Connection, wanted: AuditFilter, low: int, high: int, limit: int) -> list[dict[str, Any]]:
-    """The newest that fit among the rows above `low` up to `high`, the newest first."""
-    query = _fitting(connection, wanted).where(audit.c.seq > low, audit.c.seq <= high)
+    """The newest matches among the rows above `low` up to `high`, newest first."""
+    query = _matching(connection, wanted).where(audit.c.seq > low, audit.c.seq <= high)
     rows = connection.execute(query.order_by(audit.c.seq.desc()).limit(limit))
     return [dict(row._mapping) for row in rows]
 
 
 def find_after(connection: sa.Connection, wanted: AuditFilter, after: int, limit: int) -> list[dict[str, Any]]:
-    """The oldest that fit among the rows above `after`, the oldest first."""
-    query = _fitting(connection, wanted).where(audit.c.seq > after)
+    """The oldest matches among the rows above `after`, oldest first."""
+    query = _matching(connection, wanted).where(audit.c.seq > after)
     return [dict(row._mapping) for row in connection.execute(query.order_by(audit.c.seq).limit(limit))]
 
 
-def _fitting(connection: sa.Connection, wanted: AuditFilter) -> sa.Select[*tuple[Any, ...]]:
+def _matching(connection: sa.Connection, wanted: AuditFilter) -> sa.Select[*tuple[Any, ...]]:
     query = sa.select(audit)
     for name in ("agent", "server", "outcome", "session"):
         value = getattr(wanted, name)
@@ -145,8 +144,8 @@ def _fitting(connection: sa.Connection, wanted: AuditFilter) -> sa.Select[*tuple
             query = query.where(audit.c[name] == value)
     if wanted.tool is not None:
         tool = wanted.tool
-        fits = _like(connection, tool)
-        query = query.where(fits if ":" in tool else sa.or_(fits, _like(connection, f"*:{tool}")))
+        matches = _like(connection, tool)
+        query = query.where(matches if ":" in tool else sa.or_(matches, _like(connection, f"*:{tool}")))
     if wanted.since is not None:
         query = query.where(audit.c.at >= wanted.since)
     if wanted.until is not None:
@@ -155,7 +154,7 @@ def _fitting(connection: sa.Connection, wanted: AuditFilter) -> sa.Select[*tuple
 
 
 def _like(connection: sa.Connection, glob: str) -> sa.ColumnElement[bool]:
-    """Upper and lower case differ, which SQLite's LIKE does not see and its GLOB does."""
+    """Case-sensitive: SQLite's LIKE ignores case, so GLOB is used there."""
     if connection.dialect.name == "sqlite":
         return audit.c.tool.op("GLOB")(glob.replace("[", "[[]"))
     escaped = glob.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

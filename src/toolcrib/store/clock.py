@@ -1,9 +1,9 @@
-"""The time by which things expire and are deleted: one clock, which a wrong system clock cannot push.
+"""The clock for expiry and deletion, which a wrong system clock cannot push forward.
 
-In: the system's clock, and the one that counts what really passes (suspended or not). Out: `strict` for what may still
-be used, `patient` for what may be deleted. Where the two clocks part by more than a day, things are deleted only as
-fast as time passes, until a person confirms the system's clock. What was seen last is kept in the store.
-`identity`, `audit` and `jobs` ask here; `core` keeps it and writes down when the clocks part.
+In: the system clock, and a clock of elapsed time that also counts while the computer is suspended. Out: `strict` to
+decide whether something is still valid, `patient` to decide whether something may be deleted. If the two clocks differ
+by more than a day, rows are deleted only as fast as time elapses, until a person confirms the system clock. The last
+reading is stored. `identity`, `audit` and `jobs` use this clock; `core` owns it and records when the clocks diverge.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from toolcrib.store.schema import upsert
 log = logging.getLogger(__name__)
 
 DAY = 86_400.0
-LONGEST_OFF = 7 * DAY
-"""Seconds that a computer may have been off without a question: nothing counts them."""
-_ABSORBED = 3600.0
-"""Seconds by which the clocks may part between two starts, as when a computer's clock is set right."""
-_LOOK_EVERY = 5.0
-_KEEP_EVERY = 600.0
+MAX_OFF_SECONDS = 7 * DAY
+"""How long a computer may have been off: no clock counts this time, so up to here the system clock is trusted."""
+_TOLERATED_SECONDS = 3600.0
+"""How far the clocks may differ between two starts, for example after the system clock was corrected."""
+_CHECK_INTERVAL = 5.0
+_SAVE_INTERVAL = 600.0
 
 
 def _wall() -> float:
     return time.time()
 
 
-def _passed() -> float:
+def _elapsed() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -55,41 +55,41 @@ class ExpiryClock:
         self.confirm()
 
     def confirm(self) -> None:
-        """The system's clock is right."""
-        self._began_at, self._began = _wall(), _passed()
+        """Accept the system clock as right."""
+        self._began_at, self._began = _wall(), _elapsed()
 
     def steady(self) -> float:
-        """What the system's clock would show if nobody had set it since we began."""
-        return self._began_at + _passed() - self._began
+        """The time that the system clock would show if it had not been set since the start."""
+        return self._began_at + _elapsed() - self._began
 
     def strict(self) -> float:
-        """For what may be used until some time: a clock that is set back makes nothing last longer."""
+        """For expiry: setting the clock back does not extend anything."""
         return max(_wall(), self.steady())
 
     def patient(self) -> float:
-        """For what is deleted after some time: after a jump, by the time that really passed."""
+        """For deletion: after a jump of the system clock, only the time that really elapsed counts."""
         return self.steady() if self.ahead else self.strict()
 
     @property
     def ahead(self) -> float:
-        """Seconds by which the system's clock is ahead of the time that passed, or behind; 0 up to a day."""
-        apart = _wall() - self.steady()
-        return apart if abs(apart) > DAY else 0.0
+        """Seconds by which the system clock is ahead of the elapsed time (negative: behind); 0 up to a day."""
+        difference = _wall() - self.steady()
+        return difference if abs(difference) > DAY else 0.0
 
     def resume(self, row: dict[str, Any] | None) -> None:
-        """Goes on from what was seen last."""
+        """Continue from the last stored reading."""
         if row is None:
             return
         wall = _wall()
         if self._boot and row["boot"] == self._boot:
-            expected = row["seen_at"] + _passed() - row["passed"]
-            self._began_at = wall if abs(wall - expected) <= _ABSORBED else expected
+            expected = row["seen_at"] + _elapsed() - row["passed"]
+            self._began_at = wall if abs(wall - expected) <= _TOLERATED_SECONDS else expected
         else:
-            # Nobody knows how long the computer was off.
-            self._began_at = wall if -_ABSORBED <= wall - row["seen_at"] <= LONGEST_OFF else row["seen_at"]
+            # There is no record of how long the computer was off.
+            self._began_at = wall if -_TOLERATED_SECONDS <= wall - row["seen_at"] <= MAX_OFF_SECONDS else row["seen_at"]
 
     def row(self) -> dict[str, Any]:
-        return {"id": 1, "seen_at": self.steady(), "passed": _passed(), "boot": self._boot}
+        return {"id": 1, "seen_at": self.steady(), "passed": _elapsed(), "boot": self._boot}
 
 
 def load(connection: sa.Connection) -> dict[str, Any] | None:
@@ -102,19 +102,19 @@ def keep(connection: sa.Connection, row: dict[str, Any]) -> None:
 
 
 async def watch(clock: ExpiryClock, store: Store, note: Callable[[AuditedChange], Awaitable[None]]) -> None:
-    """Keeps what was seen, and writes down when the clocks part and when they agree again. Never ends."""
-    parted, kept = False, 0.0
+    """Stores the clock's reading, and audits when the clocks diverge and when they agree again. Never returns."""
+    diverged, saved = False, 0.0
     while True:
-        await asyncio.sleep(_LOOK_EVERY)
+        await asyncio.sleep(_CHECK_INTERVAL)
         try:
-            if (ahead := clock.ahead) and not parted:
-                log.warning("the clock jumped by %.0f s; nothing is deleted faster than time passes", ahead)
+            if (ahead := clock.ahead) and not diverged:
+                log.warning("the system clock jumped by %.0f s; rows are deleted only as fast as time elapses", ahead)
                 await note(AuditedChange(what="clock jumped", detail={"seconds": round(ahead)}))
-            elif parted and not ahead:
+            elif diverged and not ahead:
                 await note(AuditedChange(what="clock agrees again"))
-            parted = bool(ahead)
-            if not kept or time.monotonic() - kept >= _KEEP_EVERY:
+            diverged = bool(ahead)
+            if not saved or time.monotonic() - saved >= _SAVE_INTERVAL:
                 await store.write(keep, clock.row())
-                kept = time.monotonic()
+                saved = time.monotonic()
         except StoreError as error:
-            log.warning("the clock could not be kept: %s", error.text())
+            log.warning("the clock's reading could not be stored: %s", error.text())

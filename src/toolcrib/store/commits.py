@@ -1,13 +1,12 @@
 """Group commit: many small writes, few transactions.
 
-In: items, each with the work that writes such items. Out: rows that are durable once `flush` returns, in the order
-their items came. While a transaction is being written, what comes collects for the next one; what nobody waits for
-lingers a moment, so that a thousand reads cost a few transactions. `audit` and `identity.sessions` write
-through it.
+In: items, each with the function that writes such items. Out: rows that are durable once `flush` returns, in the order
+in which their items were added. Items added during a transaction collect for the next one. Items that no caller waits
+for linger a moment, so that a thousand reads cost a few transactions. `audit` and `identity.sessions` write through it.
 
-What cannot be written now is kept and tried again, up to a bound; whoever waits is told at once. An item that the
-database will never take is dropped, so that it does not hold up the rest. Nobody is told that what was dropped is
-durable.
+Items that cannot be written now are kept and retried, up to a limit; waiting callers get the error at once. An item
+that the database will never accept is dropped, so that it does not block the rest. A dropped item is never reported
+as durable.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ T = TypeVar("T")
 CommitWork = Callable[[sa.Connection, list[T]], None]
 
 LINGER = 0.025
-"""Seconds that items nobody waits for collect."""
-MOST_ITEMS = 50_000
-MOST_BYTES = 64 * 1024 * 1024
-"""What is kept in memory while nothing can be written."""
+"""Seconds for which items collect if no caller waits for them."""
+MAX_ITEMS = 50_000
+MAX_BYTES = 64 * 1024 * 1024
+"""Limits of the queue while nothing can be written."""
 
-_ITEM = 256
-"""Bytes that an item is taken for unless its giver knows better."""
+_ITEM_SIZE = 256
+"""Default size of an item in bytes."""
 _BATCH = 500
-"""Items in one transaction: after a long failure those who wait need not wait for all that was kept."""
+"""Items in one transaction: after a long failure, a caller doesn't have to wait for the whole backlog."""
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2.0
-_SOONEST = 0.2
-"""Seconds between attempts, however often somebody asks while nothing can be written."""
+_MAX_PAUSE = 2.0
+_MIN_RETRY_INTERVAL = 0.2
+"""Seconds between attempts while nothing can be written, however often `flush` is called."""
 
-_FULL = "Too much waits to be written already, and this was not kept."
-_FULL_REMEDY = "Try again in a moment; `toolcrib status` counts what was lost."
-_WATCHER_FAILED = "a watcher of what was written failed"
+_FULL = "The queue of rows to be written is full, and this one was dropped."
+_FULL_REMEDY = "Try again in a moment; `toolcrib status` counts the dropped rows."
+_WATCHER_FAILED = "a watcher of group commits failed"
 _CLOSED = "The database is closed."
 _CLOSED_REMEDY = "Toolcrib is stopping; start it again."
 
 
 @dataclass(kw_only=True)
 class LostItems:
-    """Items of one work that were dropped."""
+    """Dropped items of one kind."""
 
     since: float
     until: float
@@ -64,31 +63,31 @@ class LostItems:
 
 
 class CommitWatcher(Protocol):
-    """What a work wants to know of its items' way."""
+    """Callbacks about one kind of items."""
 
     def committed(self) -> None:
-        """On the store's thread, right after a transaction with such items, before anybody is told."""
+        """On the store's thread, right after a transaction with such items, before any caller of `flush` continues."""
 
     def reported(self) -> None:
-        """On the loop, after that."""
+        """On the loop, after `committed`."""
 
     def lost(self, lost: LostItems) -> None:
-        """On the loop, once something can be written again."""
+        """On the loop, once writing works again."""
 
 
 class GroupCommit:
-    """Belongs to the loop it was made on; close it before its store."""
+    """Belongs to the event loop that created it; close it before its store."""
 
     def __init__(
-        self, store: Store, *, linger: float = LINGER, most_items: int = MOST_ITEMS, most_bytes: int = MOST_BYTES
+        self, store: Store, *, linger: float = LINGER, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES
     ) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._linger = linger
-        self._most_items = most_items
-        self._most_bytes = most_bytes
+        self._max_items = max_items
+        self._max_bytes = max_bytes
         self._queue: deque[tuple[CommitWork[Any], Any, int]] = deque()
-        """An item leaves it only when it is written, so that a failure needs nothing put back."""
+        """An item stays in the queue until it is written, so that a failure has nothing to put back."""
         self._bytes = 0
         self._written = 0
         """Items that have left the queue so far."""
@@ -99,22 +98,22 @@ class GroupCommit:
         self._watchers: dict[CommitWork[Any], CommitWatcher] = {}
         self._lost: dict[CommitWork[Any], LostItems] = {}
         self._overflowed = False
-        """Whether an item found no room since the last transaction: who waits now may wait for it."""
+        """Whether an item was dropped since the last transaction: a caller of `flush` may be waiting for it."""
         self._pause = _FIRST_PAUSE
         self._tried_at = 0.0
         self.failure: StoreError | None = None
-        """Why nothing can be written now."""
+        """Why nothing can be written now; None if writing works."""
         self.dropped = 0
-        """Items that were lost since the start."""
+        """Number of items dropped since the start."""
 
     def watch(self, work: CommitWork[Any], watcher: CommitWatcher) -> None:
         self._watchers[work] = watcher
 
-    def add(self, work: CommitWork[T], item: T, size: int = _ITEM) -> None:
-        """Returns at once; `size` is about what the item holds in memory."""
+    def add(self, work: CommitWork[T], item: T, size: int = _ITEM_SIZE) -> None:
+        """Returns at once; `size` is the item's approximate size in memory."""
         queue = self._queue
-        # A single one is never too large: what was lost could not be told before something is written.
-        if len(queue) >= self._most_items or (queue and self._bytes + size > self._most_bytes):
+        # A single item is never too large: losses are only reported after something was written.
+        if len(queue) >= self._max_items or (queue and self._bytes + size > self._max_bytes):
             self._overflowed = True
             self._lose(work)
             return
@@ -124,12 +123,12 @@ class GroupCommit:
             self._timer = self._loop.call_later(self._linger, self._begin)
 
     async def flush(self) -> None:
-        """Returns when all that was added before is durable; `StoreError` at once if it cannot be written now.
+        """Returns when all items added before are durable; raises `StoreError` at once if they cannot be written now.
 
-        Who adds and then waits without giving way in between is also told if there was no room for it.
+        If you call it right after `add`, without awaiting in between, it also raises if that item was dropped.
         """
         if self.failure is not None:
-            if self._loop.time() - self._tried_at >= _SOONEST:
+            if self._loop.time() - self._tried_at >= _MIN_RETRY_INTERVAL:
                 self._begin()
             raise _again(self.failure)
         if self._overflowed:
@@ -143,7 +142,7 @@ class GroupCommit:
         await waiter
 
     async def close(self) -> None:
-        """Writes what there is; tries only once more if it could not be written before."""
+        """Writes the queued items; makes only one more attempt if writing has been failing."""
         first = True
         while self._queue and (first or self.failure is None):
             first = False
@@ -154,12 +153,12 @@ class GroupCommit:
             self._timer.cancel()
             self._timer = None
         if self._queue:
-            log.error("%d items could not be written before the end", len(self._queue))
-        self._most_items = 0
+            log.error("%d items could not be written before shutdown", len(self._queue))
+        self._max_items = 0
         self.failure = StoreError(_CLOSED, remedy=_CLOSED_REMEDY)
 
     def _begin(self) -> None:
-        """Starts writing, unless that is under way."""
+        """Starts writing, unless a task already does."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -176,7 +175,7 @@ class GroupCommit:
                     self.failure = None
                 self._pause = _FIRST_PAUSE
                 self._overflowed = False
-                # Only after something was written: a watcher may add an item, which would be lost without end.
+                # Only after something was written: a watcher may add an item, which would be lost again, and so on.
                 if written and self._lost:
                     self._report_lost()
                 if not self._waiters and len(self._queue) < _BATCH:
@@ -187,18 +186,18 @@ class GroupCommit:
         finally:
             self._tried_at = self._loop.time()
             self._task = None
-        if self._queue and self._most_items:
+        if self._queue and self._max_items:
             self._timer = self._loop.call_later(wait, self._begin)
 
     async def _write_in_order(self, batch: list[tuple[CommitWork[Any], Any, int]]) -> bool:
-        """Halves a batch that holds an item which the database will never take, until that one stands alone.
+        """Bisects a batch until the item that the database will never accept is alone, and drops it.
 
-        Returns whether any of them was written.
+        Returns whether any item was written.
         """
         try:
-            await self._store.run(_carry_out, batch, self._watchers)
+            await self._store.run(_commit_batch, batch, self._watchers)
         except Exception as error:
-            if not _lies_in_the_data(error):
+            if not _is_bad_data(error):
                 raise
             if len(batch) == 1:
                 self._drop(batch[0][0], error)
@@ -206,7 +205,7 @@ class GroupCommit:
             half = len(batch) // 2
             first = await self._write_in_order(batch[:half])
             return await self._write_in_order(batch[half:]) or first
-        self._leave(len(batch))
+        self._dequeue(len(batch))
         for work in {work for work, _, _ in batch}:
             if work in self._watchers:
                 try:
@@ -215,7 +214,7 @@ class GroupCommit:
                     log.exception(_WATCHER_FAILED)
         return True
 
-    def _leave(self, count: int) -> None:
+    def _dequeue(self, count: int) -> None:
         for _ in range(count):
             self._bytes -= self._queue.popleft()[2]
         self._written += count
@@ -226,33 +225,33 @@ class GroupCommit:
 
     def _report_lost(self) -> None:
         lost, self._lost = self._lost, {}
-        for work, what in lost.items():
-            log.error("%d items of %s were lost", what.count, _name(work))
+        for work, items in lost.items():
+            log.error("%d items of %s were lost", items.count, _name(work))
             if work in self._watchers:
                 try:
-                    self._watchers[work].lost(what)
+                    self._watchers[work].lost(items)
                 except Exception:
                     log.exception(_WATCHER_FAILED)
 
     def _failed(self, error: Exception) -> float:
-        """What stands now, and how long to wait."""
+        """Records the failure; returns how long to wait before the next attempt."""
         if not isinstance(error, StoreError):
-            error = StoreError(f"Something failed while writing: {error}.", remedy="See the log.")
+            error = StoreError(f"Writing to the database failed: {error}.", remedy="See the log.")
         if self.failure is None:
-            log.error("nothing can be written now: %s It is kept and tried again.", error.text())
+            log.error("nothing can be written now: %s Rows are kept and retried.", error.text())
         self.failure = error
         self._fail_waiters(error)
-        pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_PAUSE)
+        pause, self._pause = self._pause, min(self._pause * 2, _MAX_PAUSE)
         return pause
 
     def _drop(self, work: CommitWork[Any], error: Exception) -> None:
-        log.error("an item of %s is dropped, since the database does not take it: %s", _name(work), error)
+        log.error("dropped an item of %s that the database does not accept: %s", _name(work), error)
         self._lose(work)
-        # Before it leaves the queue, as if it were written: among those who wait are those who wait for it.
+        # Before it leaves the queue as if it were written: some of the waiting callers wait for this item.
         self._fail_waiters(
-            StoreError("Something before it could not be written, and was dropped.", remedy="See the log.")
+            StoreError("A row was dropped, since the database does not accept it.", remedy="See the log.")
         )
-        self._leave(1)
+        self._dequeue(1)
 
     def _lose(self, work: CommitWork[Any]) -> None:
         now = time.time()
@@ -270,7 +269,7 @@ class GroupCommit:
                 waiter.set_exception(_again(error))
 
 
-def _carry_out(
+def _commit_batch(
     database: Database, batch: list[tuple[CommitWork[Any], Any, int]], watchers: dict[CommitWork[Any], CommitWatcher]
 ) -> None:
     groups: dict[CommitWork[Any], list[Any]] = {}
@@ -283,7 +282,7 @@ def _carry_out(
         database.write(_write_groups, groups)
     for work in groups:
         if work in watchers:
-            # A mistake must not look as if nothing had been written: it would be written twice.
+            # A failing watcher must not look like a failed write, or the batch would be written twice.
             try:
                 watchers[work].committed()
             except Exception:
@@ -295,13 +294,13 @@ def _write_groups(connection: sa.Connection, groups: dict[CommitWork[Any], list[
         work(connection, items)
 
 
-def _lies_in_the_data(error: Exception) -> bool:
-    """Whether trying the same again can only fail again; a full disk, a lock or a lost connection may pass."""
+def _is_bad_data(error: Exception) -> bool:
+    """Whether every retry would fail too; a full disk, a lock or a lost connection is temporary."""
     if not isinstance(error, StoreError):
         return True
     cause = error.__cause__
     if isinstance(cause, ProgrammingError):
-        # With a code it is the server's word on a table; without, the driver's on a value that it cannot pass on.
+        # With a code, the server complains about a table; without one, the driver cannot send a value.
         return getattr(cause.orig, "sqlstate", None) is None
     if isinstance(cause, DataError | IntegrityError | UnicodeEncodeError):
         return True
@@ -313,5 +312,5 @@ def _name(work: CommitWork[Any]) -> str:
 
 
 def _again(error: StoreError) -> StoreError:
-    """A new one for each who is told: an error that is raised twice carries both their stories."""
+    """A copy for each caller: an error raised twice would carry both tracebacks."""
     return StoreError(error.message, remedy=error.remedy, data=dict(error.data))

@@ -1,8 +1,8 @@
-"""What lasts: `Database` for a command that may wait, `Store` for the event loop.
+"""The database: `Database` for commands that may block, `Store` for the event loop.
 
-In: a file or URL, then facts. Out: the same facts after a restart. One thread of the store's own writes and one
-reads, each in the order it was asked, so a slow disk or a locked file never holds up a call, and a long look at the
-audit log no commit.
+In: a file or URL, then functions that read or write rows. Out: their results. A `Store` writes in one thread and reads
+in another, each in order, so that a slow disk or a locked file never blocks a call, and a long query of the audit log
+never blocks a commit.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BUSY_TIMEOUT = 2.0
-"""Seconds to wait for another process that writes. Twice that must fit into the time in which a daemon ends."""
+"""Seconds to wait for another process that writes. A daemon's shutdown must leave time for two such waits."""
 
 
 class Database:
-    """Made by `open`; closed by `close` or at the end of a `with`."""
+    """Create it with `open`; close it with `close` or a `with` block."""
 
     def __init__(self, url: sa.URL, engine: sa.Engine) -> None:
         self._url = url
         self._engine = engine
         self._writer: tuple[sa.Engine, StoreHolder] | None = None
-        """On PostgreSQL, where somebody holds it: the one session that writes, and has to have the lock."""
+        """On PostgreSQL with a holder: the only session that writes, which must have the lock."""
         self._lock: int | None = None
         self._patient = True
         self._lost: str | None = None
@@ -52,7 +52,7 @@ class Database:
         busy_timeout: float = BUSY_TIMEOUT,
         holder: StoreHolder | None = None,
     ) -> Self:
-        """Opens or creates the database at a path or URL; for a `holder`, which then is the only one."""
+        """Opens or creates the database at a path or URL; a `holder` locks it until it is closed."""
         url = database_url(where)
         with as_store_errors(url):
             engine = make_engine(url, busy_timeout=busy_timeout)
@@ -60,7 +60,7 @@ class Database:
             try:
                 if holder is not None:
                     database._hold(holder, busy_timeout)
-                # Without need nobody is asked to let us write: a locked database can still be read.
+                # Take the write lock only if necessary: a locked database can still be read.
                 if not database.read(is_current, database.place):
                     database.write(create, database.place)
             except BaseException:
@@ -110,7 +110,7 @@ class Database:
             return work(connection.execution_options(**READING), *args, **kwargs)
 
     def write(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs the work in one transaction: all of it is durable when this returns, or none of it was done."""
+        """Runs the work in one transaction: when this returns, all of it is durable; if it raises, none of it is."""
         if self._closed:
             raise _closed()
         engine, holder = self._writer or (self._engine, None)
@@ -122,9 +122,9 @@ class Database:
                 return work(writer, *args, **kwargs)
 
     def _locked(self, writer: sa.Connection, holder: StoreHolder) -> None:
-        """The lock goes with the session, and is taken again before the next one writes.
+        """The lock ends with its session, so a new session takes it again before it writes.
 
-        If another has had it meanwhile, nothing is written any more: what we know may no longer be so.
+        If another process had the lock in between, nothing is written any more: our data in memory may be out of date.
         """
         if self._lost is not None:
             raise LockLost(self._lost, by_another=True)
@@ -140,11 +140,11 @@ def _closed() -> StoreError:
 
 
 _WAITED = 0.5
-"""Seconds after which a write that failed has waited for another process."""
+"""A failed write that took longer than this many seconds has waited for another process."""
 
 
 class Store:
-    """Made by `open`. A call that is cancelled while it waits may still be carried out."""
+    """Create it with `open`. A call that is cancelled while it waits may still be executed."""
 
     def __init__(self, database: Database, *, writer: ThreadPoolExecutor, reader: ThreadPoolExecutor) -> None:
         self._database = database
@@ -159,13 +159,13 @@ class Store:
     async def open(
         cls, where: str | Path, *, busy_timeout: float = BUSY_TIMEOUT, holder: StoreHolder | None = None
     ) -> Self:
-        """For a `holder`, which has it alone until it is closed."""
+        """A `holder` locks the database until it is closed."""
         writer = ThreadPoolExecutor(1, thread_name_prefix="toolcrib-store")
         opening = writer.submit(Database.open, where, busy_timeout=busy_timeout, holder=holder)
         try:
             database = await asyncio.shield(asyncio.wrap_future(opening))
         except BaseException:
-            # Cancelled while the thread still opens it: nobody will use it.
+            # Cancelled while the thread is still opening it: close it once it is open.
             opening.add_done_callback(_discard)
             writer.shutdown(wait=False)
             raise
@@ -182,11 +182,11 @@ class Store:
         return self._database.place
 
     def hurry(self) -> None:
-        """Toolcrib is stopping: once a write has waited for another process in vain, no later one waits again."""
+        """Call this at shutdown: once a write has waited for another process in vain, later writes fail at once."""
         self._hurried = True
 
     async def close(self) -> None:
-        """What was asked for before is still done."""
+        """Earlier calls still complete."""
         if self._closed:
             return
         self._closed = True
@@ -199,7 +199,7 @@ class Store:
             self._writer.shutdown(wait=False)
 
     async def read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What was written, and awaited, before is seen."""
+        """Sees every write that was awaited before."""
         return await self._run(self._reader, partial(self._database.read, work, *args, **kwargs))
 
     async def write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -207,13 +207,13 @@ class Store:
         return await self._run(self._writer, partial(self._patient, written))
 
     async def run(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For work that has more to do where writing is done than one transaction."""
+        """Runs work in the writing thread that needs more than one transaction."""
         return await self._run(self._writer, partial(self._patient, partial(work, self._database, *args, **kwargs)))
 
     def _patient(self, work: Callable[[], T]) -> T:
-        """In the thread that writes."""
+        """Runs in the writing thread."""
         if self._given_up:
-            raise StoreError(self._given_up, remedy="Toolcrib is stopping; what is missing is found at its next start.")
+            raise StoreError(self._given_up, remedy="Toolcrib is stopping; its next start recovers the missing data.")
         began = time.monotonic()
         try:
             return work()

@@ -1,7 +1,7 @@
-"""A database engine set up the way we need it, and what goes wrong with it.
+"""The configured database engine, and its errors.
 
-In: a file or a URL. Out: an SQLAlchemy engine with two connections, one for reading and one for writing; whatever a
-driver raises as a `StoreError` with what to do. Nothing here tries again: the writer decides that. `database` uses it.
+In: a file or a URL. Out: an SQLAlchemy engine with two connections, one for reading and one for writing; every driver
+error as a `StoreError` with a remedy. Nothing is retried here; `commits` decides that. `database` uses it.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ WRITING = {"toolcrib_writing": True}
 """Execution options of a connection that will write."""
 READING = {"postgresql_readonly": True}
 
-_REACH_WITHIN = 3
-"""Seconds to reach a PostgreSQL."""
-_SILENCE = 10
-"""Seconds after which a PostgreSQL that no longer answers on the wire counts as gone."""
+_CONNECT_TIMEOUT = 3
+"""Seconds to connect to PostgreSQL."""
+_LOST_AFTER = 10
+"""Seconds after which a PostgreSQL server that no longer responds counts as lost."""
 
 
 def database_url(where: str | Path) -> sa.URL:
-    """`postgresql://…` or `sqlite://…` as they are, anything else as the path of a SQLite file."""
+    """Parses `postgresql://…` or `sqlite://…`; anything else is the path of a SQLite file."""
     if isinstance(where, Path) or "://" not in where:
         return sa.URL.create("sqlite", database=str(where))
     try:
         url = sa.make_url(where)
     except (ArgumentError, ValueError):
-        # The text is not repeated: it may hold a password.
+        # The message omits the URL: it may contain a password.
         raise StoreError(
-            "The database's URL cannot be read.", remedy="Write it as postgresql://user@host/name, or give a file."
+            "The database URL is invalid.", remedy="Write it as postgresql://user@host/name, or give a file."
         ) from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
         raise StoreError(
-            f"There is no support for the database {url.get_backend_name()!r}.",
+            f"The database {url.get_backend_name()!r} is not supported.",
             remedy="Use a SQLite file or postgresql://….",
         )
     return url
@@ -67,7 +67,7 @@ def make_engine(url: sa.URL, *, busy_timeout: float, connections: int = 2, label
         )
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
-            "PostgreSQL needs a driver that is not installed.", remedy="Install it: pip install 'toolcrib[postgres]'."
+            "The PostgreSQL driver is not installed.", remedy="Install it: pip install 'toolcrib[postgres]'."
         ) from error
     if postgres:
         _set_up_postgres(engine, busy_timeout)
@@ -77,7 +77,7 @@ def make_engine(url: sa.URL, *, busy_timeout: float, connections: int = 2, label
 
 
 def _prepare_file(url: sa.URL) -> None:
-    """The file and its folder are the owner's alone; SQLite gives its side files the same mode."""
+    """Only the owner may access the file and its folder; SQLite gives its side files the same mode."""
     file = Path(url.database or "")
     if not file.parent.exists():
         file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -89,24 +89,24 @@ def _prepare_file(url: sa.URL) -> None:
 def _set_up_sqlite(engine: sa.Engine, busy_timeout: float) -> None:
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:
-        # The driver's own transactions begin too late for DDL; `_begun` begins them instead.
+        # The driver's own transactions begin too late for DDL, so `_begun` begins them.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}")
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.execute("PRAGMA journal_mode = WAL")
-        # NORMAL would lose the last commits when the machine loses power; what was acknowledged must stay,
-        # and what is written often shares its commits.
+        # NORMAL would lose the last commits on a power failure, but acknowledged rows must last. Group commits
+        # make the extra cost small.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def _begun(connection: sa.Connection) -> None:
-        # A reader that turns writer cannot wait for a lock, so writers take it at once.
+        # A transaction that starts as a reader cannot wait for the write lock later, so writers take it at once.
         writing = connection.get_execution_options().get("toolcrib_writing")
         driver: Any = connection.connection.driver_connection
         wanted = "OFF" if writing else "ON"
-        # By the driver itself, and only what is needed: these are part of every commit.
+        # Directly on the driver, and only if necessary: this is part of every commit.
         if connection.info.get("query_only") != wanted:
             driver.execute(f"PRAGMA query_only = {wanted}")
             connection.info["query_only"] = wanted
@@ -114,12 +114,12 @@ def _set_up_sqlite(engine: sa.Engine, busy_timeout: float) -> None:
 
 
 def _limits(url: sa.URL, label: str) -> dict[str, Any]:
-    """Without them a host that vanished would be waited for many minutes. What the URL itself says stands."""
+    """Without these, we would wait many minutes for a host that vanished. Parameters in the URL take precedence."""
     limits = {
-        "connect_timeout": _REACH_WITHIN,
-        "tcp_user_timeout": _SILENCE * 1000,
-        "keepalives_idle": _SILENCE,
-        "keepalives_interval": _SILENCE // 2,
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "tcp_user_timeout": _LOST_AFTER * 1000,
+        "keepalives_idle": _LOST_AFTER,
+        "keepalives_interval": _LOST_AFTER // 2,
         "keepalives_count": 2,
         "application_name": label,
     }
@@ -131,11 +131,11 @@ def _set_up_postgres(engine: sa.Engine, busy_timeout: float) -> None:
     def _connected(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute(f"SET lock_timeout = {int(busy_timeout * 1000)}")
-        # Whatever the server's habit: what was acknowledged is on its disk.
+        # Whatever the server's default: acknowledged rows must be on its disk.
         cursor.execute("SET synchronous_commit = on")
-        # The server, too, lets go of a session whose client vanished, and of its lock.
-        cursor.execute(f"SET tcp_keepalives_idle = {_SILENCE}")
-        cursor.execute(f"SET tcp_keepalives_interval = {_SILENCE // 2}")
+        # The server also ends a session, and its lock, when the client vanishes.
+        cursor.execute(f"SET tcp_keepalives_idle = {_LOST_AFTER}")
+        cursor.execute(f"SET tcp_keepalives_interval = {_LOST_AFTER // 2}")
         cursor.execute("SET tcp_keepalives_count = 2")
         cursor.close()
         connection.commit()
@@ -143,8 +143,8 @@ def _set_up_postgres(engine: sa.Engine, busy_timeout: float) -> None:
 
 _PRIMARY_CODE = 0xFF
 """SQLite's extended result codes keep the primary one in their low byte."""
-_ROOM = 256 * 1024
-"""Bytes of free disk below which a failed write is a full disk, whatever SQLite calls it."""
+_MIN_FREE_BYTES = 256 * 1024
+"""With less free disk than this, a failed write counts as a full disk, whatever SQLite reports."""
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"})
 _FULL = frozenset({sqlite3.SQLITE_FULL, "53100"})
@@ -164,7 +164,7 @@ _FORBIDDEN = frozenset(
 
 
 def place_of(url: sa.URL) -> str:
-    """Where the database is, for people: without a password, or options that may hold one."""
+    """The database's location for display: without the password, or options that may contain one."""
     if url.get_backend_name() == "sqlite":
         return url.database or ""
     socket = {"host": url.query["host"]} if "host" in url.query else {}
@@ -176,7 +176,7 @@ def place_of(url: sa.URL) -> str:
 
 @contextmanager
 def as_store_errors(url: sa.URL) -> Iterator[None]:
-    """Turns what goes wrong with the database inside into `StoreError`."""
+    """Turns database errors into `StoreError`."""
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error) as error:
@@ -194,49 +194,49 @@ def _explained(url: sa.URL, error: SQLAlchemyError | sqlite3.Error) -> StoreErro
         return original
     place = place_of(url)
     code = getattr(original, "sqlite_errorcode", 0) & _PRIMARY_CODE or getattr(original, "sqlstate", None)
-    words = _one_line(url, original)
+    reason = _one_line(url, original)
     if code in _DAMAGED:
-        message, remedy = f"The database {place} is damaged: {words}.", _how_to_replace(url)
+        message, remedy = f"The database {place} is damaged: {reason}.", _how_to_replace(url)
     elif code in _FULL or (code in _MAYBE_FULL and _no_room(place)):
-        message = f"There is no room to write the database {place}."
-        remedy = "Free some disk space; what was written before is intact, and a running Toolcrib goes on by itself."
+        message = f"The disk is full: the database {place} cannot be written."
+        remedy = "Free some disk space. Earlier rows are intact, and a running Toolcrib continues automatically."
     elif code in _BUSY:
         message = f"The database {place} is locked by another process."
         remedy = "End the program that holds it, then try again."
     elif code in _FORBIDDEN:
-        message = f"The database {place} cannot be opened for writing: {words}."
+        message = f"The database {place} cannot be opened for writing: {reason}."
         remedy = "Check the path and its permissions."
     elif isinstance(error, IntegrityError):
-        message = f"The database {place} refused a row that does not fit to the others: {words}."
-        remedy = "Another process may have changed them meanwhile; look, then try again."
+        message = f"The database {place} rejected a row that conflicts with others: {reason}."
+        remedy = "Another process may have changed them in the meantime; check, then try again."
     elif url.get_backend_name() == "postgresql" and _is_away(error):
-        message = f"The database {place} cannot be reached: {words}."
-        remedy = f"{_how_to_come_in(original, words, url)} A running Toolcrib then goes on by itself."
+        message = f"The database {place} cannot be reached: {reason}."
+        remedy = f"{_how_to_connect(original, reason, url)} A running Toolcrib then continues automatically."
     else:
-        message, remedy = f"The database {place} failed: {words}.", "See the log, and whether its disk is in order."
+        message, remedy = f"The database {place} failed: {reason}.", "See the log, and check the disk."
     return StoreError(message, remedy=remedy)
 
 
 def _is_away(error: Exception) -> bool:
-    """Of an error at connecting SQLAlchemy knows no connection; one that was lost it calls invalid."""
+    """An error while connecting has no statement; a lost connection is marked as invalidated."""
     return isinstance(error, DBAPIError) and (error.connection_invalidated or error.statement is None)
 
 
-def _how_to_come_in(original: BaseException, words: str, url: sa.URL) -> str:
-    """libpq gives no code for what fails before there is a connection: only its words tell."""
+def _how_to_connect(original: BaseException, reason: str, url: sa.URL) -> str:
+    """libpq has no error codes for failed connections, so only the message shows the reason."""
     if getattr(getattr(original, "pgconn", None), "needs_password", False):
         return (
-            "It wants a password: put it into a PGPASSFILE (mode 0600), into TOOLCRIB_STORE, or into your "
+            "It requires a password: put it into a PGPASSFILE (mode 0600), into TOOLCRIB_STORE, or into your "
             "configuration as `store: postgresql://user:${DB_PASSWORD}@host/name`."
         )
-    if "authentication failed" in words:
+    if "authentication failed" in reason:
         return "Correct the user or the password, where you keep it: PGPASSFILE, TOOLCRIB_STORE or `store:`."
-    if "no pg_hba.conf entry" in words:
-        return "Allow this user, database and address in the server's pg_hba.conf, or ask who runs it."
-    if "database" in words and "does not exist" in words:
-        return f"Make it (`createdb {shlex.quote(url.database or '')}` on that server), or correct its name."
-    if "role" in words and "does not exist" in words:
-        return "Make that user on the server (`createuser`), or correct its name."
+    if "no pg_hba.conf entry" in reason:
+        return "Allow this user, database and address in the server's pg_hba.conf, or ask its administrator."
+    if "database" in reason and "does not exist" in reason:
+        return f"Create it (`createdb {shlex.quote(url.database or '')}` on that server), or correct its name."
+    if "role" in reason and "does not exist" in reason:
+        return "Create that user on the server (`createuser`), or correct its name."
     return "Start PostgreSQL, or correct its address."
 
 
@@ -245,8 +245,8 @@ def _how_to_replace(url: sa.URL) -> str:
     if url.get_backend_name() == "postgresql":
         return "Stop Toolcrib and restore the database from a backup."
     return (
-        f"Stop Toolcrib, move the file away (mv {place} {place}.damaged) and start again, or put back a backup. "
-        "Known tools come back as servers connect; agents, permissions and trust must be given again."
+        f"Stop Toolcrib, move the file away (mv {place} {place}.damaged) and start again, or restore a backup. "
+        "Known tools return as servers connect; agents, permissions and trust must be set up again."
     )
 
 
@@ -255,9 +255,9 @@ def _no_room(place: str) -> bool:
         free = os.statvfs(Path(place).parent)
     except OSError:
         return False
-    return free.f_bavail * free.f_frsize < _ROOM
+    return free.f_bavail * free.f_frsize < _MIN_FREE_BYTES
 
 
 def _one_line(url: sa.URL, error: BaseException) -> str:
-    words = " ".join(str(error).split()).rstrip(".?")
-    return words.replace(url.password, "****") if url.password else words
+    reason = " ".join(str(error).split()).rstrip(".?")
+    return reason.replace(url.password, "****") if url.password else reason

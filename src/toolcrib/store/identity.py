@@ -1,7 +1,7 @@
-"""Agents, their rules, the profiles that a person wrote, sessions, and the numbers that only grow.
+"""Agents and their rules, user-defined profiles, sessions, and counters that only grow.
 
-In: a connection and rows. Out: the same rows after a restart. `identity` makes sense of them: a rule and a profile
-are mere text here, and of a token there is only a digest.
+In: a connection and rows. Out: the same rows after a restart. `identity` interprets them: rules and profiles are plain
+text here, and only a token's digest is stored.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ def all_agents(connection: sa.Connection) -> tuple[AgentRow, ...]:
 
 
 def add_agent(connection: sa.Connection, row: AgentRow) -> bool:
-    """False: there is one of this name already, and it stays as it is."""
+    """False if the name is taken; the existing agent stays unchanged."""
     return insert_new(connection, agents, vars(row))
 
 
 def change_token(connection: sa.Connection, name: str, digest: bytes, expires_at: float | None) -> bool:
-    """False: the agent is gone."""
+    """False if the agent no longer exists."""
     changed = agents.update().where(agents.c.name == name).values(digest=digest, expires_at=expires_at)
     return bool(connection.execute(changed).rowcount)
 
 
 def remove_agents(connection: sa.Connection, names: Sequence[str]) -> None:
-    """With their rules and their sessions of every kind."""
+    """Also removes their rules and all their sessions."""
     if not names:
         return
     gone = [{"gone": name} for name in names]
     for column in (sessions.c.agent, agents.c.name):
-        # Rules go with their agent and legacy sessions with their session: the schema says so.
+        # The schema cascades to the agents' rules and the sessions' legacy sessions.
         connection.execute(column.table.delete().where(column == sa.bindparam("gone")), gone)
 
 
@@ -78,14 +78,14 @@ def add_rule(connection: sa.Connection, agent: str, *, origin: str, rule: str, a
     values = {"agent": agent, "origin": origin, "rule": rule, "added_at": added_at}
     made = connection.execute(agent_rules.insert().values(values)).inserted_primary_key
     if made is None:
-        raise RuntimeError("an insert tells the key it made")
+        raise RuntimeError("the insert returned no primary key")
     return RuleRow(id=made[0], agent=agent, origin=origin, rule=rule, added_at=added_at)
 
 
 def drop_rules(connection: sa.Connection, ids: Sequence[int]) -> None:
     if ids:
         query = agent_rules.delete().where(agent_rules.c.id == sa.bindparam("gone"))
-        connection.execute(query, [{"gone": one} for one in ids])
+        connection.execute(query, [{"gone": id_} for id_ in ids])
 
 
 def all_profiles(connection: sa.Connection) -> tuple[ProfileRow, ...]:
@@ -98,21 +98,21 @@ def put_profile(connection: sa.Connection, row: ProfileRow) -> None:
 
 
 def drop_profile(connection: sa.Connection, name: str) -> bool:
-    """False: there was none of this name."""
+    """False if there is none of this name."""
     return bool(connection.execute(profiles.delete().where(profiles.c.name == name)).rowcount)
 
 
 def version(connection: sa.Connection, name: str) -> int:
-    """Where the counter stands; 0 if it never moved."""
+    """The counter's value; 0 if it was never incremented."""
     value = connection.execute(sa.select(counters.c.value).where(counters.c.name == name)).scalar_one_or_none()
     return int(value or 0)
 
 
 def next_version(connection: sa.Connection, name: str) -> int:
-    """Moves the counter on. Nobody else gets the same number, in this process or another."""
+    """Increments the counter. No other caller gets the same number, in this process or another."""
     moved = counters.update().where(counters.c.name == name).values(value=counters.c.value + 1)
     if not connection.execute(moved).rowcount:
-        # Of two that find no counter the second waits here for the first, and then counts on from it.
+        # If two callers find no counter, the second waits here for the first, and then continues from its value.
         insert_new(connection, counters, {"name": name, "value": 0})
         connection.execute(moved)
     return version(connection, name)
@@ -146,12 +146,12 @@ class LegacySessionRow:
 
 
 def put_sessions(connection: sa.Connection, rows: Sequence[SessionRow]) -> None:
-    """New ones begin, known ones change. One that was ended must not be among them: it would begin again."""
+    """Inserts or updates them. Don't pass an ended session: it would be stored again."""
     upsert(connection, sessions, [vars(row) for row in rows])
 
 
 def all_sessions(connection: sa.Connection) -> tuple[SessionRow, ...]:
-    """The one that was used last comes last."""
+    """The most recently used one comes last."""
     rows = connection.execute(sa.select(sessions).order_by(sessions.c.used_at))
     return tuple(SessionRow(**row._mapping) for row in rows)
 
@@ -166,16 +166,16 @@ def end_sessions(connection: sa.Connection, keys: Sequence[tuple[str, str]]) -> 
 
 
 def begin_legacy_sessions(connection: sa.Connection, rows: Sequence[LegacySessionRow]) -> None:
-    """Whose session has ended meanwhile gets none, and the others theirs."""
+    """Skips rows whose session has ended in the meantime."""
     if not rows:
         return
     values = [sa.bindparam(f"new_{column.name}", type_=column.type) for column in legacy_sessions.columns]
     agent, conversation = (
         sa.bindparam(f"new_{name}", type_=sessions.c[name].type) for name in ("agent", "conversation")
     )
-    there = sa.exists().where(sessions.c.agent == agent, sessions.c.conversation == conversation)
+    session_exists = sa.exists().where(sessions.c.agent == agent, sessions.c.conversation == conversation)
     statement = legacy_sessions.insert().from_select(
-        [column.name for column in legacy_sessions.columns], sa.select(*values).where(there)
+        [column.name for column in legacy_sessions.columns], sa.select(*values).where(session_exists)
     )
     connection.execute(statement, [{f"new_{name}": value for name, value in vars(row).items()} for row in rows])
 
@@ -188,4 +188,4 @@ def all_legacy_sessions(connection: sa.Connection) -> tuple[LegacySessionRow, ..
 def end_legacy_sessions(connection: sa.Connection, ids: Sequence[str]) -> None:
     if ids:
         query = legacy_sessions.delete().where(legacy_sessions.c.id == sa.bindparam("gone"))
-        connection.execute(query, [{"gone": one} for one in ids])
+        connection.execute(query, [{"gone": id_} for id_ in ids])

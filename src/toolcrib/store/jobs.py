@@ -1,7 +1,7 @@
-"""Jobs: what was ordered, how far it is, and what came of it.
+"""Jobs: the submission, the status and the result.
 
 In: a connection and rows. Out: the same rows after a restart. `jobs.queue` decides what happens to a job; `commands`
-shows them. A job's status only goes forward: what ended stays as it ended.
+shows them. A job's status only moves forward: the status of a finished job never changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """It ran when the daemon ended. It may have done part of its work, and is never begun again."""
+    """It was running when the daemon ended. It may have done part of its work, and is never restarted."""
 
     @property
     def over(self) -> bool:
@@ -37,10 +37,10 @@ _OPEN = frozenset({JobStatus.QUEUED, JobStatus.RUNNING})
 class JobRow:
     id: str
     daemon: str
-    """Whose it is: several daemons may share a store, and none touches what another runs."""
+    """Its daemon: several daemons may share a store, and none touches another's jobs."""
     submitter: str
     submitter_since: float
-    """When that agent was made: a later one of the same name is another. 0 for the owner and for clients without an
+    """When that agent was created, since a later agent may reuse its name. 0 for the owner and for clients without an
     agent.
     """
     runs: str
@@ -49,15 +49,15 @@ class JobRow:
     profile: str
     workdir: str
     root: str
-    """The project that the folder is in."""
+    """The folder's project."""
     prompt: str
     masked: bool
-    """The prompt held a secret, which is not kept."""
+    """Whether the prompt contained a secret, which is not stored."""
     timeout: float
     max_steps: int
     status: JobStatus
     agent: str = ""
-    """Whose name its calls have in the audit log."""
+    """The agent that makes its calls in the audit log."""
     submitted_at: float
     started_at: float | None = None
     ended_at: float | None = None
@@ -78,17 +78,17 @@ def add(connection: sa.Connection, row: JobRow) -> None:
 
 
 def begin(connection: sa.Connection, job: str, at: float) -> bool:
-    """False: it is not queued any more."""
+    """False if it is no longer queued."""
     return _moved(connection, job, {"status": JobStatus.RUNNING, "started_at": at}, JobStatus.QUEUED)
 
 
 def end(connection: sa.Connection, job: str, status: JobStatus, at: float, values: Mapping[str, Any]) -> bool:
-    """With what came of it. False: it had ended before, and stays so."""
+    """Stores the result. False if the job had already ended; it then stays unchanged."""
     return _moved(connection, job, {**values, "status": status, "ended_at": at}, *_OPEN)
 
 
 def interrupt_running(connection: sa.Connection, daemon: str, at: float, why: str) -> tuple[JobRow, ...]:
-    """Ends what the daemon did not see the end of when it last ran; what there was."""
+    """Marks the jobs that were still running when the daemon last ended, and returns them."""
     left = sa.and_(jobs.c.status == JobStatus.RUNNING, jobs.c.daemon == daemon)
     rows = tuple(_row(found) for found in connection.execute(sa.select(jobs).where(left)))
     ended = {"status": JobStatus.INTERRUPTED, "ended_at": at, "error": why}
@@ -102,7 +102,7 @@ def find(connection: sa.Connection, job: str) -> JobRow | None:
 
 
 def queued(connection: sa.Connection, daemon: str) -> tuple[JobRow, ...]:
-    """The daemon's own, in the order in which they came."""
+    """This daemon's jobs, in the order of their submission."""
     waiting = (jobs.c.status == JobStatus.QUEUED, jobs.c.daemon == daemon)
     query = sa.select(jobs).where(*waiting).order_by(jobs.c.submitted_at, jobs.c.id)
     return tuple(_row(found) for found in connection.execute(query))
@@ -111,7 +111,7 @@ def queued(connection: sa.Connection, daemon: str) -> tuple[JobRow, ...]:
 def latest(
     connection: sa.Connection, *, owners: Owners | None, status: str | None, most: int
 ) -> tuple[tuple[JobRow, ...], int]:
-    """The newest first, and how many there are in all. `owners` None: everybody's."""
+    """The newest first, and the total number. `owners` None means all submitters."""
     where = [] if status is None else [jobs.c.status == status]
     if owners is not None:
         where.append(sa.or_(sa.false(), *(_of(*owner) for owner in owners)))
@@ -121,7 +121,7 @@ def latest(
 
 
 def forget(connection: sa.Connection, *, before: float, most: int) -> int:
-    """Lets go of what ended before then, and of all that ended but the newest `most`; how many."""
+    """Deletes the jobs that ended before then, and all ended ones but the newest `most`; returns how many."""
     ended = jobs.c.status.not_in(_OPEN)
     newest = sa.select(jobs.c.id).where(ended).order_by(jobs.c.ended_at.desc(), jobs.c.id).limit(most)
     gone = jobs.delete().where(ended, sa.or_(jobs.c.ended_at < before, jobs.c.id.not_in(newest.scalar_subquery())))

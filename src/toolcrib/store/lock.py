@@ -1,9 +1,9 @@
-"""A daemon has its store alone: a lock that goes with its holder, also when that is killed.
+"""The store's lock: only one daemon uses a store. The lock ends with its holder, even if that is killed.
 
-In: a database's URL, and who wants it. Out: the lock held, or `AlreadyRunning` with the holder's name. Programs and
-commands without a daemon share the lock; a daemon shares it with nobody, since it keeps in memory what they would
-change. SQLite: a locked file beside the database, at its resolved path. PostgreSQL: an advisory lock of the one session
-that writes, so that a session that is lost cannot write on without it. `database` holds it for as long as it is open.
+In: a database's URL and a `StoreHolder`. Out: the lock, or `AlreadyRunning` with the current holder's name. Programs
+and commands without a daemon share the lock. A daemon holds it exclusively, since it caches rows in memory that others
+could change. SQLite: a locked file next to the database, at its resolved path. PostgreSQL: an advisory lock of the only
+session that writes, so that a lost session cannot keep writing. `database` holds it as long as it is open.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from toolcrib.errors import AlreadyRunning, StoreError
 
 _KIND = 0x746F6F6C
 """The first half of the advisory lock's key; the second is the schema that the tables are in."""
-_LONGEST_LABEL = 63
-"""Bytes of a session's name at PostgreSQL."""
+_MAX_LABEL_BYTES = 63
+"""PostgreSQL's limit for a session's name."""
 _PATIENCE = 5.0
-"""Seconds to wait for a holder that is no daemon: most commands are over by then."""
+"""Seconds to wait for a holder that is not a daemon: most commands end sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreHolder:
-    """Who has a store."""
+    """The process that uses a store."""
 
     home: str
     daemon: bool
@@ -42,27 +42,27 @@ class StoreHolder:
 
     @property
     def label(self) -> str:
-        """For PostgreSQL's list of sessions, which both parties can read."""
+        """Its name in PostgreSQL's list of sessions, which other processes can read."""
         text = f"toolcrib {'daemon' if self.daemon else 'program'} {self.pid}@{self.host} {self.home}"
-        return text.encode()[:_LONGEST_LABEL].decode(errors="ignore")
+        return text.encode()[:_MAX_LABEL_BYTES].decode(errors="ignore")
 
 
 def lock_file(database: str, holder: StoreHolder) -> int:
-    """The descriptor of the locked file beside a SQLite database. Closing it gives the lock back."""
+    """Locks the file next to a SQLite database and returns its descriptor. Closing it releases the lock."""
     place = Path(os.path.realpath(database) + ".lock")
     place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def taken() -> AlreadyRunning | None:
+    def conflicting() -> AlreadyRunning | None:
         if _flocked(descriptor, fcntl.LOCK_EX if holder.daemon else fcntl.LOCK_SH):
             return None
-        # What is shared is held by programs, and none of them has written its name there.
+        # A shared lock belongs to programs, and those don't write their names into the file.
         programs = holder.daemon and _flocked(descriptor, fcntl.LOCK_SH)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-        return _refusal(str(place.with_suffix("")), **({} if programs else _noted(descriptor)))
+        return _already_running(str(place.with_suffix("")), **({} if programs else _noted(descriptor)))
 
     try:
-        _patiently(taken)
+        _patiently(conflicting)
         if holder.daemon:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({**asdict(holder), "since": time.time()}).encode(), 0)
@@ -81,7 +81,7 @@ def _flocked(descriptor: int, how: int) -> bool:
 
 
 def _noted(descriptor: int) -> dict[str, Any]:
-    """What the daemon wrote; only that it is one, if it has just taken the lock."""
+    """What the daemon wrote into the file. If it has only just taken the lock, just that it is a daemon."""
     try:
         noted = json.loads(os.pread(descriptor, 4096, 0))
         at = datetime.fromtimestamp(noted["since"]).astimezone()
@@ -91,22 +91,22 @@ def _noted(descriptor: int) -> dict[str, Any]:
 
 
 class LockLost(StoreError):
-    """The session was lost, and with it the lock, which somebody else has now: nothing is written beside them."""
+    """The session was lost, and with it the lock, which another process holds now: nothing more is written."""
 
     def __init__(self, message: str, *, by_another: bool) -> None:
-        # Our own last session, which the server has not given up yet, is no reason to give up.
+        # Our own previous session, which the server has not ended yet, is only a temporary obstacle.
         self.by_another = by_another
-        remedy = "End this one and start it again when the other is over." if by_another else "This passes by itself."
+        remedy = "Stop this one and restart it when the other has ended." if by_another else "This is temporary."
         super().__init__(message, remedy=remedy)
 
 
 def lock_session(connection: sa.Connection, place: str, holder: StoreHolder, *, patient: bool) -> None:
-    """Locks the store for this session of PostgreSQL, if it does not hold it yet."""
+    """Locks the store for this PostgreSQL session, unless it already holds the lock."""
     if connection.info.get("toolcrib_lock"):
         return
     attempt = f"pg_try_advisory_lock{'' if holder.daemon else '_shared'}({_KIND}, hashtext(current_schema()))"
 
-    def taken() -> AlreadyRunning | None:
+    def conflicting() -> AlreadyRunning | None:
         if connection.scalar(sa.text(f"select {attempt}")):
             return None
         row = connection.execute(
@@ -119,34 +119,38 @@ def lock_session(connection: sa.Connection, place: str, holder: StoreHolder, *, 
             {"kind": _KIND},
         ).first()
         _, kind, who = (*(row[0] or "").split(" ", 2), "", "", "")[:3] if row else ("", "", "")
-        return _refusal(place, who=who, daemon=kind == "daemon", since=row[1].astimezone() if row and row[1] else None)
+        return _already_running(
+            place, who=who, daemon=kind == "daemon", since=row[1].astimezone() if row and row[1] else None
+        )
 
     if patient:
-        _patiently(taken)
-    elif (refusal := taken()) is not None:
-        raise LockLost(refusal.message, by_another=not holder.label.endswith(refusal.data["holder"] or "?"))
+        _patiently(conflicting)
+    elif (conflict := conflicting()) is not None:
+        raise LockLost(conflict.message, by_another=not holder.label.endswith(conflict.data["holder"] or "?"))
     connection.info["toolcrib_lock"] = True
 
 
-def _patiently(taken: Callable[[], AlreadyRunning | None]) -> None:
+def _patiently(conflicting: Callable[[], AlreadyRunning | None]) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while (refusal := taken()) is not None:
-        if refusal.data["daemon"] or time.monotonic() > deadline:
-            raise refusal
+    while (conflict := conflicting()) is not None:
+        if conflict.data["daemon"] or time.monotonic() > deadline:
+            raise conflict
         time.sleep(0.02)
 
 
-def _refusal(place: str, *, who: str = "", daemon: bool = False, since: datetime | None = None) -> AlreadyRunning:
+def _already_running(
+    place: str, *, who: str = "", daemon: bool = False, since: datetime | None = None
+) -> AlreadyRunning:
     process, _, home = who.partition(" ")
     pid, _, host = process.partition("@")
     named = f" (pid {pid} on {host}, home {home}{f', since {since:%Y-%m-%d %H:%M:%S}' if since else ''})" if who else ""
     if daemon:
-        message = f"A Toolcrib daemon has the database {place}{named}."
+        message = f"A Toolcrib daemon is using the database {place}{named}."
         remedy = (
-            "Use that one, from its home: commands go through it, and a program with `Crib.connect()`; `toolcrib down` "
-            "there ends it. Or use another database: `up --store FILE`, or TOOLCRIB_STORE for any command."
+            "Use that daemon from its home: commands go through it, and programs use `Crib.connect()`; `toolcrib down` "
+            "there stops it. Or use another database: `up --store FILE`, or TOOLCRIB_STORE for any command."
         )
     else:
-        message = f"A program, or a command without a daemon, uses the database {place}{named}."
-        remedy = "Try again when it is over. Beside a daemon a program uses `Crib.connect()`, not `Crib.from_config()`."
+        message = f"A program, or a command without a daemon, is using the database {place}{named}."
+        remedy = "Try again when it has ended. With a daemon, programs use `Crib.connect()`, not `Crib.from_config()`."
     return AlreadyRunning(message, remedy=remedy, data={"daemon": daemon, "holder": who})

@@ -1,8 +1,8 @@
-"""The tables, texts that both engines can hold, and rows put in place.
+"""The tables, a text type that works on both engines, and upserts.
 
-In: a connection inside a transaction. Out: the same database with the tables of this version, or a `StoreError` that
-says what to do. `database` checks when it opens. Only what SQLite and PostgreSQL both have is used: PostgreSQL has
-no NUL in texts and neither engine has half a surrogate pair, so both refuse both alike.
+In: a connection inside a transaction. Out: the same database with the tables of this version, or a `StoreError` with a
+remedy. `database` checks the version when it opens. Only features that SQLite and PostgreSQL share are used: PostgreSQL
+cannot store NUL in a text and neither can store a lone surrogate, so `Text` rejects both on both.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Text(sa.types.TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
-        if value is not None and not _can_be_kept(value):
+        if value is not None and not _is_storable(value):
             raise StoreError(
-                f"The database cannot hold the text {value[:100]!a}: it has a NUL or is not Unicode.",
-                remedy="Use a text without it; a file with such a name must be renamed.",
+                f"The database cannot store the text {value[:100]!a}: it contains NUL or is not valid Unicode.",
+                remedy="Remove that character; rename a file with such a name.",
             )
         return value
 
 
 def storable(text: str) -> str:
-    """What cannot be kept spelled out as an escape: for texts that come from strangers and must be written down."""
-    if _can_be_kept(text):
+    """Escapes characters that the database cannot store, for untrusted texts that must be recorded."""
+    if _is_storable(text):
         return text
     return "".join(f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text)
 
 
-def _can_be_kept(text: str) -> bool:
+def _is_storable(text: str) -> bool:
     if "\0" in text:
         return False
     if text.isascii():
@@ -102,7 +102,7 @@ trusted_definitions = sa.Table(
     sa.Column("tool", Text, nullable=False),
     sa.Column("trusted_at", sa.Double, nullable=False),
 )
-"""The definitions of tools that the trust in a server was given for."""
+"""The tool definitions that a server is trusted with."""
 
 clock = sa.Table(
     "clock",
@@ -111,7 +111,7 @@ clock = sa.Table(
     *_required(sa.Double, "seen_at", "passed"),
     sa.Column("boot", Text, nullable=False),
 )
-"""One row: the time that was seen last, and what the computer had counted by then, since which boot."""
+"""One row: the last time seen, the elapsed time counted by then, and the boot it is counted from."""
 
 counters = sa.Table(
     "counters",
@@ -197,7 +197,7 @@ audit_base = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("hash", Text, nullable=False),
 )
-"""Where the kept part of the chain begins: the last row that was deleted, and its hash."""
+"""Where the retained part of the chain begins: the last deleted row and its hash."""
 
 jobs = sa.Table(
     "jobs",
@@ -220,14 +220,14 @@ jobs = sa.Table(
 
 
 SCHEMA_VERSION = 6
-"""Grows with every change of the tables. Stores of versions 1 to 5 are from before the first release."""
+"""Increases with every change of the tables. Versions 1 to 5 predate the first release."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962
-"""The word `toolcrib`: two processes that open one new database must not both create it."""
+"""`toolcrib` in ASCII: two processes that open the same new database must not both create it."""
 
 
 def is_current(connection: sa.Connection, place: str) -> bool:
-    """False: the tables have to be made. `StoreError` for a database of another version."""
+    """False if the tables must be created; raises `StoreError` for a database of another version."""
     if not sa.inspect(connection).has_table("schema_version"):
         return False
     version = connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none() or 0
@@ -238,7 +238,7 @@ def is_current(connection: sa.Connection, place: str) -> bool:
     else:
         empty = "use an empty database" if "://" in place else f"move the file away (mv {place} {place}.old)"
         age = "an older"
-        remedy = f"Stop Toolcrib, {empty} and start again. Agents, permissions and trust must be given again."
+        remedy = f"Stop Toolcrib, {empty} and start again. Agents, permissions and trust must be set up again."
     raise StoreError(
         f"The database {place} is from {age} Toolcrib: its tables have version {version}, not {SCHEMA_VERSION}.",
         remedy=remedy,
@@ -247,24 +247,24 @@ def is_current(connection: sa.Connection, place: str) -> bool:
 
 
 def create(connection: sa.Connection, place: str) -> None:
-    """Makes all tables, or none: the caller's transaction holds all of it."""
+    """Creates all tables or none, in the caller's transaction."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
-    # Another process may have made them while we waited.
+    # Another process may have created them while we waited.
     if not is_current(connection, place):
         metadata.create_all(connection, checkfirst=False)
         connection.execute(schema_version.insert().values(id=1, version=SCHEMA_VERSION))
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
-    """False: there is one with this key already, and it stays as it is."""
+    """False if the key exists; its row then stays unchanged."""
     insert = _insert(connection, table).values(dict(row)).on_conflict_do_nothing()
-    # Otherwise the rows that an insert made go uncounted on PostgreSQL.
+    # Without this, PostgreSQL doesn't report the number of inserted rows.
     return bool(connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount)
 
 
 def upsert(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Each row has every column. One whose primary key is there already takes the place of what was there."""
+    """Inserts each row, or replaces the one with the same primary key. Each row must have every column."""
     if not rows:
         return
     insert = _insert(connection, table)
@@ -274,7 +274,7 @@ def upsert(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[st
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    # The engine has loaded its own dialect; an import here would load one that is not used.
+    # The engine has loaded its own dialect; an import here would load an unused one.
     dialect = getattr(dialects, connection.dialect.name)
     made: postgresql.Insert | sqlite.Insert = dialect.insert(table)
     return made

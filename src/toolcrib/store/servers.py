@@ -1,7 +1,7 @@
-"""The tools that each server last listed, for a start without it; the files and servers that a person trusts.
+"""The tools that each server last listed, for a start without it; the trusted files and servers.
 
-In: a connection, a server's identity, a project's root. Out: definitions, byte for byte, and rows. `core` asks;
-nothing here is trusted by itself.
+In: a connection, a server's identity, a project's root. Out: definitions, byte for byte, and rows. `core` uses it and
+decides whom to trust.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def load_tools(connection: sa.Connection, identity: str, root: str | None) -> tuple[bytes, ...] | None:
-    """The definitions last remembered for this server in this project; None if there never were any."""
+    """The last known definitions of this server in this project; None if there are none."""
     query = sa.select(known_tools.c.definitions).where(_key(identity, root))
     packed = connection.execute(query).scalar_one_or_none()
     if packed is None:
@@ -30,12 +30,12 @@ def load_tools(connection: sa.Connection, identity: str, root: str | None) -> tu
     try:
         return msgspec.msgpack.decode(packed, type=tuple[bytes, ...])
     except msgspec.MsgspecError:
-        log.warning("the tools remembered for server %s cannot be read; they count as unknown", identity)
+        log.warning("the stored tools of server %s cannot be read; they count as unknown", identity)
         return None
 
 
 def remember_tools(connection: sa.Connection, identity: str, root: str | None, definitions: Sequence[bytes]) -> bool:
-    """Keeps a server's definitions. False: they were the same already, nothing was written."""
+    """Stores a server's definitions. False if they are unchanged; then nothing is written."""
     packed = msgspec.msgpack.encode(tuple(definitions))
     digest = hashlib.sha256(packed).hexdigest()
     before = connection.execute(sa.select(known_tools.c.digest).where(_key(identity, root))).scalar_one_or_none()
@@ -47,7 +47,7 @@ def remember_tools(connection: sa.Connection, identity: str, root: str | None, d
 
 
 def forget_tools(connection: sa.Connection, identity: str) -> None:
-    """Drops what is remembered of a server, for every project."""
+    """Deletes a server's stored definitions, for every project."""
     connection.execute(known_tools.delete().where(known_tools.c.identity == identity))
 
 
@@ -67,7 +67,7 @@ def trust_file(connection: sa.Connection, path: str | Path, sha256: str) -> None
 
 
 def untrust_file(connection: sa.Connection, path: str | Path) -> bool:
-    """False: it was not trusted anyway."""
+    """False if it was not trusted."""
     return bool(connection.execute(trusted_files.delete().where(trusted_files.c.path == _absolute(path))).rowcount)
 
 
@@ -77,9 +77,9 @@ def all_trusted_files(connection: sa.Connection) -> tuple[TrustedFile, ...]:
 
 
 def trust_server(connection: sa.Connection, identity: str, name: str, definitions: Mapping[str, str]) -> None:
-    """The identity is the server's as it is now: with another command or address it is another server.
+    """Trust is bound to the server's current identity: a changed command or address makes it another server.
 
-    `definitions`: the digests of its tools' definitions, and the tools' names. They join those trusted before.
+    `definitions` maps digests of its tools' definitions to the tools' names. They are added to those trusted before.
     """
     now = time.time()
     upsert(connection, trusted_servers, [{"identity": identity, "name": name, "trusted_at": now}])
@@ -91,7 +91,7 @@ def trust_server(connection: sa.Connection, identity: str, name: str, definition
 
 
 def untrust_server(connection: sa.Connection, identity: str) -> bool:
-    """False: it was not trusted anyway."""
+    """False if it was not trusted."""
     connection.execute(trusted_definitions.delete().where(trusted_definitions.c.identity == identity))
     return bool(connection.execute(trusted_servers.delete().where(trusted_servers.c.identity == identity)).rowcount)
 
@@ -102,7 +102,7 @@ def untrust_definitions(connection: sa.Connection, identity: str, definitions: C
 
 
 def all_trusted_servers(connection: sa.Connection) -> dict[str, frozenset[str]]:
-    """By identity: the digests of the definitions that are trusted."""
+    """The digests of the trusted definitions, by server identity."""
     found: dict[str, set[str]] = {
         one: set() for one in connection.execute(sa.select(trusted_servers.c.identity)).scalars()
     }
@@ -113,5 +113,5 @@ def all_trusted_servers(connection: sa.Connection) -> dict[str, frozenset[str]]:
 
 def _absolute(path: str | Path) -> str:
     if not Path(path).is_absolute():
-        raise ValueError(f"trust is bound to an absolute path, not to {str(path)!r}")
+        raise ValueError(f"only an absolute path can be trusted, not {str(path)!r}")
     return str(path)

@@ -1,6 +1,6 @@
-"""Tools for one folder that cannot leave it: files, tests, linters, a shell. An MCP server like any other.
+"""Tools confined to one folder: files, tests, linters, a shell. Served over MCP.
 
-The few names for programs; each is imported when it is first used.
+These are the public names for programs. Each is imported on first use.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""Files that change all at once or not at all.
+"""Atomic writes: a file changes completely or not at all.
 
-In: a place in the folder and bytes. Out: the file with these bytes, on the disk, or the file as it was. A temporary
-file in the same folder takes the other's name when it is complete. All steps go through the descriptor of the folder
-it lies in. `tools.files` writes what models write; `open_own_folder` is for files of the server itself.
+In: a path in the folder and bytes. Out: the file with these bytes, synced to disk, or the file as it was. A complete
+temporary file in the same folder is renamed over the target. Every step goes through the descriptor of the parent
+folder. `tools.files` writes for models; `open_own_folder` is for the server's own files.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from toolcrib.workspace.folder import Folder, FolderPath
 
 
 class MissingFolders(enum.Enum):
-    """What happens to folders on the way that are not there."""
+    """What to do about missing parent folders."""
 
     MADE = enum.auto()
     NEEDED = enum.auto()
 
 
 class ExistingFile(enum.Enum):
-    """What happens to a file that is there already."""
+    """What to do about a file that already exists."""
 
     REPLACED = enum.auto()
     REPLACED_IF_SAME = enum.auto()
-    """As it was when it was looked at: nobody else's change is lost."""
+    """Only if it is unchanged since it was examined, so that no other change is lost."""
     REFUSED = enum.auto()
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteTarget:
-    """Where a file is, or will be."""
+    """The path of a file to write, whether it exists yet or not."""
 
     folder: Folder
     asked: FolderPath
@@ -48,7 +48,7 @@ class WriteTarget:
     before: os.stat_result | None
 
     def open(self) -> int:
-        """What is there, for reading; the very file that `before` describes."""
+        """Opens the existing file for reading: exactly the one that `before` describes."""
         if self.before is None:
             raise explain_os_error(OSError(errno.ENOENT, ""), self.folder, self.asked)
         try:
@@ -67,7 +67,7 @@ class WriteTarget:
 
 @contextlib.contextmanager
 def open_target(folder: Folder, asked: FolderPath, parents: MissingFolders) -> Iterator[WriteTarget]:
-    """The file that may be written there, links resolved; whatever may not is refused."""
+    """Resolves links and checks that the file may be written."""
     _check_writable(folder, asked, asked)
     if not asked.parts:
         raise WorkspaceError("The workspace itself is a folder.", remedy="Name a file in it.")
@@ -84,39 +84,40 @@ def open_target(folder: Folder, asked: FolderPath, parents: MissingFolders) -> I
 
 
 def write_atomically(
-    there: WriteTarget, data: bytes, *, existing: ExistingFile, after: int | None = None
+    target: WriteTarget, data: bytes, *, existing: ExistingFile, after: int | None = None
 ) -> os.stat_result:
-    """The file gets these bytes, or what `after` (a descriptor) holds and then these. Gives what it is then."""
-    _check_head(there, data, after)
+    """Writes `data`, or the content of the descriptor `after` followed by `data`. Returns the file's new status."""
+    _check_head(target, data, after)
     name = f".toolcrib-{os.urandom(8).hex()}.tmp"
     try:
         made = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=there.dirfd
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=target.dirfd
         )
         try:
             try:
-                _set_mode_and_owner(made, there)
+                _set_mode_and_owner(made, target)
                 if after is not None:
                     _copy(after, made)
                 _write(made, data)
                 os.fsync(made)
-                _rename(there, name, existing)
-                # Its new name counts as a change.
+                _rename(target, name, existing)
+                # After the rename, which changes ctime.
                 status = os.fstat(made)
             finally:
                 os.close(made)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=there.dirfd)
+                os.unlink(name, dir_fd=target.dirfd)
             raise
-        os.fsync(there.dirfd)
+        os.fsync(target.dirfd)
     except OSError as error:
-        raise explain_os_error(error, there.folder, there.asked) from error
+        raise explain_os_error(error, target.folder, target.asked) from error
     return status
 
 
 def open_own_folder(folder: Folder, place: FolderPath) -> int:
-    """A folder of the server's own, made if need be. Never through a link, which a project could have laid."""
+    """Opens one of the server's own folders and creates it if needed. Never follows a link: a project could have
+    planted it."""
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
         return _down(folder, here, place.parts)
@@ -128,12 +129,12 @@ def _parent(folder: Folder, asked: FolderPath, parents: MissingFolders) -> int:
     above = asked.parent
     if parents is MissingFolders.NEEDED:
         return folder.open_dir(above)
-    there = above
-    while there.parts and not _is_there(folder, there):
-        there = there.parent
-    here = folder.open_dir(there)
+    existing = above
+    while existing.parts and not _is_there(folder, existing):
+        existing = existing.parent
+    here = folder.open_dir(existing)
     try:
-        missing = above.parts[len(there.parts) :]
+        missing = above.parts[len(existing.parts) :]
         real = folder.real_path(here)
         _check_writable(folder, FolderPath((*real.parts, *missing, asked.name)), asked)
     except BaseException:
@@ -156,7 +157,7 @@ def _is_there(folder: Folder, place: FolderPath) -> bool:
 
 
 def _down(folder: Folder, here: int, names: tuple[str, ...]) -> int:
-    """Takes `here` over; gives the last folder."""
+    """Closes `here` and returns the descriptor of the last folder."""
     for name in names:
         try:
             made = _make(here, name)
@@ -164,7 +165,7 @@ def _down(folder: Folder, here: int, names: tuple[str, ...]) -> int:
         finally:
             os.close(here)
         here = below
-        # Only an empty one: by now the name may lead to another folder of the project.
+        # Only if empty: by now the name may lead to another folder of the project.
         if made and _gives_away(folder) and not os.listdir(here):  # noqa: PTH208
             os.fchown(here, *folder.owner)
     return here
@@ -180,7 +181,7 @@ def _make(here: int, name: str) -> bool:
 
 
 def _resolved(folder: Folder, asked: FolderPath) -> FolderPath:
-    """Where a link leads; anything else, and what is not there yet, is at its own place."""
+    """The target of a link; any other path, existing or not, unchanged."""
     try:
         found = open_beneath(folder.fd, asked.parts, FinalLink.LINK)
     except FileNotFoundError:
@@ -213,54 +214,54 @@ def _check_writable(folder: Folder, real: FolderPath, asked: FolderPath) -> None
         raise WorkspaceError(f"{asked} cannot be written: {why}.", remedy="Write elsewhere.", data={"path": str(asked)})
 
 
-def _check_head(there: WriteTarget, data: bytes, after: int | None) -> None:
-    """Without a HEAD that git accepts no folder becomes a repository, in whatever order its files are written."""
-    if there.folder.repositories or protected_paths.normalized(there.real.name) != protected_paths.normalized(
+def _check_head(target: WriteTarget, data: bytes, after: int | None) -> None:
+    """Refuses a HEAD that git would accept: without one, a folder cannot become a repository."""
+    if target.folder.repositories or protected_paths.normalized(target.real.name) != protected_paths.normalized(
         protected_paths.HEAD
     ):
         return
     start = os.pread(after, protected_paths.HEAD_BYTES, 0) if after is not None else b""
     if protected_paths.is_head((start + data)[: protected_paths.HEAD_BYTES]):
         raise WorkspaceError(
-            f"{there.asked} cannot be written: with this content git would take its folder for a repository, whose "
+            f"{target.asked} cannot be written: with this content git would treat its folder as a repository, whose "
             "configuration can start programs.",
             remedy="Write other content or another name. A person can allow it: repositories: true in workspace.yml "
             "(a project's file needs `toolcrib trust`).",
-            data={"path": str(there.asked)},
+            data={"path": str(target.asked)},
         )
 
 
-def _check_fit(there: WriteTarget, before: os.stat_result) -> None:
+def _check_fit(target: WriteTarget, before: os.stat_result) -> None:
     why = why_not_replaceable(before)
-    if not why and not os.access(there.real.name, os.W_OK, dir_fd=there.dirfd, effective_ids=True):
+    if not why and not os.access(target.real.name, os.W_OK, dir_fd=target.dirfd, effective_ids=True):
         why = "its permissions do not allow it"
     if why:
         raise WorkspaceError(
-            f"{there.asked} cannot be written: {why}.", remedy="Write another file.", data={"path": str(there.asked)}
+            f"{target.asked} cannot be written: {why}.", remedy="Write another file.", data={"path": str(target.asked)}
         )
 
 
 def why_not_replaceable(before: os.stat_result) -> str:
-    """Why a file that is there cannot be written; empty if it can."""
+    """Why an existing file cannot be replaced; empty if it can."""
     if stat.S_ISLNK(before.st_mode):
-        return "it changed meanwhile"
+        return "it changed in the meantime"
     if not stat.S_ISREG(before.st_mode):
         return f"it is a {file_kind(before.st_mode)}, not a file"
     if before.st_nlink > 1:
-        return f"it has {before.st_nlink} names (hard links), of which others may lie outside"
-    # Replacing it would work, but whoever made it read-only meant it.
+        return f"it has {before.st_nlink} hard links, some of which may be outside"
+    # Replacing it would work, but it is read-only on purpose.
     if not before.st_mode & 0o222:
         return f"it is read-only (mode {stat.S_IMODE(before.st_mode):04o})"
     return ""
 
 
-def _set_mode_and_owner(made: int, there: WriteTarget) -> None:
-    """Mode and owner: those of the file before; root's new files belong to the folder's owner."""
-    before = there.before
-    if _gives_away(there.folder) or (before is not None and os.geteuid() == 0):
-        os.fchown(made, *((before.st_uid, before.st_gid) if before else there.folder.owner))
+def _set_mode_and_owner(made: int, target: WriteTarget) -> None:
+    """Keeps mode and owner of the old file; files that root creates belong to the folder's owner."""
+    before = target.before
+    if _gives_away(target.folder) or (before is not None and os.geteuid() == 0):
+        os.fchown(made, *((before.st_uid, before.st_gid) if before else target.folder.owner))
     if before is not None:
-        # Without setuid and setgid, which the system, too, takes away when a file is written.
+        # Without setuid and setgid, which the kernel also clears on a write.
         os.fchmod(made, before.st_mode & 0o777)
 
 
@@ -280,31 +281,29 @@ def _write(to: int, data: bytes) -> None:
         left = left[os.write(to, left) :]
 
 
-def _rename(there: WriteTarget, name: str, existing: ExistingFile) -> None:
-    final = there.real.name
+def _rename(target: WriteTarget, name: str, existing: ExistingFile) -> None:
+    final = target.real.name
     if existing is ExistingFile.REFUSED:
-        os.link(name, final, src_dir_fd=there.dirfd, dst_dir_fd=there.dirfd, follow_symlinks=False)
-        os.unlink(name, dir_fd=there.dirfd)
+        os.link(name, final, src_dir_fd=target.dirfd, dst_dir_fd=target.dirfd, follow_symlinks=False)
+        os.unlink(name, dir_fd=target.dirfd)
         return
-    if existing is ExistingFile.REPLACED_IF_SAME and not _is_same(there):
-        raise _changed(there.asked)
-    os.rename(name, final, src_dir_fd=there.dirfd, dst_dir_fd=there.dirfd)
+    if existing is ExistingFile.REPLACED_IF_SAME and not _is_same(target):
+        raise _changed(target.asked)
+    os.rename(name, final, src_dir_fd=target.dirfd, dst_dir_fd=target.dirfd)
 
 
-def _is_same(there: WriteTarget) -> bool:
+def _is_same(target: WriteTarget) -> bool:
     try:
-        now = os.stat(there.real.name, dir_fd=there.dirfd, follow_symlinks=False)
+        now = os.stat(target.real.name, dir_fd=target.dirfd, follow_symlinks=False)
     except FileNotFoundError:
-        return there.before is None
-    return there.before is not None and file_version(now) == file_version(there.before)
+        return target.before is None
+    return target.before is not None and file_version(now) == file_version(target.before)
 
 
 def file_version(status: os.stat_result) -> tuple[int, ...]:
-    """Another one after any change of the file, also one of equal size whose time was set back."""
+    """Differs after any change, even one that keeps the size and resets the modification time."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _changed(asked: FolderPath) -> WorkspaceError:
-    return WorkspaceError(
-        f"{asked} was changed by somebody else meanwhile; nothing was written.", remedy="Read it again."
-    )
+    return WorkspaceError(f"{asked} changed in the meantime; nothing was written.", remedy="Read it again.")

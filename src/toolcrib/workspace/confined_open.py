@@ -1,10 +1,8 @@
-"""Opens what lies beneath a folder, whatever links and renames do meanwhile, and explains the system's errors to a
-model.
+"""Opens paths beneath a folder, safe against links and concurrent renames, and explains OS errors to a model.
 
-In: the folder's descriptor and the names that lead down from it. Out: a descriptor (O_PATH) of what is there, the
-names by which it really lies there, or a `WorkspaceError` with what would work. The kernel's openat2 does the work;
-a walk, one descriptor a step, does it where there is none, and where a link names its target from the top. `folder`
-decides what may be done with it.
+In: the folder's descriptor and the names below it. Out: a descriptor (O_PATH), the real path beneath the folder, or a
+`WorkspaceError` with a remedy. It uses the kernel's openat2. Where that is missing, or a link has an absolute target,
+it walks down one descriptor at a time. `folder` decides which access is allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _NUMBER = 437
-"""The same on every architecture that we can run on."""
+"""The system call's number, the same on every supported architecture."""
 _NO_MAGICLINKS = 0x02
 _BENEATH = 0x08
 
@@ -45,7 +43,7 @@ def _syscall() -> Callable[..., int]:
 
 
 def openat2(folder: int, path: bytes, flags: int) -> int:
-    """Opens what lies beneath the folder, whatever links, `..` and renames do meanwhile."""
+    """Opens a path that stays beneath the folder despite links, `..` and concurrent renames."""
     how = _How(flags | os.O_CLOEXEC, 0, _BENEATH | _NO_MAGICLINKS)
     opened = _syscall()(_NUMBER, folder, path, ctypes.byref(how), ctypes.sizeof(how))
     if opened < 0:
@@ -54,27 +52,27 @@ def openat2(folder: int, path: bytes, flags: int) -> int:
     return opened
 
 
-_MOST_TRIES = 32
-"""The kernel asks to try again when something was renamed while it went up from a folder."""
-_MOST_LINKS = 40
-_MOST_STEPS = 4096
-# An old container runtime forbids system calls that it does not know, and says EPERM. A link that names its target
-# from the top may yet lead inside; only the walk can tell.
+_MAX_TRIES = 32
+"""The kernel returns EAGAIN if a rename happens while it resolves `..`."""
+_MAX_LINKS = 40
+_MAX_STEPS = 4096
+# Old container runtimes return EPERM for unknown system calls. EXDEV: an absolute link may still lead inside, which
+# only the walk can find out.
 _WALK_INSTEAD = frozenset({errno.ENOSYS, errno.EPERM, errno.EXDEV})
 _DELETED = " (deleted)"
 
 
 class FinalLink(enum.Enum):
-    """What a link at the end of a path stands for."""
+    """How to resolve a link at the end of a path."""
 
     TARGET = 0
     LINK = os.O_NOFOLLOW
 
 
 def open_beneath(root: int, names: Sequence[str], last: FinalLink = FinalLink.TARGET) -> int:
-    """Leads to what the names stand for; OSError (EXDEV) where that is not beneath the root."""
+    """Opens the path; raises OSError (EXDEV) if it is not beneath the root."""
     path = os.fsencode("/".join(names) or ".")
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             return openat2(root, path, os.O_PATH | last.value)
         except OSError as error:
@@ -86,14 +84,14 @@ def open_beneath(root: int, names: Sequence[str], last: FinalLink = FinalLink.TA
 
 
 def open_child(folder: int, name: str, flags: int) -> int:
-    """One name down; never through a link, never waiting for a FIFO's other end."""
+    """Opens one name; never follows a link and never blocks on a FIFO."""
     if name in ("", ".", "..") or "/" in name:
         raise ValueError(f"not one name: {name!r}")
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
 
 
 def path_beneath(root: int, descriptor: int) -> tuple[str, ...]:
-    """The names by which it lies beneath the root now, links resolved; OSError (EXDEV) if it does not."""
+    """Its current real path beneath the root; raises OSError (EXDEV) if it is outside."""
     top, place = _path_of(root), _path_of(descriptor)
     if place == top:
         return ()
@@ -112,7 +110,7 @@ def _path_of(descriptor: int) -> str:
 def _walk(root: int, names: Sequence[str], last: FinalLink) -> int:
     walk = _Walk(root, names)
     try:
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if not walk.rest:
                 return walk.here
             walk.go(last)
@@ -127,14 +125,14 @@ class _Walk:
         self.root = root
         self.here = os.dup(root)
         self.way: list[str] = []
-        """The names that led here from the root."""
+        """The path from the root."""
         self.rest = list(reversed(names))
         self.links = 0
 
     def go(self, last: FinalLink) -> None:
         name = self.rest.pop()
         if name == "..":
-            # Down again from the root: the folder above may have been moved out by now.
+            # Start again at the root: the parent folder may have been moved outside by now.
             if not self.way:
                 raise _leads_out()
             self._from_root(self.way[:-1])
@@ -153,7 +151,7 @@ class _Walk:
         finally:
             os.close(link)
         self.links += 1
-        if self.links > _MOST_LINKS:
+        if self.links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if target.startswith("/"):
             top = _path_of(self.root)
@@ -174,12 +172,12 @@ def _leads_out() -> OSError:
     return OSError(errno.EXDEV, "leads out of the folder")
 
 
-_MOST_NAMES = 2000
-_MOST_NEAR = 3
+_MAX_NAMES = 2000
+_MAX_SUGGESTIONS = 3
 
 _FULL = "Free some space, or write less. The file is as it was."
 _REASONS: dict[int, tuple[str, str]] = {
-    errno.EXDEV: ("leads out of the workspace", "Use paths inside it; what lies outside is out of reach."),
+    errno.EXDEV: ("leads out of the workspace", "Use paths inside it; nothing outside can be reached."),
     errno.ELOOP: ("leads through too many links", "Name the file itself instead of a link to it."),
     errno.ENOTDIR: ("goes through something that is not a folder", "List the folders."),
     errno.EISDIR: ("is a folder", "Name a file in it."),
@@ -191,7 +189,7 @@ _REASONS: dict[int, tuple[str, str]] = {
     errno.EFBIG: ("could not be written: it would be too large", "Write several smaller files."),
     errno.EROFS: ("could not be written: the file system is read-only", "Only reading works here."),
     errno.ENXIO: ("is a device or a pipe without its other end", "Only regular files can be read."),
-    errno.EEXIST: ("exists already", "Choose another name, or overwrite it."),
+    errno.EEXIST: ("already exists", "Choose another name, or overwrite it."),
 }
 _KINDS = {
     stat.S_IFREG: "file",
@@ -205,8 +203,6 @@ _KINDS = {
 
 
 class FileKind(enum.StrEnum):
-    """What matters most of the time."""
-
     FILE = "file"
     FOLDER = "folder"
     LINK = "link"
@@ -218,7 +214,7 @@ class FileKind(enum.StrEnum):
 
 
 def file_kind(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "thing of unknown kind")
+    return _KINDS.get(stat.S_IFMT(mode), "file of unknown kind")
 
 
 def explain_os_error(error: OSError, folder: Folder, place: FolderPath) -> WorkspaceError:
@@ -229,50 +225,50 @@ def explain_os_error(error: OSError, folder: Folder, place: FolderPath) -> Works
 
 
 def _nothing_there(folder: Folder, place: FolderPath, number: int) -> WorkspaceError:
-    """Says which name on the way is the wrong one, and what there is instead."""
+    """Names the part of the path that is missing, and similar names that exist."""
     for length in range(len(place.parts)):
         above, name = type(place)(place.parts[:length]), place.parts[length]
         try:
-            there = folder.open_dir(above)
+            parent = folder.open_dir(above)
         except WorkspaceError:
             break
         try:
-            if not _exists(there, name):
-                return _missing(folder, place, type(place)(place.parts[: length + 1]), there)
+            if not _exists(parent, name):
+                return _missing(folder, place, type(place)(place.parts[: length + 1]), parent)
         finally:
-            os.close(there)
-    what, remedy = _REASONS.get(number, ("leads to something that is not there", "List the folders."))
+            os.close(parent)
+    what, remedy = _REASONS.get(number, ("leads to something that doesn't exist", "List the folders."))
     return WorkspaceError(f"{place} {what}.", remedy=remedy, data={"path": str(place)})
 
 
-def _missing(folder: Folder, asked: FolderPath, wrong: FolderPath, there: int) -> WorkspaceError:
-    near = [str(wrong.parent / name) for name in _near(folder, wrong, there)]
+def _missing(folder: Folder, asked: FolderPath, wrong: FolderPath, parent: int) -> WorkspaceError:
+    near = [str(wrong.parent / name) for name in _near(folder, wrong, parent)]
     where = "in the workspace" if not wrong.parts[1:] else f"in {wrong.parent}"
-    message = f"{asked} is not there: there is no {wrong.name} {where}."
-    remedy = f"Did you mean {', '.join(near)}?" if near else f"List what there is {where}."
+    message = f"{asked} does not exist: parent is no {wrong.name} {where}."
+    remedy = f"Did you mean {', '.join(near)}?" if near else f"List the files {where}."
     return WorkspaceError(message, remedy=remedy, data={"path": str(asked), "near": near})
 
 
-def _near(folder: Folder, wrong: FolderPath, there: int) -> list[str]:
-    shown = itertools.islice(_shown(folder, wrong, there), _MOST_NAMES)
+def _near(folder: Folder, wrong: FolderPath, parent: int) -> list[str]:
+    shown = itertools.islice(_shown(folder, wrong, parent), _MAX_NAMES)
     by_case: dict[str, str] = {}
     for name in shown:
         by_case.setdefault(name.casefold(), name)
-    found = difflib.get_close_matches(wrong.name.casefold(), by_case, _MOST_NEAR, 0.6)
+    found = difflib.get_close_matches(wrong.name.casefold(), by_case, _MAX_SUGGESTIONS, 0.6)
     return [by_case[name] for name in found]
 
 
-def _shown(folder: Folder, wrong: FolderPath, there: int) -> Iterator[str]:
-    real = folder.real_path(there)
-    with os.scandir(there) as entries:
+def _shown(folder: Folder, wrong: FolderPath, parent: int) -> Iterator[str]:
+    real = folder.real_path(parent)
+    with os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.isprintable() and folder.readable(real / entry.name):
                 yield entry.name
 
 
-def _exists(there: int, name: str) -> bool:
+def _exists(parent: int, name: str) -> bool:
     try:
-        os.stat(name, dir_fd=there, follow_symlinks=False)
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
         return False
     return True

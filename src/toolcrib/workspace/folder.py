@@ -1,8 +1,8 @@
-"""The folder that tools work in, and the only way to its files.
+"""The folder that tools work in. All access to its files goes through here.
 
-In: paths as a model gives them. Out: `FolderPath`s, which are checked names, and descriptors of what lies there:
-beneath the folder, whatever links and renames do meanwhile. `confined_open` finds the way, `protected_paths` knows what
-is not for tools, `explain_os_error` says why not; the tools and the sandbox use it.
+In: paths as a model gives them. Out: `FolderPath`s, which are checked names, and descriptors of files that are beneath
+the folder despite links and concurrent renames. `confined_open` opens paths and explains errors, `protected_paths`
+lists the paths that tools may not use. The tools and the sandbox use it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from toolcrib.workspace.confined_open import (
 from toolcrib.workspace.globs import IgnoreRules
 from toolcrib.workspace.protected_paths import check_root, own_environment
 
-LONGEST_PATH = 4095
-LONGEST_NAME = 255
-_SHOWN = 200
+MAX_PATH_LENGTH = 4095
+MAX_NAME_LENGTH = 255
+_MAX_SHOWN_LENGTH = 200
 _SPECIAL = frozenset("*?[]{}!#\\/ ")
-"""What a pattern has that is more than a name."""
+"""Characters that make a pattern more than a plain name."""
 _RELATIVE = "Paths are relative to the workspace's folder, as in src/main.py."
 
 
 @dataclass(frozen=True, slots=True)
 class FolderPath:
-    """A place in the folder: plain names, never `..`."""
+    """A path in the folder: plain names, never `..`."""
 
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """For people and models; bytes that are no UTF-8 show as �."""
+        """For people and models; bytes that are not UTF-8 become �."""
         return os.fsencode("/".join(self.parts)).decode(errors="replace") or "."
 
     def __truediv__(self, name: str) -> FolderPath:
@@ -70,8 +70,8 @@ class Folder:
         unfit: Sequence[Path] = (),
         home: Path | None = None,
     ) -> None:
-        """`hidden`, `guarded`: globs as in .gitignore, of whatever case, which start `above`. `repositories`: whether
-        they may be made. `unfit`: Toolcrib's own folders."""
+        """`hidden`, `guarded`: case-insensitive .gitignore patterns, relative to `above`. `repositories`: whether tools
+        may create git repositories. `unfit`: Toolcrib's own folders."""
         if not hasattr(os, "O_PATH") or not Path("/proc/self/fd").is_dir():
             raise WorkspaceError("The workspace needs Linux with /proc.", remedy="Use it there, or in a container.")
         self.given = Path(os.path.normpath(root.absolute()))
@@ -82,16 +82,16 @@ class Folder:
                 f"{root} cannot be a workspace: {error.strerror}.", remedy="Name a folder that exists."
             ) from error
         try:
-            # The place of what was opened, whatever the path leads to by now.
+            # The real path of the opened folder; the given path may lead elsewhere by now.
             self.root = Path(f"/proc/self/fd/{self.fd}").readlink()
             check_root(self.root, unfit, home=home)
         except BaseException:
             self.close()
             raise
         self.running = tuple(own_environment(self.root))
-        """Names of what runs us, where that lies in the folder: who can change it is not confined."""
-        there = os.fstat(self.fd)
-        self.owner = (there.st_uid, there.st_gid)
+        """Paths in the folder that Toolcrib itself runs from: write access to them would escape the confinement."""
+        status = os.fstat(self.fd)
+        self.owner = (status.st_uid, status.st_gid)
         self.writing = threading.Lock()
         """Held from reading a file to replacing it, so that no change is lost."""
         self.repositories = repositories
@@ -113,32 +113,34 @@ class Folder:
             return False
 
     def check_same(self) -> None:
-        """What is done in a folder that was moved or replaced is not done where the caller believes."""
+        """A tool must not work in a folder that was moved or replaced."""
         if not self.same():
             raise WorkspaceError(
                 f"{self.root} is no longer the folder that was opened: it was moved, removed or replaced.",
-                remedy="Nothing works here until a person starts this again.",
+                remedy="Nothing works here until a person restarts this server.",
             )
 
     def path_of(self, path: str) -> FolderPath:
-        """Checks a path as a model gives it; says nothing about what is there."""
+        """Checks the syntax of a path from a model, not whether it exists."""
         if "\0" in path:
             raise WorkspaceError("The path holds a NUL byte.", remedy=_RELATIVE)
         try:
             raw = path.encode()
         except UnicodeEncodeError:
             raise WorkspaceError("The path is not valid Unicode.", remedy=_RELATIVE) from None
-        if len(raw) > LONGEST_PATH:
-            raise WorkspaceError(f"The path is {len(raw)} bytes long; {LONGEST_PATH} is the most.", remedy=_RELATIVE)
+        if len(raw) > MAX_PATH_LENGTH:
+            raise WorkspaceError(
+                f"The path is {len(raw)} bytes long; the maximum is {MAX_PATH_LENGTH}.", remedy=_RELATIVE
+            )
         parts = self._down(path) if path.startswith("/") else _plain(path.split("/"))
         if parts is None:
-            raise WorkspaceError(f"{path[:_SHOWN]} is outside the workspace.", remedy=_RELATIVE)
-        if long := next((part for part in parts if len(part.encode()) > LONGEST_NAME), None):
-            raise WorkspaceError(f"The name {long[:40]}… is longer than {LONGEST_NAME} bytes.", remedy="Shorten it.")
+            raise WorkspaceError(f"{path[:_MAX_SHOWN_LENGTH]} is outside the workspace.", remedy=_RELATIVE)
+        if long := next((part for part in parts if len(part.encode()) > MAX_NAME_LENGTH), None):
+            raise WorkspaceError(f"The name {long[:40]}… is longer than {MAX_NAME_LENGTH} bytes.", remedy="Shorten it.")
         return FolderPath(parts)
 
     def _down(self, path: str) -> tuple[str, ...] | None:
-        """Names below the root in an absolute path: as the root really is, or as it was given."""
+        """The part of an absolute path below the root: its real path, or the one given."""
         way = _plain(path.split("/"))
         for top in (self.root.parts[1:], self.given.parts[1:]):
             if way is not None and way[: len(top)] == top:
@@ -146,19 +148,19 @@ class Folder:
         return None
 
     def readable(self, real: FolderPath) -> bool:
-        """By its names: no log of a run, nothing hidden."""
+        """Judged by names alone: not a run log, and not hidden."""
         return not protected_paths.is_run_log(real.parts) and not self._hidden.fit(real.parts)
 
     def guarded(self, real: FolderPath) -> bool:
-        """By its names: whether programs other than git and Toolcrib obey it."""
+        """Judged by names alone: whether programs other than git and Toolcrib obey it."""
         return self._guarded.fit(real.parts)
 
     def why_not_writable(self, real: FolderPath) -> str:
-        """By its names: neither git's nor Toolcrib's own, nothing that other programs obey, nothing hidden, nothing
-        that runs us. Empty if they allow it."""
+        """Judged by names alone: not git's or Toolcrib's own, guarded, hidden, or part of the environment Toolcrib runs
+        in. Empty if writing is allowed."""
         if name := protected_paths.protected_name(real.parts):
             owner = "git" if "git" in protected_paths.normalized(name) else "Toolcrib"
-            return f"{name} belongs to {owner} and is not for tools"
+            return f"{name} belongs to {owner} and is off limits to tools"
         if any(real.parts[: len(place)] == place for place in self.running):
             return "it belongs to the Python environment that Toolcrib itself runs in"
         if self._hidden.fit(real.parts):
@@ -171,14 +173,12 @@ class Folder:
         return self._why_not_git(real)
 
     def _why_not_git(self, real: FolderPath) -> str:
-        """A folder that has a HEAD would become a repository by it, or the repository there another one."""
+        """In a folder with a HEAD, the file could create a repository or change the existing one."""
         for depth, name in enumerate(real.parts):
             if protected_paths.normalized(name) in protected_paths.GIT_PARTS and self._has_head(
                 FolderPath(real.parts[:depth])
             ):
-                return (
-                    f"{FolderPath(real.parts[:depth])} has a HEAD of git's, and {name} would be part of that repository"
-                )
+                return f"{FolderPath(real.parts[:depth])} has a git HEAD, and {name} would be part of that repository"
         return ""
 
     def _has_head(self, folder: FolderPath) -> bool:
@@ -195,14 +195,14 @@ class Folder:
             with open(f"/proc/self/fd/{found}", "rb") as file:  # noqa: PTH123 - by descriptor
                 return protected_paths.is_head(file.read(protected_paths.HEAD_BYTES))
         except OSError:
-            # What cannot be read may be one.
+            # An unreadable file may be a HEAD.
             return True
         finally:
             os.close(found)
 
     @contextlib.contextmanager
     def opened(self, place: FolderPath, last: FinalLink = FinalLink.TARGET) -> Iterator[tuple[int, FolderPath]]:
-        """A descriptor (O_PATH) of what is there, and where it really lies; what may not be read is refused."""
+        """Yields a descriptor (O_PATH) and the real path; refuses paths that may not be read."""
         self._check_readable(place, place)
         try:
             descriptor = open_beneath(self.fd, place.parts, last)
@@ -216,11 +216,11 @@ class Folder:
             os.close(descriptor)
 
     def open_file(self, place: FolderPath) -> int:
-        """A regular file, for reading; the caller closes it."""
+        """Opens a regular file for reading; the caller closes it."""
         with self.opened(place) as (descriptor, _):
-            there = os.fstat(descriptor)
-            if not stat.S_ISREG(there.st_mode):
-                what = file_kind(there.st_mode)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                what = file_kind(status.st_mode)
                 raise WorkspaceError(
                     f"{place} is a {what}, not a file.",
                     remedy="List what is in it." if what == "folder" else "Only regular files can be read.",
@@ -228,7 +228,7 @@ class Folder:
             return self._again(descriptor, os.O_RDONLY | os.O_NONBLOCK, place)
 
     def open_dir(self, place: FolderPath) -> int:
-        """A folder, for listing and for going on from; the caller closes it."""
+        """Opens a folder for listing and as a base for other paths; the caller closes it."""
         with self.opened(place) as (descriptor, _):
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISDIR(mode):
@@ -238,12 +238,12 @@ class Folder:
             return self._again(descriptor, os.O_RDONLY | os.O_DIRECTORY, place)
 
     def status(self, place: FolderPath) -> os.stat_result:
-        """Of the link itself, if it is one."""
+        """Does not follow a link."""
         with self.opened(place, FinalLink.LINK) as (descriptor, _):
             return os.fstat(descriptor)
 
     def real_path(self, descriptor: int) -> FolderPath:
-        """Where something that was opened really lies now; OSError (EXDEV) if no longer in the folder."""
+        """The current real path of an open descriptor; raises OSError (EXDEV) if it left the folder."""
         return FolderPath(path_beneath(self.fd, descriptor))
 
     def _real_path(self, descriptor: int, place: FolderPath) -> FolderPath:
@@ -253,7 +253,7 @@ class Folder:
             raise explain_os_error(error, self, place) from error
 
     def _again(self, descriptor: int, flags: int, place: FolderPath) -> int:
-        """The very same thing, opened for more than O_PATH allows."""
+        """Reopens the same file with more access than O_PATH gives."""
         try:
             return os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
         except OSError as error:
@@ -262,9 +262,7 @@ class Folder:
     def _check_readable(self, real: FolderPath, asked: FolderPath) -> None:
         if not self.readable(real):
             why = (
-                "a log of Toolcrib's runs"
-                if protected_paths.is_run_log(real.parts)
-                else "hidden by the workspace's settings"
+                "a Toolcrib run log" if protected_paths.is_run_log(real.parts) else "hidden by the workspace's settings"
             )
             raise WorkspaceError(
                 f"{asked} cannot be read: it is {why}.", remedy="Work without it.", data={"path": str(asked)}
@@ -272,8 +270,8 @@ class Folder:
 
 
 class _Patterns:
-    """Globs of the settings, and what lies at or below a place that one of them fits. Names and `*.ending` are compared
-    without an expression: a folder has many files, and each of them is asked about before every command."""
+    """Globs from the settings; a path matches if it or a parent folder does. Plain names and `*.ending` are compared
+    without a regular expression, because every file in the folder is checked before every command."""
 
     def __init__(self, key: str, patterns: Sequence[str], above: tuple[str, ...], fold: Callable[[str], str]) -> None:
         self._key = key
@@ -292,7 +290,7 @@ class _Patterns:
         return self._fit_below(parts[:-1]) or self._matches((*self._above, *parts))
 
     def first(self, parts: tuple[str, ...]) -> str:
-        """The pattern that fits; empty if there is none."""
+        """The first pattern that matches; empty if none does."""
         if not self.fit(parts):
             return ""
         each = (_Patterns(self._key, [pattern], self._above, self._fold) for pattern in self._patterns)
@@ -315,7 +313,7 @@ class _Patterns:
         rules = IgnoreRules(self._others)
         if not rules.is_whole:
             raise WorkspaceError(
-                f"The patterns of `{self._key}:` are too many or too large.", remedy="Name fewer places."
+                f"The patterns of `{self._key}:` are too many or too large.", remedy="Use fewer patterns."
             )
         return rules
 
@@ -325,7 +323,7 @@ def _is_ending(pattern: str) -> bool:
 
 
 def _plain(parts: Sequence[str]) -> tuple[str, ...] | None:
-    """Without `.` and `..`, as written; None if they lead out."""
+    """Resolves `.` and `..` lexically; None if they lead outside."""
     way: list[str] = []
     for part in parts:
         if part == "..":

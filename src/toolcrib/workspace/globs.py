@@ -1,13 +1,13 @@
-"""Patterns of paths: globs such as `**/*.py` or `!*.min.js`, and what `.gitignore` files leave out.
+"""Path patterns: globs such as `**/*.py` or `!*.min.js`, and `.gitignore` rules.
 
-In: patterns of a person or a model, or the bytes of a `.gitignore`. Out: whether a path fits, or is ignored. The
-tools choose files by globs; `tools.walk` asks the `.gitignore` of the deepest folder first, as git does.
+In: patterns from a person or a model, or the bytes of a `.gitignore`. Out: whether a path matches or is ignored. Tools
+select files by globs; `tools.walk` checks the `.gitignore` of the deepest folder first, as git does.
 
-A glob without a slash fits a name at any depth; `*` and `?` stop at a slash, `**` as a whole name does not;
-`[a-z]`, `[!a-z]`, `{a,b}` and `\\` as usual; a leading `!` leaves out.
+A glob without a slash matches a name at any depth. `*` and `?` stop at a slash; `**` as a whole name does not.
+`[a-z]`, `[!a-z]`, `{a,b}` and `\\` work as usual. A leading `!` excludes.
 
-Not `pathspec`: it judges whole paths of files, while a walk has to know of each folder whether to go in. Asked folder
-by folder, version 1.1.1 differed from git in one of ten random trees, and this in none of 1,200
+We don't use `pathspec`: it judges whole file paths, but a walk must decide for each folder whether to enter it. Applied
+folder by folder, version 1.1.1 differed from git in one of ten random trees; this module differed in none of 1,200
 (tests/unit/test_workspace_walk.py).
 """
 
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.regex import BadRegex, Regex, RegexSet, compile_regex
 
-LONGEST_GLOB = 1000
-MOST_ALTERNATIVES = 256
-MOST_GLOB_WEIGHT = 1_000_000
-"""Characters of all patterns together as one expression: half a second's work."""
-_DEEPEST_BRACES = 8
+MAX_GLOB_LENGTH = 1000
+MAX_ALTERNATIVES = 256
+MAX_GLOB_WEIGHT = 1_000_000
+"""Characters of all patterns combined into one expression, which takes half a second."""
+_MAX_BRACE_DEPTH = 8
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 _POSIX = {
     "alnum": "09AZaz",
@@ -43,11 +43,11 @@ _POSIX = {
     "upper": "AZ",
     "xdigit": "09AFaf",
 }
-"""First and last characters, pair after pair."""
+"""Pairs of first and last character."""
 
 
 class BadGlob(Exception):
-    """A pattern that means nothing; `place` is where in it, from 1."""
+    """An invalid pattern; `place` is the position of the error, from 1."""
 
     def __init__(self, why: str, place: int) -> None:
         super().__init__(why)
@@ -55,14 +55,14 @@ class BadGlob(Exception):
 
 
 class Globs:
-    """A path fits if any of the patterns does and none of those that begin with `!`."""
+    """A path matches if it matches any pattern and none of those that begin with `!`."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._wanted = _any_of([p for p in patterns if not p.startswith("!")])
         self._unwanted = _any_of([p[1:] for p in patterns if p.startswith("!")])
 
     def matches(self, way: Sequence[str]) -> bool:
-        """Of the names that lead to something from where the pattern begins."""
+        """`way`: the path, as names relative to the folder that the patterns start in."""
         text = path_bytes("/".join(way))
         if self._unwanted is not None and self._unwanted.fullmatch(text) is not None:
             return False
@@ -70,39 +70,39 @@ class Globs:
 
 
 def path_bytes(path: str) -> bytes:
-    """A byte of a name that is not UTF-8 counts as one character, so that `*` takes it."""
+    """A byte that is not UTF-8 counts as one character, so that `*` matches it."""
     return path.encode("utf-8", "replace")
 
 
 def _any_of(patterns: Sequence[str]) -> Regex | None:
     if not patterns:
         return None
-    words: list[str] = []
-    left = MOST_GLOB_WEIGHT
+    regexes: list[str] = []
+    left = MAX_GLOB_WEIGHT
     try:
         for pattern in patterns:
-            words.append(f"(?:{_pattern(pattern)})")
-            left -= len(words[-1])
+            regexes.append(f"(?:{_pattern(pattern)})")
+            left -= len(regexes[-1])
             if left < 0:
                 raise BadRegex
-        return compile_regex("|".join(words))
+        return compile_regex("|".join(regexes))
     except BadRegex:
         raise WorkspaceError(
-            "The glob patterns are too large together.", remedy="Give fewer or simpler ones, in several calls."
+            "The glob patterns are too large in total.", remedy="Give fewer or simpler ones, in several calls."
         ) from None
 
 
 def _pattern(pattern: str) -> str:
     try:
-        if len(pattern) > LONGEST_GLOB:
-            raise BadGlob(f"it is longer than {LONGEST_GLOB} characters", LONGEST_GLOB + 1)
+        if len(pattern) > MAX_GLOB_LENGTH:
+            raise BadGlob(f"it is longer than {MAX_GLOB_LENGTH} characters", MAX_GLOB_LENGTH + 1)
         if not pattern:
             raise BadGlob("it is empty", 1)
         return "|".join(_whole(one) for one in expand_braces(pattern))
     except BadGlob as error:
         raise WorkspaceError(
-            f"The glob {pattern[:LONGEST_GLOB]!r} is not usable: {error}, at character {error.place}.",
-            remedy="A backslash makes the next character an ordinary one. Examples: *.py, src/**/*.ts, {src,tests}/**.",
+            f"The glob {pattern[:MAX_GLOB_LENGTH]!r} is not usable: {error}, at character {error.place}.",
+            remedy="A backslash escapes the next character. Examples: *.py, src/**/*.ts, {src,tests}/**.",
         ) from None
 
 
@@ -116,7 +116,7 @@ def _whole(pattern: str) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The patterns without braces that one with braces stands for."""
+    """Expands braces into patterns without braces."""
     finished, at = _alternatives(pattern, 0, 0)
     if at < len(pattern):
         raise BadGlob("a } has no {", at + 1)
@@ -124,14 +124,14 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _alternatives(pattern: str, at: int, depth: int) -> tuple[list[str], int]:
-    """Reads up to the end or the } that closes; a comma counts only inside of braces."""
+    """Reads up to the end or the closing }; a comma separates only inside braces."""
     finished: list[str] = []
     begun = [""]
     while at < len(pattern):
         character = pattern[at]
         if character == "{":
-            if depth == _DEEPEST_BRACES:
-                raise BadGlob("braces stand too deep in each other", at + 1)
+            if depth == _MAX_BRACE_DEPTH:
+                raise BadGlob("braces are nested too deeply", at + 1)
             inner, end = _alternatives(pattern, at + 1, depth + 1)
             if end >= len(pattern):
                 raise BadGlob("a { is not closed", at + 1)
@@ -147,28 +147,28 @@ def _alternatives(pattern: str, at: int, depth: int) -> tuple[list[str], int]:
             end = _end_of_one(pattern, at)
             begun = [head + pattern[at:end] for head in begun]
             at = end
-        if len(finished) + len(begun) > MOST_ALTERNATIVES:
-            raise BadGlob(f"its braces stand for more than {MOST_ALTERNATIVES} patterns", at)
+        if len(finished) + len(begun) > MAX_ALTERNATIVES:
+            raise BadGlob(f"its braces expand to more than {MAX_ALTERNATIVES} patterns", at)
     return finished + begun, at
 
 
 def _end_of_one(pattern: str, at: int) -> int:
-    """After one character, one escaped character or one class."""
+    """The position after one character, escaped character or class."""
     if pattern[at] == "\\":
         return at + 2
     return character_class(pattern, at)[1] if pattern[at] == "[" else at + 1
 
 
 def glob_expression(pattern: str, *, prefix: int = 0) -> str:
-    """RE2's words for a pattern without braces, which fits the whole path. After `prefix` characters `**` counts as if
-    a name began there."""
+    """The RE2 expression for a pattern without braces, which matches the whole path. After `prefix` characters, `**`
+    counts as the start of a name."""
     parts: list[str] = []
     at = 0
     while at < len(pattern):
         character = pattern[at]
         if character in "*[":
-            words, at = _stars(pattern, at, prefix) if character == "*" else character_class(pattern, at)
-            parts.append(words)
+            regex, at = _stars(pattern, at, prefix) if character == "*" else character_class(pattern, at)
+            parts.append(regex)
             continue
         if character == "\\":
             at += 1
@@ -196,7 +196,7 @@ def _stars(pattern: str, at: int, prefix: int) -> tuple[str, int]:
 
 
 def character_class(pattern: str, at: int) -> tuple[str, int]:
-    """RE2's words for the class that begins at the bracket, and where it ends. It never fits a slash."""
+    """The RE2 expression for the class that begins at the bracket, and its end. It never matches a slash."""
     begin = at
     at += 1
     negated = pattern[at : at + 1] in ("!", "^") and pattern[at : at + 1] != ""
@@ -230,7 +230,7 @@ def _member(pattern: str, at: int, begin: int) -> tuple[int, int]:
 
 def _posix(name: str, at: int) -> list[tuple[int, int]]:
     if name not in _POSIX:
-        raise BadGlob(f"there is no class [:{name}:]", at + 1)
+        raise BadGlob(f"[:{name}:] is not a class", at + 1)
     pairs = _POSIX[name]
     return [(ord(pairs[n]), ord(pairs[n + 1])) for n in range(0, len(pairs), 2)]
 
@@ -242,7 +242,7 @@ def _class_words(ranges: list[tuple[int, int]], *, negated: bool) -> str:
     else:
         below = [(low, min(high, slash - 1)) for low, high in ranges if low < slash]
         inside = below + [(max(low, slash + 1), high) for low, high in ranges if high > slash]
-    # A surrogate stands for a byte that is not UTF-8; RE2 has no such characters.
+    # A surrogate represents a byte that is not UTF-8; RE2 has no such characters.
     inside = [pair for pair in inside if not 0xD800 <= pair[0] <= 0xDFFF and not 0xD800 <= pair[1] <= 0xDFFF]
     if not inside:
         return f"[^{_code(slash)}]" if negated else _NOTHING
@@ -257,24 +257,24 @@ def _literal(character: str) -> str:
     return character if character.isalnum() or character in "_-/ " else _code(ord(character))
 
 
-MOST_IGNORE_BYTES = 128 * 1024
-MOST_IGNORE_PATTERNS = 5000
-MOST_IGNORE_WEIGHT = 200_000
-"""Characters of the expressions of one file. More takes over a tenth of a second to compile, and longer to match."""
-MOST_KEPT_WEIGHT = 5 * MOST_IGNORE_WEIGHT
-"""Of all files whose rules are kept for the next walk."""
+MAX_IGNORE_BYTES = 128 * 1024
+MAX_IGNORE_PATTERNS = 5000
+MAX_IGNORE_WEIGHT = 200_000
+"""Characters of one file's expressions. More take over a tenth of a second to compile, and longer to match."""
+MAX_KEPT_WEIGHT = 5 * MAX_IGNORE_WEIGHT
+"""For all files whose rules are cached for the next walk."""
 _TOGETHER = 10_000
-"""Characters of the expressions in one set. Nearly all paths fit none of them, and one look says so."""
+"""Characters of the expressions in one set. Most paths match none of them, which one check finds out."""
 _DEEP = re.compile(r"\*{2,}(?:/\*{2,}(?=/|\Z))*(?:/|\Z)")
 """Names at any depth. `**/**` is the same as `**`, and so is `***`."""
 _SPECIAL = re.compile(r"[*?\[\\]")
-"""Git compares what comes before the first special character by itself, and `**` after it begins the pattern."""
+"""Git compares the part before the first special character separately; a `**` after it begins the pattern."""
 
 
 class IgnoreVerdict(enum.Enum):
     IGNORED = enum.auto()
     KEPT = enum.auto()
-    """A `!` took it back."""
+    """Re-included by a `!` pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,34 +284,34 @@ class _Rule:
 
 
 class IgnoreRules:
-    """Of one file. Paths are relative to the folder that it lies in."""
+    """The rules of one file. Paths are relative to the file's folder."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         rules: list[_Rule] = []
         self.weight = 0
         is_cut = False
         for rule in filter(None, map(_parse_line, lines)):
-            is_cut = len(rules) == MOST_IGNORE_PATTERNS or self.weight + len(rule.expression) > MOST_IGNORE_WEIGHT
+            is_cut = len(rules) == MAX_IGNORE_PATTERNS or self.weight + len(rule.expression) > MAX_IGNORE_WEIGHT
             if is_cut:
                 break
             rules.append(rule)
             self.weight += len(rule.expression)
-        # The last rule that fits is the one that counts.
+        # The last matching rule decides.
         self._groups = [group for group in map(_group, reversed(list(_chunks(rules)))) if group is not None]
         self.is_whole = not is_cut and sum(len(verdicts) for _, verdicts in self._groups) == len(rules)
-        """Whether every pattern counts, also where they are many or large."""
+        """False if some patterns were dropped because they are too many or too large."""
 
     @classmethod
     def of_file(cls, content: bytes) -> IgnoreRules:
-        """A line that was cut off is none: it could fit more than was meant."""
-        is_cut = len(content) > MOST_IGNORE_BYTES
-        lines = content[:MOST_IGNORE_BYTES].removeprefix(b"\xef\xbb\xbf").decode(errors="replace").split("\n")
+        """Drops a truncated last line: it could match more than intended."""
+        is_cut = len(content) > MAX_IGNORE_BYTES
+        lines = content[:MAX_IGNORE_BYTES].removeprefix(b"\xef\xbb\xbf").decode(errors="replace").split("\n")
         rules = cls(line.removesuffix("\r") for line in (lines[:-1] if is_cut else lines))
         rules.is_whole = rules.is_whole and not is_cut
         return rules
 
     def __bool__(self) -> bool:
-        """Whether it says anything."""
+        """Whether there are any rules."""
         return bool(self._groups)
 
     def verdict(self, path: str, *, is_folder: bool) -> IgnoreVerdict | None:
@@ -323,7 +323,7 @@ class IgnoreRules:
 
 
 class IgnoreRulesCache:
-    """Rules by the content of their files: a repository may hold the same one many times, and is walked often."""
+    """Rules by file content: a repository may contain the same file many times, and is walked often."""
 
     def __init__(self) -> None:
         self._rules: OrderedDict[bytes, IgnoreRules] = OrderedDict()
@@ -340,14 +340,14 @@ class IgnoreRulesCache:
             if content not in self._rules:
                 self._rules[content] = rules
                 self._weight += len(content) + rules.weight
-            while self._weight > MOST_KEPT_WEIGHT:
+            while self._weight > MAX_KEPT_WEIGHT:
                 old, gone = self._rules.popitem(last=False)
                 self._weight -= len(old) + gone.weight
         return rules
 
 
 def _chunks(rules: Sequence[_Rule]) -> Iterator[tuple[_Rule, ...]]:
-    """So small that each is surely compiled: a set of some 1,500 patterns with stars fails as a whole."""
+    """Chunks small enough to compile: a set of some 1,500 patterns with stars fails completely."""
     chunk: list[_Rule] = []
     weight = 0
     for rule in rules:
@@ -364,13 +364,13 @@ def _group(rules: tuple[_Rule, ...]) -> tuple[RegexSet, tuple[IgnoreVerdict, ...
     try:
         return RegexSet([rule.expression for rule in rules]), tuple(rule.verdict for rule in rules)
     except BadRegex:
-        # Larger than any pattern that ignores something.
+        # Larger than any real ignore pattern.
         return None
 
 
 def _parse_line(line: str) -> _Rule | None:
     pattern = _without_spaces(line)
-    if not pattern or pattern.startswith("#") or len(pattern) > LONGEST_GLOB:
+    if not pattern or pattern.startswith("#") or len(pattern) > MAX_GLOB_LENGTH:
         return None
     verdict = IgnoreVerdict.KEPT if pattern.startswith("!") else IgnoreVerdict.IGNORED
     pattern = pattern.removeprefix("!")
@@ -383,20 +383,20 @@ def _parse_line(line: str) -> _Rule | None:
     try:
         body = glob_expression(pattern, prefix=len(_SPECIAL.split(pattern, maxsplit=1)[0]) if anchored else 0)
     except BadGlob:
-        # Git takes it for a pattern that fits nothing.
+        # In git, such a pattern matches nothing.
         return None
     start = "" if anchored else "(?:[^/]+/)*"
     return _Rule(verdict, f"{start}{body}{'/' if folders_only else '/?'}")
 
 
 def ignores_something(pattern: str) -> bool:
-    """Whether it can leave anything out, which a comment or a `!` cannot."""
+    """Whether it can ignore anything, which a comment or a `!` cannot."""
     rule = _parse_line(pattern)
     return rule is not None and rule.verdict is IgnoreVerdict.IGNORED and IgnoreRules([pattern]).is_whole
 
 
 def _without_spaces(line: str) -> str:
-    """Spaces at the end do not count, unless a backslash stands before them."""
+    """Strips trailing spaces unless a backslash escapes them."""
     end = len(line.rstrip(" "))
     escapes = end - len(line[:end].rstrip("\\"))
     return line[: end + 1] if escapes % 2 and end < len(line) else line[:end]

@@ -1,10 +1,9 @@
-"""Which names are not for tools, however they are spelled, and which folders can be a workspace.
+"""Which names tools may not use, in any spelling, and which folders can be a workspace.
 
-In: the names on the way to a file, links resolved; a folder and Toolcrib's own folders. Out: whether it is git's or
-Toolcrib's own; a `WorkspaceError` that says what would work. `folder` asks before every read and write. Git takes
-any folder for a repository that has a HEAD which it accepts, `objects` and `refs` (or `commondir`, which names
-another folder for the two), and runs what the `config` there names. No repository is without its HEAD, so that is
-what decides.
+In: the real path of a file; a folder and Toolcrib's own folders. Out: whether the path belongs to git or Toolcrib; a
+`WorkspaceError` with a remedy. `folder` asks before every read and write. Git treats any folder as a repository that
+has a valid HEAD, `objects` and `refs` (or `commondir`, which names another folder for the two), and runs programs
+named in its `config`. Every repository needs a HEAD, so HEAD decides.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from toolcrib.errors import WorkspaceError
 GIT_FOLDER = ".git"
 HEAD = "HEAD"
 HEAD_BYTES = 256
-"""Git reads no more of it to decide."""
+"""Git reads only this much of it to decide."""
 GIT_PARTS = frozenset(
     {
         *("branches", "commondir", "config", "config.worktree", "hooks", "info", "modules", "objects", "refs"),
         *("remotes", "worktrees"),
     }
 )
-"""What makes a repository of a folder that has a HEAD, and what git runs or follows there."""
+"""Names that turn a folder with a HEAD into a repository, or that git runs or follows there."""
 
-# File systems of other systems take these for the same names: short names, and letters that do not show.
+# Other operating systems treat these as the same names: short names (8.3), and names with invisible characters.
 _GUARDED = frozenset({GIT_FOLDER, "git~1", PROJECT_FOLDER, "toolcr~1"})
 _HEAD = re.compile(rb"ref:\s*refs/|[0-9a-fA-F]{40}")
 _UNSEEN = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF))
@@ -40,24 +39,24 @@ _UNSEEN = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(
 
 @functools.lru_cache(maxsize=4096)
 def normalized(name: str) -> str:
-    """The same for all spellings that some file system takes for one name."""
+    """The same result for all spellings that some file system treats as one name."""
     if not name.isascii():
         name = unicodedata.normalize("NFKC", name.translate(_UNSEEN))
     return name.casefold().partition(":")[0].rstrip(". ")
 
 
 def protected_name(names: Sequence[str]) -> str | None:
-    """The first name that nothing may be written at or below; None if there is none."""
+    """The first protected name: nothing at or below it may be written."""
     return next((name for name in names if normalized(name) in _GUARDED), None)
 
 
 def is_head(content: bytes) -> bool:
-    """Whether git would take a file with this content for a repository's HEAD."""
+    """Whether git would accept a file with this content as a HEAD."""
     return _HEAD.match(content) is not None
 
 
 def is_head_link(leads_to: str) -> bool:
-    """As old versions of git made it."""
+    """Old versions of git made HEAD a link."""
     return leads_to.startswith("refs/")
 
 
@@ -75,22 +74,22 @@ _SYSTEM = tuple(Path("/", name) for name in (
 ))
 # fmt: on
 _FINE_INSIDE = tuple(map(Path, ("/usr/src", "/usr/local/src", "/dev/shm", "/run/media")))  # noqa: S108
-"""Folders in those of the system where people and containers keep projects."""
+"""Folders inside system folders where people and containers keep projects."""
 _SHARED = tuple(map(Path, ("/home", "/tmp", "/var", "/var/tmp", "/Users")))  # noqa: S108
-"""Hold the projects of many; themselves they are none."""
+"""They hold the projects of many users, but aren't projects themselves."""
 _OF_ENVIRONMENT = ("bin", "lib", "lib64", "pyvenv.cfg")
 _REMEDY = "Choose the folder of one project."
 
 
 def check_root(root: Path, unfit: Sequence[Path] = (), *, home: Path | None = None) -> None:
-    """`unfit`: folders that it may neither hold nor lie in. `home`: the user's, which it may lie in."""
+    """`unfit`: folders that the root may neither contain nor be inside of. `home`: the user's, which it may be in."""
     home = home or user_home()
     if why := _why_unfit(_real(root), [_real(path) for path in unfit], home and _real(home)):
         raise WorkspaceError(f"{root} cannot be a workspace: {why}.", remedy=_REMEDY, data={"root": str(root)})
 
 
 def own_environment(root: Path) -> Iterator[tuple[str, ...]]:
-    """Names below the root of the Python environment that runs us, if it lies there."""
+    """Paths of Toolcrib's own Python environment, if it is inside the root."""
     for place in {_real(Path(sys.prefix)), _real(Path(sys.base_prefix))}:
         if place == root:
             yield from ((name,) for name in _OF_ENVIRONMENT)
@@ -99,7 +98,7 @@ def own_environment(root: Path) -> Iterator[tuple[str, ...]]:
 
 
 def user_home() -> Path | None:
-    """None where the system knows none, as for a user of a container that is only a number."""
+    """None if the user has none, such as a numeric user in a container."""
     try:
         return Path.home()
     except RuntimeError:
@@ -110,19 +109,19 @@ def _why_unfit(root: Path, unfit: Sequence[Path], home: Path | None) -> str:
     if root == Path("/"):
         return "it is the whole system"
     if home and home.is_relative_to(root):
-        return "it holds your home"
+        return "it contains your home directory"
     if root in _SHARED:
-        return "it holds the folders of many"
+        return "it contains the folders of many users"
     if any(path.is_relative_to(root) for path in unfit):
-        return "it holds Toolcrib's own files"
+        return "it contains Toolcrib's own files"
     if any(root.is_relative_to(path) for path in unfit):
-        return "it lies among Toolcrib's own files"
+        return "it is inside one of Toolcrib's own folders"
     if name := protected_name(root.parts):
-        return f"{name} is not for tools"
+        return f"{name} is off limits to tools"
     if any(path.is_relative_to(root) for path in _SYSTEM):
-        return "it is a folder of the system"
+        return "it is a system folder"
     if any(root.is_relative_to(path) for path in _SYSTEM):
-        return "" if any(path in root.parents for path in _FINE_INSIDE) else "it is a folder of the system"
+        return "" if any(path in root.parents for path in _FINE_INSIDE) else "it is a system folder"
     return ""
 
 

@@ -1,9 +1,9 @@
-"""Regular expressions in linear time (RE2), the patterns of `search_text`, and the lines of a file that match one.
+"""Linear-time regular expressions (RE2), the patterns of `search_text`, and the matching lines of a file.
 
-In: an expression or a pattern of a model, an opened file. Out: something that searches bytes; a `SearchPattern`
-with ripgrep's options for the same; `MatchedLine`s in order. Patterns come from a model or from a repository that
-nobody has looked at, and Python's own `re` would hang on some of them while it holds the whole server up. What RE2
-and ripgrep do not share (look-around, back-references) is refused. `globs` and `tools.search_text` build on it.
+In: an expression, or a pattern from a model; an open file. Out: a compiled expression that searches bytes; a
+`SearchPattern` with the equivalent ripgrep options; `MatchedLine`s in order. Patterns come from a model or an
+unreviewed repository, and Python's `re` would hang on some of them and block the whole server. Features that RE2 and
+ripgrep don't share (look-around, back-references) are refused. `globs` and `tools.search_text` build on it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 from toolcrib.errors import WorkspaceError
 
-MOST_REGEX_MEMORY = 16 * 1024 * 1024
-"""For one compiled expression. What needs more is refused when it is compiled."""
+MAX_REGEX_MEMORY = 16 * 1024 * 1024
+"""Bytes for one compiled expression. One that needs more is refused at compile time."""
 
 
 class BadRegex(Exception):
-    """An expression that cannot be compiled, in RE2's words."""
+    """An expression that cannot be compiled, with RE2's message."""
 
 
 class RegexMatch(Protocol):
@@ -38,10 +38,10 @@ class Regex(Protocol):
 
 
 class RegexSet:
-    """Many expressions as one automaton: which of them fit a whole text."""
+    """Many expressions as one automaton: finds those that match a whole text."""
 
     def __init__(self, expressions: Sequence[str]) -> None:
-        """Raises `BadRegex` where they are too large together."""
+        """Raises `BadRegex` if they are too large in total."""
         re2 = _re2()
         self._set = re2.Set.FullMatchSet(_options())
         try:
@@ -50,12 +50,12 @@ class RegexSet:
             self._set.Compile()
         except re2.error as error:
             raise BadRegex(str(error)) from None
-        # An automaton that lacks memory says of every text that nothing fits.
+        # An automaton that ran out of memory matches nothing.
         if not self._set.Match(b"\0"):
-            raise BadRegex("the expressions are too large together")
+            raise BadRegex("the expressions are too large in total")
 
     def last_match(self, text: bytes) -> int | None:
-        """The number of the last expression that fits."""
+        """The index of the last expression that matches."""
         matches = self._set.Match(text)
         return max(matches) if matches else None
 
@@ -64,13 +64,13 @@ _NUL = r"\x{0}"
 
 
 def compile_regex(expression: str, *, ignore_case: bool = False, across_lines: bool = True) -> Regex:
-    """Works on UTF-8. Not `across_lines`: nothing in it matches a line's end, and ^ and $ stand at those of each."""
+    """Works on UTF-8. Without `across_lines`, nothing matches a line end, and ^ and $ match at each line's ends."""
     re2, options = _re2(), _options()
     options.case_sensitive = not ignore_case
     options.never_nl = not across_lines
     try:
         if not across_lines:
-            # On its own first: a stray bracket must not pair with those put around it.
+            # Compiled alone first: a stray bracket must not pair with the brackets added around it.
             re2.compile(expression, options)
             expression = f"(?m:{expression})"
         made: Regex = re2.compile(expression, options)
@@ -89,59 +89,59 @@ def _options() -> Any:
     options = _re2().Options()
     options.never_capture = True
     options.log_errors = False
-    options.max_mem = MOST_REGEX_MEMORY
+    options.max_mem = MAX_REGEX_MEMORY
     return options
 
 
-LONGEST_PATTERN = 2000
+MAX_PATTERN_LENGTH = 2000
 
 
 class CaseRule(enum.StrEnum):
     SENSITIVE = "sensitive"
     IGNORE = "ignore"
     SMART = "smart"
-    """Ignored, unless the pattern holds a capital letter."""
+    """Case is ignored unless the pattern contains a capital letter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPattern:
     regex: Regex
     ripgrep: tuple[str, ...]
-    """Options that name the pattern."""
+    """ripgrep options for the pattern."""
     carriage_returns: bool
-    """Whether it speaks of them; else they belong to the line's end, as in files from Windows."""
+    """Whether the pattern contains them. Otherwise they belong to the line end, as in Windows files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """One character, one escape, or a class's bracket with what belongs to it."""
+    """One character, one escape, or a class's opening bracket with its modifiers."""
 
     place: int
     text: str
     in_class: bool = False
 
 
-_LINES = "the search goes line by line"
+_LINES = "the search is line by line"
 _NEVER: tuple[tuple[str, str, str], ...] = (
     (r"\(\?<?[=!]", "look-around is not supported", "Match more of the line, or search twice and compare."),
-    (r"\(\?P[=>]|\\[1-9]|\\[kg][<{'0-9]", "back-references are not supported", "Write the repeated text out."),
+    (r"\(\?P[=>]|\\[1-9]|\\[kg][<{'0-9]", "back-references are not supported", "Write out the repeated text."),
     (r"\(\?(?:[>#(]|[a-zA-Z]*x)", "atomic groups, comments, conditions and (?x) are not supported", "Leave it out."),
     (r"\(\?[imsU]*-[imsU]*m", _LINES, "Leave the flag m out."),
-    (r"\\[AzZ]", _LINES, "Use ^ and $ for a line's ends."),
-    (r"\\n|\n", "a match never goes over a line's end", "Search for one of the lines, with context lines around."),
+    (r"\\[AzZ]", _LINES, "Use ^ and $ for line ends."),
+    (r"\\n|\n", "a match never spans lines", "Search for one of the lines, with context lines."),
 )
 _REFUSED = [(re.compile(expression), why, remedy) for expression, why, remedy in _NEVER]
 _ESCAPE = re.compile(r"\\(?:Q.*?(?:\\E|\Z)|[pPx]\{[^}]*\}|[pP].|x[0-9A-Fa-f]{2}|.)", re.DOTALL)
 _CLASS_NAME = re.compile(r"\[:\^?[a-z]{1,10}:\]")
 _REPETITION = re.compile(r"\{\d{1,4}(?:,\d{0,4})?\}")
 
-# The two differ where nothing is said: ripgrep takes all of Unicode for letters, RE2 only ASCII.
+# The defaults differ: in ripgrep \w and \d match Unicode, in RE2 only ASCII.
 _ASCII = {"d": "0-9", "s": r"\t\n\f\r ", "w": "0-9A-Za-z_"}
 _RUST_ESCAPES = frozenset(r"\.+*?()|[]{}^$#&-~")
 
 
 def search_pattern(pattern: str, *, literal: bool, case: CaseRule) -> SearchPattern:
-    """Raises WorkspaceError with the place of what cannot be used."""
+    """Raises WorkspaceError with the position of an unsupported part."""
     tokens = [_Token(place, text) for place, text in enumerate(pattern)] if literal else list(_tokens(pattern))
     _refuse_what_no_engine_has(pattern, tokens, literal=literal)
     ignore_case = case is not CaseRule.SENSITIVE
@@ -154,10 +154,10 @@ def search_pattern(pattern: str, *, literal: bool, case: CaseRule) -> SearchPatt
         raise _bad_pattern(pattern, str(error)) from None
     except UnicodeEncodeError:
         raise _bad_pattern(pattern, "it is not valid Unicode") from None
-    words = ("--fixed-strings", f"--regexp={pattern}") if literal else (f"--regexp={_for_ripgrep(tokens)}",)
+    arguments = ("--fixed-strings", f"--regexp={pattern}") if literal else (f"--regexp={_for_ripgrep(tokens)}",)
     return SearchPattern(
         regex=regex,
-        ripgrep=("--ignore-case" if ignore_case else "--case-sensitive", *words),
+        ripgrep=("--ignore-case" if ignore_case else "--case-sensitive", *arguments),
         carriage_returns="\r" in pattern or (not literal and any(token.text == r"\r" for token in tokens)),
     )
 
@@ -178,7 +178,7 @@ def _tokens(pattern: str) -> Iterator[_Token]:
         elif pattern[at] == "[" and not in_class:
             at += 1
             at += pattern[at : at + 1] == "^"
-            # First in a class, it does not end it.
+            # As the first character of a class, it is literal.
             at += pattern[at : at + 1] == "]"
             yield _Token(begin, pattern[begin:at])
             in_class = True
@@ -205,12 +205,12 @@ def _refuse_what_no_engine_has(pattern: str, tokens: list[_Token], *, literal: b
 
 
 def _bad_pattern(pattern: str, why: str) -> WorkspaceError:
-    """RE2 names the part that it stumbled over."""
+    """RE2's message ends with the invalid part."""
     part = why.rpartition(": ")[2]
     place = f", at character {pattern.find(part) + 1}" if part and part != why and part in pattern else ""
     return WorkspaceError(
         f"The pattern is not usable: {why}{place}.",
-        remedy="A backslash makes a special character an ordinary one; literal: true takes the whole text as it is.",
+        remedy="A backslash escapes a special character; literal: true takes the pattern as plain text.",
         data={"argument": "literal"},
     )
 
@@ -241,7 +241,7 @@ def _rust(token: _Token, tokens: list[_Token], number: int) -> str:
 def _rust_in_class(token: _Token) -> str:
     text = token.text
     if text in ("[", "&", "~"):
-        # They would begin a class within the class, or put classes together.
+        # They would start a nested class or combine classes.
         return f"\\{text}"
     if text[0] != "\\":
         return text
@@ -257,11 +257,11 @@ def _escaped(character: str) -> str:
 
 PIECE_BYTES = 1024 * 1024
 _FIRST_PIECE = 64 * 1024
-"""Smaller: it is all of most files, and enough to know most binary ones."""
-LONGEST_LINE = 8 * PIECE_BYTES
-"""A longer one is searched in pieces of this size, as if it were several."""
-MOST_SHOWN_CHARACTERS = 300
-"""Characters of a line that are shown."""
+"""Smaller: it holds most files completely, and shows most binary ones."""
+MAX_LINE_LENGTH = 8 * PIECE_BYTES
+"""A longer line is searched in pieces of this size, as if they were several lines."""
+MAX_SHOWN_CHARACTERS = 300
+"""Shown characters of a line."""
 _BEFORE_MATCH = 100
 _CUT = "…"
 
@@ -275,7 +275,7 @@ class ContextLines:
 
 
 class IsBinary(Exception):
-    """The file holds a NUL byte, so it is no text."""
+    """The file contains a NUL byte, so it is not text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class MatchedLine:
 
 
 class ShownLine(NamedTuple):
-    """A line of the answer: one that matches, or one beside it."""
+    """A line of the result: a match or a context line."""
 
     number: int
     text: str
@@ -298,9 +298,9 @@ class ShownLine(NamedTuple):
 class _Piece:
     data: bytes
     begin: int
-    """What stands before was searched with the piece before, and is here for the lines around."""
+    """Data before it was searched with the previous piece and is kept for context lines."""
     stop: int
-    """What stands after is searched with the next piece."""
+    """Data after it is searched with the next piece."""
     first_line: int
     """The number of the line that the data begins with."""
 
@@ -308,7 +308,7 @@ class _Piece:
 def matching_lines(
     descriptor: int, pattern: SearchPattern, around: ContextLines, *, is_over: Callable[[], bool]
 ) -> Iterator[MatchedLine]:
-    """Raises Binary whenever it comes upon a NUL byte, so lines that came before do not count then."""
+    """Raises `IsBinary` at a NUL byte; ignore the lines that came before it then."""
     for piece in _pieces(descriptor, max(around.before, around.after), keep_returns=pattern.carriage_returns):
         if is_over():
             return
@@ -316,8 +316,8 @@ def matching_lines(
 
 
 def with_context(matches: Iterator[MatchedLine], *, most: int, room: int) -> list[list[ShownLine]]:
-    """Each match of a file with the lines around it, but none twice: not what is shown with the match before, nor the
-    next match and what is shown with it. No more are looked for than `most`, nor any after those that fill the room.
+    """Each match of a file with its context lines, none of them twice. Stops after `most` matches, or when the `room`
+    (characters) is full.
     """
     found: list[list[ShownLine]] = []
     last = 0
@@ -333,7 +333,7 @@ def with_context(matches: Iterator[MatchedLine], *, most: int, room: int) -> lis
             *(ShownLine(number, text, is_match=False) for number, text in after if number < end),
         ]
         found.append(written)
-        # In an answer none takes less than its letters.
+        # In JSON, a line takes at least its characters.
         room -= sum(len(text) for _, text, _ in written)
         last = line.number + len(line.after)
         line = following
@@ -357,10 +357,10 @@ def _pieces(descriptor: int, context: int, *, keep_returns: bool) -> Iterator[_P
         if not keep_returns:
             new, held = _with_plain_ends(held + new, is_last=is_last)
         data += new
-        # The lines after the last one that is searched must be here as well.
+        # The context lines after the last searched line must be in `data` too.
         stop = len(data) if is_last else _back(data, len(data), context + 1)
         if stop <= begin and not is_last:
-            if len(data) - begin < LONGEST_LINE:
+            if len(data) - begin < MAX_LINE_LENGTH:
                 continue
             stop = len(data)
         yield _Piece(data, begin, stop, first_line)
@@ -373,14 +373,14 @@ def _pieces(descriptor: int, context: int, *, keep_returns: bool) -> Iterator[_P
 
 
 def _with_plain_ends(new: bytes, *, is_last: bool) -> tuple[bytes, bytes]:
-    """And what has to wait: the other half of a line's end may come with the next piece."""
+    """Also returns a trailing CR to hold back: its LF may come with the next piece."""
     held = b"\r" if new.endswith(b"\r") and not is_last else b""
     new = new.removesuffix(held)
     return new.replace(b"\r\n", b"\n") if b"\r" in new else new, held
 
 
 def _back(data: bytes, end: int, lines: int) -> int:
-    """Where the line begins that stands so many line ends before `end`; 0 if there are fewer."""
+    """The start of the line that is `lines` line ends before `end`; 0 if there are fewer."""
     for _ in range(lines):
         end = data.rfind(b"\n", 0, end)
         if end < 0:
@@ -390,7 +390,7 @@ def _back(data: bytes, end: int, lines: int) -> int:
 
 def _lines(piece: _Piece, pattern: SearchPattern, around: ContextLines) -> Iterator[MatchedLine]:
     data = piece.data
-    # A line's end is no empty line of its own.
+    # The final line end does not start an empty line.
     end = piece.stop - 1 if data[piece.stop - 1 : piece.stop] == b"\n" else piece.stop
     at = piece.begin
     counted, number = 0, piece.first_line
@@ -424,21 +424,21 @@ def _after(data: bytes, last: int, context: int) -> list[str]:
 
 
 def _start(line: bytes) -> str:
-    # Four bytes are the longest character.
-    text = line[: MOST_SHOWN_CHARACTERS * 4 + 4].decode(errors="replace").removesuffix("\r")
-    return text[:MOST_SHOWN_CHARACTERS] + _CUT if len(text) > MOST_SHOWN_CHARACTERS else text
+    # A character takes at most four bytes.
+    text = line[: MAX_SHOWN_CHARACTERS * 4 + 4].decode(errors="replace").removesuffix("\r")
+    return text[:MAX_SHOWN_CHARACTERS] + _CUT if len(text) > MAX_SHOWN_CHARACTERS else text
 
 
 def _shown(line: bytes, at: int) -> str:
-    """The line, or what stands around the match if it is long."""
-    if len(line) <= MOST_SHOWN_CHARACTERS:
+    """The line, or the part around the match if it is long."""
+    if len(line) <= MAX_SHOWN_CHARACTERS:
         return line.decode(errors="replace").removesuffix("\r")
     begin = max(0, at - _BEFORE_MATCH * 4)
-    window = line[begin : at + MOST_SHOWN_CHARACTERS * 4]
+    window = line[begin : at + MAX_SHOWN_CHARACTERS * 4]
     text = window.decode(errors="replace").removesuffix("\r")
     offset = len(line[begin:at].decode(errors="replace"))
     skip = max(0, offset - _BEFORE_MATCH)
     cut_before = begin + skip > 0
-    kept = text[skip : skip + MOST_SHOWN_CHARACTERS]
-    cut_after = skip + MOST_SHOWN_CHARACTERS < len(text) or at + MOST_SHOWN_CHARACTERS * 4 < len(line)
+    kept = text[skip : skip + MAX_SHOWN_CHARACTERS]
+    cut_after = skip + MAX_SHOWN_CHARACTERS < len(text) or at + MAX_SHOWN_CHARACTERS * 4 < len(line)
     return f"{_CUT if cut_before else ''}{kept}{_CUT if cut_after else ''}"

@@ -1,7 +1,7 @@
-"""Text for the answers of tools: counts, sizes, paths, and what commands printed.
+"""Text for tool results: counts, sizes, paths, and command output.
 
-In: numbers, names, and bytes as they come. Out: text for a model, how much room it takes in JSON, and lines for
-whoever follows a command, a few times a second. All tools use it.
+In: numbers, names, and raw bytes. Out: text for a model, its size in JSON, and progress lines of a command, a few times
+a second. All tools use it.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def size_text(size: int) -> str:
 
 
 def valid_unicode(text: str) -> str:
-    """Without what is no Unicode, which no answer can hold: � stands there instead, of three bytes too."""
+    """Replaces lone surrogates, which JSON cannot hold, with �."""
     return text if text.isascii() else _LONE.sub("\ufffd", text)
 
 
 def count_undecodable(text: str) -> int:
-    """How many bytes of the file stand in the text for themselves."""
+    """How many undecodable bytes the text contains as surrogates."""
     return 0 if text.isascii() else len(_LONE.findall(text))
 
 
 def json_size(text: str) -> int:
-    """Bytes that a text takes up in JSON, which is what most clients hand to their model."""
+    """The size of a text in JSON, which most clients pass to their model."""
     return len(msgspec.json.encode(valid_unicode(text)))
 
 
 def fit_json(text: str, most: int) -> str:
-    """The beginning of a text that takes up `most` bytes in JSON, but one character at least."""
-    # No character takes more than six, and the quotes two.
+    """The beginning of a text that fits into `most` bytes of JSON; at least one character."""
+    # A character takes at most six bytes, and the quotes two.
     if len(text) * 6 + 2 <= most or json_size(text) <= most:
         return text
     fits, too_long = 1, min(len(text), most) + 1
@@ -71,17 +71,17 @@ def fit_json(text: str, most: int) -> str:
 
 
 _SHARE = 0.1
-"""Of the time for a call, kept back for answering with what was found until then."""
+"""Share of a call's time limit that is reserved for returning the results found so far."""
 
 
 def looking_deadline(context: ToolContext, tool: str) -> float:
-    """When to stop looking, by the monotonic clock."""
+    """When to stop searching, by the monotonic clock."""
     limit = context.settings.limits.seconds[tool]
     return min(context.deadline, time.monotonic() + limit) - _SHARE * limit
 
 
 def shown_path(parts: Sequence[str]) -> str:
-    """A path for a program. Bytes that are not UTF-8 are written \\xNN, and then a backslash is doubled."""
+    """A path for a program. If it has bytes that are not UTF-8, they become \\xNN and backslashes are doubled."""
     path = "/".join(parts) or "."
     if is_utf8(path):
         return path
@@ -97,37 +97,37 @@ def is_utf8(path: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """For the text of an answer: a name cannot break out of its line, nor hide anything."""
+    """Escapes unprintable characters, so that a name cannot break its line or hide anything."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def ignored_note(count: int, what: str) -> str:
-    """What .gitignore kept from being shown, for the first line of an answer."""
+    """How many entries .gitignore left out, for the first line of a result."""
     return f" ({count:,} ignored by .gitignore not {what}; ignored: true does)" if count else ""
 
 
 def incomplete_note(walk: FolderWalk, advice: str) -> str:
-    """Why not everything was seen; empty if it was."""
+    """Why the walk was incomplete; empty if it was complete."""
     if not walk.stops:
         return ""
-    return f"Not everything was looked at: {', and '.join(walk.stops)}. {advice}"
+    return f"Incomplete: {', and '.join(walk.stops)}. {advice}"
 
 
 class AnswerBuffer:
-    """As many lines as an answer takes: up to a number of things, and up to a number of bytes as JSON."""
+    """Collects lines up to a number of items and a number of bytes as JSON."""
 
     def __init__(self, things: int, size: int) -> None:
         self._things = things
         self.room = size
-        """Bytes that are left."""
+        """Bytes left."""
         self.lines: list[str] = []
         self.is_full = False
 
     def takes(self, *lines: str) -> bool:
-        """Adds what one thing takes; nothing after what did not fit."""
-        # A line stands in a list: a comma comes with it.
+        """Adds the lines of one item if they fit. After the first that doesn't, nothing fits."""
+        # Plus the comma in the list.
         needed = sum(json_size(line) + 1 for line in lines)
         self.is_full = self.is_full or self._things == 0 or needed > self.room
         if self.is_full:
@@ -144,19 +144,19 @@ _SEQUENCES = re.compile(
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 PROGRESS_PAUSE = 0.1
-"""Seconds between two messages to whoever follows."""
-MOST_PROGRESS = 2000
-"""Characters of one such message."""
-LONGEST_OPEN_LINE = 8 * 1024
-"""Characters of a line that are kept until it ends."""
+"""Seconds between two progress messages."""
+MAX_PROGRESS = 2000
+"""Characters of one progress message."""
+MAX_OPEN_LINE = 8 * 1024
+"""Characters of an unfinished line that are buffered."""
 OUTPUT_WINDOW = 128 * 1024
-"""Bytes that are looked at, at the beginning and at the end of what a command printed."""
-MOST_REPEATS = 3
-"""Times that the same line is shown in a row."""
+"""Bytes read at the beginning and at the end of a command's output."""
+MAX_REPEATS = 3
+"""How often a repeated line is shown in a row."""
 
 
 def clean_text(text: str) -> str:
-    """Colours and cursor movements gone; of a line that overwrote itself the last state; odd characters marked."""
+    """Removes colours and cursor movements, keeps the last state of an overwritten line, marks odd characters."""
     text = _SEQUENCES.sub("", text).replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -168,7 +168,7 @@ def decode_output(raw: bytes) -> str:
 
 
 def shown_output(captured: CapturedOutput, room: int | None) -> str:
-    """What a command printed: all of it, or its beginning and its end as far as there is room for them in JSON."""
+    """A command's whole output, or as much of its beginning and end as fits in JSON."""
     data = captured.head + captured.tail
     if room is None or (captured.whole and captured.total <= 2 * OUTPUT_WINDOW):
         text = collapse_repeats(decode_output(data))
@@ -183,18 +183,18 @@ def shown_output(captured: CapturedOutput, room: int | None) -> str:
         )
         between = captured.total - 2 * OUTPUT_WINDOW
     first = _whole_first_lines(fit_json(head, max(room // 2, room - json_size(tail))))
-    # Backwards, the end is a beginning.
+    # Reversed, the end is a beginning.
     last = _whole_last_lines(fit_json(tail[::-1], max(room - json_size(first), 1))[::-1])
     left_out = between + len(head) + len(tail) - len(first) - len(last)
     return f"{first}\n[… {size_text(left_out)} left out …]\n{last}"
 
 
 def collapse_repeats(text: str) -> str:
-    """A line that comes many times in a row stands there once."""
+    """Shortens runs of the same line."""
     lines: list[str] = []
     for line, same in itertools.groupby(text.split("\n")):
         times = sum(1 for _ in same)
-        lines += [line] * times if times <= MOST_REPEATS else [line, f"[… repeated {times - 1:,} times more …]"]
+        lines += [line] * times if times <= MAX_REPEATS else [line, f"[… repeated {times - 1:,} times more …]"]
     return "\n".join(lines)
 
 
@@ -208,7 +208,7 @@ def head_and_tail(text: str, limit: int) -> str:
 
 
 def _whole_first_lines(text: str) -> str:
-    """Whole lines, where that costs little."""
+    """Cuts at a line end if that loses little."""
     at = text.rfind("\n")
     return text[:at] if at > len(text) // 2 else text
 
@@ -219,7 +219,7 @@ def _whole_last_lines(text: str) -> str:
 
 
 class ProgressThrottle:
-    """Passes on the newest text, at most every `PROGRESS_PAUSE` seconds, and never after it was closed."""
+    """Sends the newest text, at most every `PROGRESS_PAUSE` seconds, and never after it was closed."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self._send = send
@@ -229,7 +229,7 @@ class ProgressThrottle:
         self._make: Callable[[], str] | None = None
 
     def soon(self, make: Callable[[], str]) -> None:
-        """`make` is asked when the time has come; nothing is sent if it gives nothing."""
+        """Calls `make` when the pause is over; sends nothing if it returns nothing."""
         self._make = make
         if self._timer is None:
             self._timer = self._loop.call_at(max(self._loop.time(), self._last + PROGRESS_PAUSE), self._now)
@@ -248,7 +248,7 @@ class ProgressThrottle:
 
 
 class ProgressLines:
-    """Bytes of two streams in, whole lines out, each batch sent by a `ProgressThrottle`."""
+    """Turns the bytes of two streams into whole lines, which a `ProgressThrottle` sends in batches."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self._throttle = ProgressThrottle(send)
@@ -264,7 +264,7 @@ class ProgressLines:
         )
         if newline:
             self._keep(whole.split("\n"))
-        if len(self._open[stream]) > LONGEST_OPEN_LINE:
+        if len(self._open[stream]) > MAX_OPEN_LINE:
             self._keep([self._open[stream]])
             self._open[stream] = ""
 
@@ -273,12 +273,12 @@ class ProgressLines:
         self._throttle.close()
 
     def _keep(self, lines: list[str]) -> None:
-        """The newest lines, as many as fit: who follows wants to see what happens now."""
-        for line in lines[-MOST_PROGRESS:]:
-            self._ready.append(clean_text(line[-MOST_PROGRESS:] if len(line) > MOST_PROGRESS else line))
+        """Keeps only the newest lines that fit."""
+        for line in lines[-MAX_PROGRESS:]:
+            self._ready.append(clean_text(line[-MAX_PROGRESS:] if len(line) > MAX_PROGRESS else line))
             self._size += len(self._ready[-1]) + 1
-        self._dropped += max(0, len(lines) - MOST_PROGRESS)
-        while self._size > MOST_PROGRESS and len(self._ready) > 1:
+        self._dropped += max(0, len(lines) - MAX_PROGRESS)
+        while self._size > MAX_PROGRESS and len(self._ready) > 1:
             self._size -= len(self._ready.popleft()) + 1
             self._dropped += 1
         if self._ready:

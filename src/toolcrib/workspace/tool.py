@@ -1,10 +1,9 @@
-"""What a tool of the workspace is: its definition, the JSON schemas made of it, and the arguments a model gave,
-checked.
+"""The definition of a workspace tool, its JSON schemas, and the validation of its arguments.
 
-In: msgspec structs, and arguments as JSON or decoded. Out: lean schemas (no references, titles or defaults that say
-nothing: every word is paid for in every conversation), and the tool's own parameters, or a `WorkspaceError` that
-names the place, what is expected there, and the near name of a misspelt one. `tools` has the table of all tools,
-`workspace` calls them.
+In: msgspec structs, and arguments as JSON or decoded. Out: lean schemas without references, titles or trivial defaults,
+because every word costs tokens in every conversation; and the tool's parameters, or a `WorkspaceError` with the wrong
+argument, the expected value, and a suggestion for a misspelt name. `tools` has the table of all tools, `workspace`
+calls them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ToolNeeds(enum.Enum):
-    """What a tool needs: the files alone, or a sandbox for code that is not ours."""
+    """Whether a tool only accesses files, or runs untrusted code in the sandbox."""
 
     FILES = enum.auto()
     SANDBOX = enum.auto()
@@ -38,29 +37,29 @@ class ToolNeeds(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool found or did: structured, and in a few words."""
+    """The result of a tool, as structured data and as text."""
 
     data: msgspec.Struct
     text: str
     failure: str = ""
-    """In a few words, that what it ran failed: an exit code, failing tests. The call itself went well."""
+    """Why the command failed, if it did: an exit code, failing tests. The call itself succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
-    """All that one call may touch."""
+    """Everything that one call may use."""
 
     folder: Folder
     settings: WorkspaceSettings
     session: WorkspaceSession
     sandbox: Callable[[], Awaitable[Sandbox]]
-    """Waits for the self-test; gives the sandbox also if it refuses to run anything."""
+    """Waits for the self-test; returns the sandbox even if it refuses to run anything."""
     environ: Mapping[str, str]
     """The server's own environment; commands get a scrubbed one."""
     progress: Callable[[str], None] | None = None
-    """Tells the caller what happens, in between; None if nobody listens. May be called from any thread."""
+    """Sends progress to the caller; None if the caller doesn't want it. Thread-safe."""
     deadline: float = math.inf
-    """By the monotonic clock: the caller has its answer then, so a file tool that loops looks at it and ends."""
+    """By the monotonic clock. The caller gets an answer then, so a file tool must stop its loops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +68,19 @@ class WorkspaceTool:
     title: str
     description: str
     parameters: type[msgspec.Struct]
-    """No unions but those with None: some providers refuse them, others refuse a description beside them. msgspec wants
-    constraints on the kind itself: `Annotated[int, Meta(ge=1)] | None`, not `Annotated[int | None, Meta(ge=1)]`."""
+    """No unions except with None: some providers refuse them, others refuse a description next to them. msgspec needs
+    constraints on the type itself: `Annotated[int, Meta(ge=1)] | None`, not `Annotated[int | None, Meta(ge=1)]`."""
     result: type[msgspec.Struct] | None
-    """None: it answers in words alone."""
+    """None: the result is only text."""
     do: Callable[[ToolContext, Any], ToolResult] | Callable[[ToolContext, Any], Awaitable[ToolResult]]
     needs: ToolNeeds = ToolNeeds.FILES
     reads_only: bool = True
     destructive: bool = False
     idempotent: bool = True
     open_world: bool = False
-    """Whether it reaches the network where the settings allow it."""
+    """Whether it can use the network if the settings allow it."""
     like: str = ""
-    """The tool of `TOOL_NAMES` whose limits and prohibitions hold for it, too; itself, unless named."""
+    """The tool of `TOOL_NAMES` whose limits and prohibitions also apply to it; by default the tool itself."""
 
     @property
     def ruled_as(self) -> str:
@@ -89,14 +88,14 @@ class WorkspaceTool:
 
 
 _LEFT_OUT = frozenset({"title", "description", "default", "additionalProperties"})
-"""What is written anew, or not at all."""
+"""Schema keys that are rewritten or dropped."""
 
 
 class SchemaFor(enum.Enum):
     ARGUMENTS = enum.auto()
-    """Nothing but what is named; a thing is left out instead of being null."""
+    """No unknown properties; a missing value is left out, not null."""
     RESULT = enum.auto()
-    """Null may stand in it; what is not named is not forbidden. The names have to say enough."""
+    """Values may be null, unknown properties are allowed, and there are no descriptions."""
 
 
 def schema_of(struct: type[msgspec.Struct], of: SchemaFor) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _lean(schema: dict[str, Any], parts: dict[str, Any], of: SchemaFor) -> dict[
     elif "anyOf" in schema:
         found = _union(schema["anyOf"], parts, of)
     elif "enum" in schema:
-        # Some providers want the type said beside it.
+        # Some providers require the type next to the enum.
         found = {"type": "string", "enum": schema["enum"]}
     elif "properties" in schema:
         return _object(schema, parts, of)
@@ -123,7 +122,7 @@ def _lean(schema: dict[str, Any], parts: dict[str, Any], of: SchemaFor) -> dict[
 
 
 def _object(schema: dict[str, Any], parts: dict[str, Any], of: SchemaFor) -> dict[str, Any]:
-    """Without the struct's description, which is the docstring of a class: for us, not for a model."""
+    """Drops the struct's description: it is a class docstring, not meant for a model."""
     found: dict[str, Any] = {
         "type": "object",
         "properties": {name: _lean(part, parts, of) for name, part in schema["properties"].items()},
@@ -136,10 +135,10 @@ def _object(schema: dict[str, Any], parts: dict[str, Any], of: SchemaFor) -> dic
 
 
 def _about(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a place says of itself, beside what may stand there."""
+    """The description and the default of a property."""
     about = {"description": schema["description"]} if "description" in schema else {}
     default = schema.get("default")
-    # Nothing, no, and empty are what everybody assumes of a thing that was left out.
+    # None, false and empty are the obvious defaults.
     if default is not None and default is not False and default not in ("", (), [], {}):
         about["default"] = default
     return about
@@ -201,7 +200,7 @@ _ELSEWHERE = MappingProxyType(
         "linters": ("tools",),
     }
 )
-"""What other tools of this field call it, and what it may be called here; the first that the tool has is meant."""
+"""Names of other products' arguments, and ours; the first that the tool has is suggested."""
 
 _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `(.*)`)?$")
 _MISSING = re.compile(r"missing required field `(.*?)`(?: - at `(.*)`)?$")
@@ -212,7 +211,7 @@ _WRONG = re.compile(r"(Expected .*?|Invalid .*?) - at `(.*)`$")
 
 
 def decode_arguments(tool: WorkspaceTool, arguments: bytes | Mapping[str, Any]) -> Any:
-    """One word where a list of them belongs, and a number in quotes, are taken for what they mean."""
+    """Accepts a string for a list of strings, and a number in quotes."""
     try:
         given = msgspec.json.decode(arguments) if isinstance(arguments, bytes) else arguments
         try:
@@ -249,13 +248,13 @@ def _what_is_wrong(tool: WorkspaceTool, message: str) -> str:
     if found := _MISSING.search(message):
         return f"{tool.name} needs the argument {_at(found[2], found[1])!r}."
     if found := _WRONG.search(message):
-        words = found[1].replace("`", "").replace(" | null", "")
-        return f"{tool.name}: {_at(found[2])!r} is wrong: {words[0].lower()}{words[1:]}."
+        problem = found[1].replace("`", "").replace(" | null", "")
+        return f"{tool.name}: {_at(found[2])!r} is wrong: {problem[0].lower()}{problem[1:]}."
     return f"The arguments of {tool.name} are wrong: {message.replace('`', '')}."
 
 
 def _known(tool: WorkspaceTool, place: str | None) -> Mapping[str, Any]:
-    """The arguments at a place such as `$.more[...]`."""
+    """The arguments at a path such as `$.more[...]`."""
     schema = schema_of(tool.parameters, SchemaFor.ARGUMENTS)
     for name in re.findall(r"[a-z]\w*", place or ""):
         schema = schema.get("properties", {}).get(name, {})

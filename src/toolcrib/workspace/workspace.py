@@ -1,9 +1,9 @@
-"""One folder and its tools: every call of a model comes through here, whoever serves it.
+"""One folder and its tools: every tool call goes through here, in the server and in the daemon.
 
-In: a tool's name and its arguments, and the session that pays for it. Out: an MCP result as JSON; what goes wrong
-is a result too, with a text that a model can act on. `serving` puts it on the wire, the daemon calls it in its own
-process. File tools run in a few threads of their own, commands in the sandbox, whose self-test runs meanwhile.
-`examine` is `toolcrib workspace check`: what is in force in a folder, as plain values.
+In: a tool's name and arguments, and the session whose limits apply. Out: an MCP result as JSON; an error is a result
+too, with a text that a model can act on. `serving` puts it on the wire, the daemon calls it in its own process. File
+tools run in a small thread pool, commands in the sandbox, whose self-test runs in the background. `examine` implements
+`toolcrib workspace check`: the effective settings of a folder, as plain values.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ log = logging.getLogger(__name__)
 OnProgress = Callable[[dict[str, Any]], None]
 
 THREADS = 8
-"""File tools at work at once; a ninth waits, and its time runs."""
+"""File tools that run at once. A ninth waits, and its time limit already runs."""
 UNSAFE = "NOT SANDBOXED (--unsafe-no-sandbox): commands run with all rights of the server's user."
 _ESCAPED = 6
-"""Bytes that one byte of a file may become in JSON."""
+"""Bytes in JSON for one byte of a file, at most."""
 _GRACE = 0.5
-"""Seconds beyond its time that a tool has to say itself how far it came."""
+"""Seconds after its deadline in which a tool can still return a partial result."""
 _AUDITED = 2000
-"""Characters of a command's arguments that the log keeps."""
+"""Characters of a command's arguments in the log."""
 
 
 class Workspace:
@@ -69,7 +69,7 @@ class Workspace:
         unfit: Sequence[Path] = (),
         tools: Sequence[WorkspaceTool] = TOOLS,
     ) -> None:
-        """`tools`: the table of what can be called, whose rows may wear other names and parameters than ours."""
+        """`tools`: the callable tools, which may have other names and parameters than the built-in ones."""
         self.settings = settings
         self.folder = Folder(
             root,
@@ -89,24 +89,24 @@ class Workspace:
         self.tools = tuple(tool_definition(self._as_it_is(tool), settings) for tool in offered)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="workspace")
         self._at_work: set[asyncio.Future[ToolResult]] = set()
-        """Also what was given up and has not ended yet."""
+        """Includes abandoned calls that have not ended yet."""
         self._sandbox: asyncio.Task[Sandbox] | None = None
 
     def start(self) -> None:
-        """Begins the sandbox's self-test, which commands wait for."""
+        """Starts the sandbox's self-test, which commands wait for."""
         if self._sandbox is None:
             opening = Sandbox.open(self.folder, self.settings, environ=self._environ, unsafe=self.unsafe)
             self._sandbox = asyncio.get_running_loop().create_task(opening)
 
     async def sandbox(self) -> Sandbox:
-        """Tested; also one that refuses to run anything."""
+        """Waits for the self-test; returns the sandbox even if it refuses to run anything."""
         self.start()
         opening = cast("asyncio.Task[Sandbox]", self._sandbox)
-        # A caller that gives up must not take the self-test with it.
+        # A cancelled caller must not cancel the self-test.
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
-        """Ends what runs. File tools at work end by themselves, at their time limit at the latest."""
+        """Ends running commands. Running file tools end at their time limit at the latest."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for work in self._at_work:
             work.cancel()
@@ -123,14 +123,14 @@ class Workspace:
         return tool is not None and tool.needs is ToolNeeds.SANDBOX
 
     def _as_it_is(self, tool: WorkspaceTool) -> WorkspaceTool:
-        """Without a sandbox whatever runs code may change anything: a repository can have git start its programs."""
+        """Without a sandbox, a tool that runs code may change anything: a repository can make git start programs."""
         if not self.unsafe or tool.needs is ToolNeeds.FILES:
             return tool
-        said = f"{UNSAFE} {tool.description}"
-        return dataclasses.replace(tool, description=said, reads_only=False, destructive=True, idempotent=False)
+        description = f"{UNSAFE} {tool.description}"
+        return dataclasses.replace(tool, description=description, reads_only=False, destructive=True, idempotent=False)
 
     def why_not(self, name: str) -> WorkspaceError | None:
-        """Why a tool is not offered here, and what would change that."""
+        """Why a tool is not offered here, with a remedy."""
         ruled_as = self._table[name].ruled_as if name in self._table else name
         if ruled_as in self.settings.off:
             return WorkspaceError(
@@ -144,7 +144,7 @@ class Workspace:
             )
         if self.settings.read_only and self.unsafe and self.runs_code(name):
             return WorkspaceError(
-                f"{name} is not available: this workspace is read-only, and without a sandbox nothing keeps it so.",
+                f"{name} is not available: this workspace is read-only, which needs a sandbox.",
                 remedy="Reading and searching work. A person can start it without --unsafe-no-sandbox.",
             )
         if self._ci and ruled_as in SHELL_TOOLS:
@@ -178,14 +178,14 @@ class Workspace:
                 error = await asyncio.to_thread(suggest_places, self.folder, error)
             return _failure(error.text())
         except Exception:
-            log.exception("%s failed inside", name)
+            log.exception("%s failed", name)
             return _failure(
-                f"{name} failed inside the workspace server. This is a fault of the server, not of the arguments; "
-                "its log says more. Another tool may still do what is needed."
+                f"{name} failed because of a bug in the workspace server, not because of the arguments; see its log. "
+                "Another tool may still work."
             )
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Raises `WorkspaceError`, as a call would, where the arguments do not fit. Does nothing else."""
+        """Only validates the arguments: raises the same `WorkspaceError` as a call would."""
         decode_arguments(self._table[name], arguments)
 
     def _tool(self, name: str) -> WorkspaceTool:
@@ -225,7 +225,7 @@ class Workspace:
         return await self._in_time(tool, context, given, seconds)
 
     async def _in_time(self, tool: WorkspaceTool, context: ToolContext, given: Any, seconds: float) -> ToolResult:
-        """A tool that only looks at files ends by itself at its deadline; if not, the caller gets an answer anyway."""
+        """A file tool stops at its deadline. If it doesn't, the caller still gets an answer."""
         work: asyncio.Future[ToolResult]
         if inspect.iscoroutinefunction(tool.do):
             work = asyncio.ensure_future(tool.do(context, given))
@@ -241,19 +241,19 @@ class Workspace:
         if done:
             return work.result()
         raise WorkspaceError(
-            f"{tool.name} took longer than {seconds:g} s and was given up.",
+            f"{tool.name} took longer than {seconds:g} s and was abandoned.",
             remedy="Ask for less: a smaller folder, a narrower pattern, a range."
-            + ("" if tool.reads_only else " It may still have been done: look before you repeat it."),
+            + ("" if tool.reads_only else " It may still succeed: check before you repeat it."),
         )
 
     def _over(self, work: asyncio.Future[ToolResult]) -> None:
         self._at_work.discard(work)
         if not work.cancelled():
-            # Of what was given up nobody asks how it ended; asyncio would complain.
+            # Marks the exception as retrieved: for an abandoned call, asyncio would complain.
             work.exception()
 
     def _result(self, tool: WorkspaceTool, done: ToolResult) -> bytes:
-        # In both: some clients show a model only the one, some only the other.
+        # The warning is in both parts, because some clients show a model only one of them.
         is_unsafe = self.unsafe and tool.needs is ToolNeeds.SANDBOX
         answer: dict[str, Any] = {
             "content": [{"type": "text", "text": f"{UNSAFE}\n{done.text}" if is_unsafe else done.text}],
@@ -267,14 +267,14 @@ class Workspace:
         most = 2 * _ESCAPED * max(limits.read, limits.output) + 256 * KB
         if len(result) > most:
             raise WorkspaceError(
-                f"The result of {tool.name} is too large ({len(result)} bytes; {most} are sent at most).",
+                f"The result of {tool.name} is too large ({len(result)} bytes; the maximum is {most}).",
                 remedy="Ask for less: a smaller folder, a narrower pattern, a range.",
             )
         return result
 
 
 class _Progress:
-    """Numbers the messages of a tool, and hands them over in the loop's own thread, until the call is over."""
+    """Numbers the messages of a tool and delivers them in the event loop's thread until the call ends."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress: OnProgress | None = on_progress
@@ -289,7 +289,7 @@ class _Progress:
         if running is self._loop:
             self._now(message)
         else:
-            # A thread that was given up may still talk when the loop is gone.
+            # The thread of an abandoned call may still send when the loop is closed.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._now, message)
 
@@ -354,9 +354,9 @@ def _sandbox_values(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def _tool_state(workspace: Workspace, name: str, loaded: LoadedSettings, sandbox: Sandbox) -> dict[str, Any]:
-    """Off is what somebody decided; refused is what cannot be, and which somebody has to mend."""
+    """`off`: switched off by a setting. `refused`: cannot work until a person fixes the cause."""
     if loaded.settings.broken:
-        return _tool_values(name, "refused", loaded.settings.broken, "Mend the file.")
+        return _tool_values(name, "refused", loaded.settings.broken, "Fix the file.")
     if (why := workspace.why_not(name)) is not None:
         return _tool_values(name, "off", why.message, why.remedy, _decided_by(name, loaded))
     if workspace.runs_code(name) and sandbox.refusal is not None:
@@ -365,7 +365,7 @@ def _tool_state(workspace: Workspace, name: str, loaded: LoadedSettings, sandbox
 
 
 def _decided_by(name: str, loaded: LoadedSettings) -> str:
-    """The file or flag that took the tool away; nothing where it is built in."""
+    """The file or flag that switched the tool off; empty for a built-in rule."""
     if name in loaded.settings.off:
         return loaded.origins.get(f"tools.{name}", "")
     if loaded.settings.read_only and name in WRITING_TOOLS:

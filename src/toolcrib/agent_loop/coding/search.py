@@ -18,11 +18,18 @@ import msgspec
 from toolcrib.agent_loop.coding.remedies import local_remedies
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.folder import Folder
-from toolcrib.workspace.regex import LONGEST_PATTERN, CaseRule, ContextLines, MatchedLine, search_pattern, with_context
+from toolcrib.workspace.regex import (
+    MAX_PATTERN_LENGTH,
+    CaseRule,
+    ContextLines,
+    MatchedLine,
+    search_pattern,
+    with_context,
+)
 from toolcrib.workspace.text import AnswerBuffer, count_text, one_line, shown_path
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.listing import FileOrder, FindFilesArguments, FindFilesResult, find_files
-from toolcrib.workspace.tools.search_text import MOST_MATCHES, MatchCollector, SearchSummary, TextSearch, run_search
+from toolcrib.workspace.tools.search_text import MAX_MATCHES, MatchCollector, SearchSummary, TextSearch, run_search
 
 _ENDINGS = {
     "c": "c h",
@@ -141,7 +148,7 @@ class OutputMode(enum.StrEnum):
 
 
 class GrepArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_PATTERN)]
+    pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATTERN_LENGTH)]
     path: Annotated[str, msgspec.Meta(description="File or folder.")] = "."
     glob: Annotated[str, msgspec.Meta(description="As in *.{ts,tsx}.")] = ""
     type: Annotated[str, msgspec.Meta(description="As in py, js, rust.")] = ""
@@ -193,7 +200,7 @@ def _notes(sheet: _Written, passed_over: SearchSummary) -> list[str]:
 
 
 def _sheet(context: ToolContext, given: GrepArguments) -> _Written:
-    limit = min(given.head_limit or MOST_MATCHES, MOST_MATCHES)
+    limit = min(given.head_limit or MAX_MATCHES, MAX_MATCHES)
     tray = AnswerBuffer(limit, context.settings.limits.output)
     match given.output_mode:
         case OutputMode.CONTENT:

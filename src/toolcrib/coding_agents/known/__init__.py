@@ -1,1 +1,1 @@
-"""The clients we know: for each its entry and its parser in one file, its launch in another."""
+"""The clients that Toolcrib can run. Each has one file for its entry and parser, and one that launches it."""

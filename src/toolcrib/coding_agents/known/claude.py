@@ -1,8 +1,8 @@
-"""Claude Code: its entry, how it is run, and what it prints (`--output-format stream-json`) as events.
+"""Claude Code: its entry, its `HeadlessSpec`, and the parser of its output (`--output-format stream-json`).
 
-In: one printed JSON object after the other: `system`, `assistant` (one block of a message each), `user` (results of
-tools), `result` (the end of a turn; work in the background may bring another). Out: `AgentEvent`s and a
-`RunReport`. An unknown line is kept as it is. `claude_launch` starts it.
+In: printed JSON objects: `system`, `assistant` (one block of a message each), `user` (tool results), `result` (the end
+of a turn; background work may start another). Out: `AgentEvent`s and a `RunReport`. An unknown line becomes a raw
+event. `claude_launch` starts it.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from toolcrib.coding_agents.known.printed_values import (
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 _PROVIDER = "claude"
-_COMES = ("connected", "pending")
-"""How a server stands that is there, or may still come."""
+_USABLE_STATES = ("connected", "pending")
+"""States of a server that is connected or may still connect."""
 _NOISE = ("thinking_tokens", "background_tasks_changed")
-"""Lines of type `system` that tell a person nothing."""
-_TELLING = ("message", "content", "summary", "description", "error", "status", "hook_name", "stderr")
-"""Where a line of type `system` may say something, the best first."""
+"""Subtypes of `system` lines that a user doesn't need to see."""
+_TEXT_KEYS = ("message", "content", "summary", "description", "error", "status", "hook_name", "stderr")
+"""Keys of a `system` line that may hold a text for the user, the best first."""
 _BLOCKED = "MCP server blocked by enterprise policy"
 _NOT_LOGGED_IN = "authentication_failed"
-_LOG_IN = "Start `claude` once by itself and log in, or set ANTHROPIC_API_KEY."
+_LOG_IN = "Run `claude` on its own once and log in, or set ANTHROPIC_API_KEY."
 _FIGURES = {
     "input": ("input_tokens", "inputTokens"),
     "output": ("output_tokens", "outputTokens"),
     "cached": ("cache_read_input_tokens", "cacheReadInputTokens"),
 }
-"""By our name: the key in `usage`, and the key in what is reported of each model."""
+"""By `TokenUsage` field: the key in `usage`, and the key in the figures of each model."""
 
 _KINDS = {"interrupted": ToolStatus.CANCELLED, "cancelled": ToolStatus.CANCELLED}
-"""By the reason that a call was not carried out; every other is a refusal."""
+"""By the reason why a call was not executed; all others are denials."""
 _WORDINGS = (
     ("is disabled for this session", ToolStatus.DENIED),
     ("denied by your permission settings", ToolStatus.DENIED),
@@ -66,7 +66,7 @@ _WORDINGS = (
     ("is not connected", ToolStatus.UNAVAILABLE),
     ("ECONNREFUSED", ToolStatus.UNAVAILABLE),
 )
-"""Of its own, in a result that has an error: nothing else tells them apart."""
+"""Claude Code's texts in an error result: nothing else distinguishes these errors."""
 
 
 class ClaudeParser:
@@ -98,19 +98,19 @@ class ClaudeParser:
                 text=f"Claude Code {as_text(line.get('claude_code_version'))}".strip(),
             )
         elif what == "api_retry":
-            yield _event(AgentEventKind.LOG, role="system", text=self._tries_again(line))
+            yield _event(AgentEventKind.LOG, role="system", text=self._retry_text(line))
         elif what and what not in _NOISE:
-            said = next((text for text in (as_text(line.get(name)) for name in _TELLING) if text), "")
-            yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {said}" if said else what)
+            detail = next((text for text in (as_text(line.get(name)) for name in _TEXT_KEYS) if text), "")
+            yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {detail}" if detail else what)
 
-    def _tries_again(self, line: Mapping[str, Any]) -> str:
-        self._may_not_log_in(line)
+    def _retry_text(self, line: Mapping[str, Any]) -> str:
+        self._check_login(line)
         times = f"{as_count(line.get('attempt'))} of {as_count(line.get('max_retries'))}"
         why = " ".join(str(why) for why in (line.get("error_status"), line.get("error")) if why is not None)
         self.report.last_trouble = f"The model did not answer, attempt {times}: {why or 'unknown'}"
         return self.report.last_trouble
 
-    def _may_not_log_in(self, line: Mapping[str, Any]) -> None:
+    def _check_login(self, line: Mapping[str, Any]) -> None:
         if line.get("error") == _NOT_LOGGED_IN:
             self.report.remedy = _LOG_IN
 
@@ -119,7 +119,7 @@ class ClaudeParser:
         self.report.model = as_text(line.get("model")) or self.report.model
         for server in map(as_map, as_list(line.get("mcp_servers"))):
             status = as_text(server.get("status"))
-            if server.get("name") == SERVER_NAME and status not in _COMES:
+            if server.get("name") == SERVER_NAME and status not in _USABLE_STATES:
                 self.report.mcp_failure = f"Claude Code reports its MCP server {SERVER_NAME} as {status or 'unknown'}."
 
     def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -140,10 +140,10 @@ class ClaudeParser:
 
     def _text(self, text: str, role: str, line: Mapping[str, Any]) -> AgentEvent:
         if line.get("is_api_error_message"):
-            self._may_not_log_in(line)
+            self._check_login(line)
             return _event(AgentEventKind.LOG, role="system", text=text)
         if role == "assistant" and not line.get("parent_tool_use_id"):
-            # The last words, should the program never come to tell its result.
+            # The run's text if the program ends without a `result` line.
             self.report.text, self.report.ended = text, False
         return _event(AgentEventKind.MESSAGE, role=role, text=text)
 
@@ -176,13 +176,13 @@ class ClaudeParser:
     def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         self.report.session = as_text(line.get("session_id")) or self.report.session
         self.report.usage = _added(self.report.usage, line)
-        said = as_text(line.get("result"))
+        answer = as_text(line.get("result"))
         errors = "; ".join(filter(None, map(as_text, as_list(line.get("errors")))))
         what = as_text(line.get("terminal_reason")) or as_text(line.get("subtype"))
         failed = line.get("is_error") is True
-        self.report.text = said if said and not failed else self.report.text
+        self.report.text = answer if answer and not failed else self.report.text
         self.report.ended = True
-        self.report.failure = failure_text(said or errors or what or "It does not say why.") if failed else ""
+        self.report.failure = failure_text(answer or errors or what or "No reason was reported.") if failed else ""
         self.report.remedy = self.report.remedy if failed else ""
         yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {self.report.failure}" if failed else what)
         for call in [call for call, known in self._open.items() if not known.of_subagent]:
@@ -194,7 +194,7 @@ def _event(kind: AgentEventKind, **more: Any) -> AgentEvent:
 
 
 def _named(full: str) -> tuple[str, str]:
-    """The server, empty for Claude Code itself, and its tool's name."""
+    """The server, empty for a built-in tool, and the tool's name."""
     if full.startswith(ours := f"mcp__{SERVER_NAME}__"):
         return SERVER_NAME, full.removeprefix(ours)
     before, mark, rest = full.partition("mcp__")
@@ -210,10 +210,10 @@ def _failure(text: str, meta: Mapping[str, Any]) -> ToolStatus:
 
 
 def _added(so_far: TokenUsage, line: Mapping[str, Any]) -> TokenUsage:
-    """With the tokens of one more result.
+    """Adds the tokens of one more result.
 
-    `usage` leaves subagents out, and `modelUsage` counts the session from its first run: what each model took since
-    the last result is neither, and `usage` stands in where it is missing.
+    `usage` omits subagents and `modelUsage` counts from the session's first run, so this adds each model's tokens since
+    the last result, or `usage` if these are missing.
     """
     models = [as_map(model) for model in as_map(line.get("model_usage_since_last_result")).values()]
     usage = as_map(line.get("usage"))
@@ -255,5 +255,5 @@ CLAUDE = ClientSpec(
         call_mark="claudecode/toolUseId",
         is_session=is_session,
     ),
-    project_notes=("Claude Code asks you once before it uses a server of a project's file.",),
+    project_notes=("Claude Code asks you once before it uses a server from a project's file.",),
 )

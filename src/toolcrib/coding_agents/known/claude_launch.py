@@ -1,8 +1,8 @@
-"""How Claude Code is started for a run.
+"""Launches Claude Code for a run.
 
-In: a `LaunchRequest`. Out: a `Launch`. Below the level `all` it runs in its own restricted mode, which reads no
-settings file, runs no hook or plugin and keeps its file tools in the folder; what the person has settled about login,
-model and refusals is handed to it in a file of ours. `claude` reads what it prints.
+In: a `LaunchRequest`. Out: a `Launch`. Below level `all` it runs in its restricted mode, which reads no settings file,
+runs no hook or plugin and confines its file tools to the folder. It gets the user's settings for login, model and
+refusals in a generated file. `claude` parses its output.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from toolcrib.config.paths import PROJECT_FOLDER, RUNS, home_of
 from toolcrib.errors import ConfigError
 from toolcrib.policy.profile import OwnTools
 
-_ENTRY, _SETTINGS, _WORDS = "claude.json", "claude-settings.json", "claude-words.md"
+_ENTRY, _SETTINGS, _INSTRUCTIONS = "claude.json", "claude-settings.json", "claude-instructions.md"
 _CALL_LIMIT_MS = 3_600_000
-"""Toolcrib has limits of its own, and a call that waits for a person's word may take long: by itself Claude Code gives
-up on one that says nothing for five minutes."""
+"""Toolcrib has its own limits, and a call that waits for approval may take long. By default, Claude Code gives up after
+five minutes without a response."""
 
 _OUR_TOOLS = f"mcp__{SERVER_NAME}"
 _SERVERS = ("ToolSearch", "ListMcpResourcesTool", "ReadMcpResourceTool")
-"""Ask servers, of which there is none but ours. Without the search Claude Code would put all tools before the model."""
+"""They query MCP servers, and Toolcrib is the only one. Without the search, Claude Code would list all tools in every
+request."""
 _READS = ("Read", "Glob", "Grep")
 _EDITS = ("Edit", "Write", "NotebookEdit")
 _OWN = {
@@ -39,23 +40,23 @@ _AS_ROOT = (
     *("Agent", "Bash", "Edit", "Monitor", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Workflow"),
     *("Write", _OUR_TOOLS),
 )
-"""Root may not switch Claude Code's questions off, but may answer them beforehand."""
+"""As root, Claude Code's prompts cannot be disabled, but these tools can be allowed in advance."""
 
 _HELPERS = (
     *("apiKeyHelper", "awsAuthRefresh", "awsCredentialExport", "gcpAuthRefresh"),
     *("otelHeadersHelper", "proxyAuthHelper"),
 )
-"""Commands of the person's by which it reaches the model."""
+"""The user's commands for access to the model."""
 _KEPT = (
     *_HELPERS,
     *("env", "forceLoginMethod", "forceLoginOrgUUID"),
     *("model", "availableModels", "modelOverrides", "fallbackModel", "advisorModel", "effortLevel", "fastMode"),
     *("alwaysThinkingEnabled", "showThinkingSummaries", "autoCompactEnabled", "language"),
     *("attribution", "includeCoAuthoredBy", "claudeMdExcludes", "respectGitignore"),
-    # How long it keeps its sessions: without this it would clear away after its usual time.
+    # How long it keeps its sessions: without this it would delete them after its default time.
     "cleanupPeriodDays",
 )
-"""Of the person's settings, below `all`: whatever another key may make it run or allow is left out."""
+"""The user's settings that apply below `all`. Other keys may run commands or grant permissions."""
 _REFUSALS = ("deny", "ask")
 
 _SESSION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -66,17 +67,17 @@ def is_session(text: str) -> bool:
 
 
 def launch(request: LaunchRequest) -> Launch:
-    """Raises ConfigError where the person's settings cannot be read."""
+    """Raises ConfigError if the user's settings cannot be read."""
     session = ("--resume", request.session) if request.session else ("--session-id", request.new_session)
-    words = ["-p", "--output-format=stream-json", "--verbose", "--permission-prompts=none", *session]
+    args = ["-p", "--output-format=stream-json", "--verbose", "--permission-prompts=none", *session]
     files = {}
     if request.url:
-        words.append(f"--mcp-config={request.folder / _ENTRY}")
+        args.append(f"--mcp-config={request.folder / _ENTRY}")
         files[_ENTRY] = json.dumps({"mcpServers": {SERVER_NAME: _entry(request)}}, indent=2)
-    more = _freely(request) if request.own_tools is OwnTools.ALL else _restrictedly(request)
+    more = _unrestricted(request) if request.own_tools is OwnTools.ALL else _restricted(request)
     return Launch(
-        words=(*words, *more.words, *request.extra),
-        # With `@path` in a prompt, which often holds text of others, it would read the file whatever its tools may.
+        args=(*args, *more.args, *request.extra),
+        # It would read a file named with `@path`, even without a tool for it; a prompt often contains others' text.
         environ={**more.environ, "CLAUDE_CODE_DISABLE_FILE_MENTIONS": "1"},
         files={**files, **more.files},
         stdin=request.prompt if request.own_tools is OwnTools.ALL else without_command(request.prompt),
@@ -90,50 +91,50 @@ def _entry(request: LaunchRequest) -> dict[str, Any]:
     return {"type": "http", "url": request.url, "headers": headers, "timeout": _CALL_LIMIT_MS}
 
 
-def _freely(request: LaunchRequest) -> Launch:
-    # Without the flag, what subagents of subagents do is not printed.
-    words = ("--forward-subagent-text",)
+def _unrestricted(request: LaunchRequest) -> Launch:
+    # Without the flag it doesn't print the actions of nested subagents.
+    args = ("--forward-subagent-text",)
     ungoverned = (
-        "Claude Code may use all of its own tools without asking: files, commands, the network, subagents.",
-        "Its settings, hooks, plugins, skills and MCP servers are in force, yours and the project's.",
+        "Claude Code may use all of its built-in tools without asking: files, commands, the network, subagents.",
+        "Its settings, hooks, plugins, skills and MCP servers apply, both yours and the project's.",
     )
     if os.geteuid() == 0 and request.environ.get("IS_SANDBOX") != "1":
         kept = (
-            "As root, Claude Code still refuses to write its own files and git's, and tools of other MCP servers that "
-            "your settings do not allow. Where the machine is a sandbox, IS_SANDBOX=1 in the environment ends that.",
+            "As root, Claude Code still refuses to write its own files and git's, and to use tools of other MCP "
+            "servers that your settings do not allow. If this machine is a sandbox, set IS_SANDBOX=1 to lift that.",
         )
         allowed = f"--allowedTools={','.join(_AS_ROOT)}"
-        return Launch(words=(*words, "--permission-mode=acceptEdits", allowed), governed=kept, ungoverned=ungoverned)
+        return Launch(args=(*args, "--permission-mode=acceptEdits", allowed), governed=kept, ungoverned=ungoverned)
     allowed = f"--allowedTools={_OUR_TOOLS}"
-    return Launch(words=(*words, "--permission-mode=bypassPermissions", allowed), ungoverned=ungoverned)
+    return Launch(args=(*args, "--permission-mode=bypassPermissions", allowed), ungoverned=ungoverned)
 
 
-def _restrictedly(request: LaunchRequest) -> Launch:
+def _restricted(request: LaunchRequest) -> Launch:
     folder = Path(request.environ.get("CLAUDE_CONFIG_DIR") or home_of(request.environ) / ".claude")
     settings = _settings(folder / "settings.json")
     instructions, environ = [_text(folder / "CLAUDE.md")], {}
     files = {_SETTINGS: json.dumps(settings, indent=2)}
-    words = [
+    args = [
         *("--restricted", "--strict-mcp-config", f"--settings={request.folder / _SETTINGS}"),
         f"--tools={','.join(_OWN[request.own_tools])}",
         f"--allowedTools={_OUR_TOOLS}",
         f"--permission-mode={'acceptEdits' if request.own_tools is OwnTools.EDIT else 'dontAsk'}",
         f"--disallowedTools={','.join(_refused(request))}",
     ]
-    # Restricted, it would not read the project's CLAUDE.md either.
+    # In restricted mode it does not read the project's CLAUDE.md.
     if request.own_tools is OwnTools.NONE:
-        # It would also read what that imports.
+        # If it read the file itself, it would also read imported files.
         instructions.append(project_text(request.workdir, ("CLAUDE.md",)))
     else:
-        # Of an added folder it reads it, and nothing else. Not by its path: a link may stand there by the time that
-        # Claude Code looks.
-        words.append("--add-dir=.")
+        # From an added folder it reads CLAUDE.md and nothing else. Use `.` and not the path, which could become a link
+        # before Claude Code reads it.
+        args.append("--add-dir=.")
         environ["CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD"] = "1"
-    if said := "\n\n".join(text for text in instructions if text):
-        files[_WORDS] = said
-        words.append(f"--append-system-prompt-file={request.folder / _WORDS}")
+    if text := "\n\n".join(text for text in instructions if text):
+        files[_INSTRUCTIONS] = text
+        args.append(f"--append-system-prompt-file={request.folder / _INSTRUCTIONS}")
     return Launch(
-        words=tuple(words),
+        args=tuple(args),
         environ=environ,
         files=files,
         governed=_governed(request),
@@ -142,24 +143,24 @@ def _restrictedly(request: LaunchRequest) -> Launch:
 
 
 def _refused(request: LaunchRequest) -> Iterator[str]:
-    # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
+    # Toolcrib's folder has the workspace's settings. A file HEAD can turn a folder into a git repository.
     yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *request.guarded))
-    # What other runs, of other profiles, were asked.
+    # The logs contain the prompts of other runs, with other profiles.
     yield f"Read({PROJECT_FOLDER}/{RUNS}/**)"
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """What is kept of the person's settings."""
+    """The user's settings that apply to the run."""
     try:
         found = json.loads(_text(file) or "{}")
     except ValueError as error:
         raise ConfigError(
-            f"{file} is not JSON: {error}.", remedy="Claude Code would pass it over: put it right, or move it away."
+            f"{file} is not JSON: {error}.", remedy="Claude Code would ignore it: fix it, or move it away."
         ) from error
-    theirs = found if isinstance(found, dict) else {}
-    rules = theirs.get("permissions")
+    users = found if isinstance(found, dict) else {}
+    rules = users.get("permissions")
     refusals = {name: rules[name] for name in _REFUSALS if name in rules} if isinstance(rules, dict) else {}
-    kept = {name: theirs[name] for name in _KEPT if name in theirs}
+    kept = {name: users[name] for name in _KEPT if name in users}
     return {**kept, "permissions": refusals} if refusals else kept
 
 
@@ -170,25 +171,24 @@ def _text(file: Path) -> str:
         return ""
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be read: {error.strerror}.", remedy="Let yourself read it, or move it away."
+            f"{file} cannot be read: {error.strerror}.", remedy="Check its permissions, or move it away."
         ) from error
 
 
 def _governed(request: LaunchRequest) -> tuple[str, ...]:
-    hands = {
-        OwnTools.NONE: "Claude Code has no tools of its own but the search for Toolcrib's.",
-        OwnTools.READ: f"Claude Code may read files in {request.workdir}, and no others.",
-        OwnTools.EDIT: f"Claude Code may read and change files in {request.workdir}, and no others; "
-        f"git's, its own, {PROJECT_FOLDER} and what other programs obey it may not change.",
+    files = {
+        OwnTools.NONE: "Claude Code has no built-in tools except the search for Toolcrib's tools.",
+        OwnTools.READ: f"Claude Code may only read files in {request.workdir}.",
+        OwnTools.EDIT: f"Claude Code may only read and change files in {request.workdir}. It may not change git's "
+        f"files, its own, {PROJECT_FOLDER} or files that configure other programs.",
     }
     never = "write, " if request.own_tools is not OwnTools.EDIT else ""
     return (
-        hands[request.own_tools],
-        f"It cannot {never}run commands, fetch from the network or start subagents by itself.",
-        "Hooks, plugins, skills, permissions and other MCP servers, yours and the project's, are left out; "
-        "your login, model and refusals stay, and what CLAUDE.md says, yours and the project's.",
-        "No file is read because the prompt names it with @, and no command of its own runs for a prompt that begins "
-        "with a slash.",
+        files[request.own_tools],
+        f"Its built-in tools cannot {never}run commands, use the network or start subagents.",
+        "Hooks, plugins, skills, permissions and other MCP servers are off, yours and the project's. "
+        "Your login, model and refusals apply, and CLAUDE.md, yours and the project's.",
+        "It does not read files named with @ in the prompt, and a prompt with a leading slash runs no command.",
     )
 
 
@@ -196,7 +196,7 @@ def _ungoverned(request: LaunchRequest, folder: Path, settings: Mapping[str, Any
     helpers = [name for name in _HELPERS if name in settings]
     return (
         f"Claude Code keeps its sessions and other records in {folder}.",
-        "What your organization's managed settings say is in force, their hooks included.",
-        *((f"Commands of your settings run: {', '.join(helpers)}.",) if helpers else ()),
-        *(("What your own words for Claude Code permit.",) if request.extra else ()),
+        "Your organization's managed settings apply, including hooks.",
+        *((f"These commands from your settings run: {', '.join(helpers)}.",) if helpers else ()),
+        *(("Your own arguments for Claude Code may permit more.",) if request.extra else ()),
     )

@@ -1,8 +1,8 @@
-"""Codex: its entry, how it is run, and what `codex exec --json` prints as events.
+"""Codex: its entry, its `HeadlessSpec`, and the parser of its output (`codex exec --json`).
 
-In: its lines: a thread's start, its turns, and items that start, change and are completed; and its standard error.
-Out: `AgentEvent`s and a `RunReport`. Codex prints neither times nor the ids that a server sees. `codex_launch`
-starts it.
+In: printed JSON objects (the start of a thread, its turns, the start, change and completion of items) and lines on
+standard error. Out: `AgentEvent`s and a `RunReport`. Codex prints neither times nor the ids that a server sees.
+`codex_launch` starts it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 PROVIDER = "codex"
 _OURS = (SERVER_NAME, OTHER_NAME)
 
-_NOT_THERE = re.compile(rf"required MCP servers failed to initialize:.*?\b(?:{'|'.join(_OURS)}): (.*)")
+_MCP_FAILED = re.compile(rf"required MCP servers failed to initialize:.*?\b(?:{'|'.join(_OURS)}): (.*)")
 _INNARDS = re.compile(r" ?\[[\w:<>, ]+\]|, when send initialize request.*")
-"""Names of types, and what is said twice."""
+"""Names of types, and repetitions."""
 _FATAL = re.compile(r"^error\b", re.IGNORECASE)
 _NOT_LOGGED_IN = re.compile(r"401 Unauthorized|not logged in|(?:log|sign) in again", re.IGNORECASE)
 _LOG_IN = "Run `codex login`, or check the key that your Codex settings name."
-_TRACED = re.compile(r"\S+Z +[A-Z]+ [\w:]+: ")
-"""Before a line of its own log: the time, and the part of it that speaks."""
+_LOG_PREFIX = re.compile(r"\S+Z +[A-Z]+ [\w:]+: ")
+"""The time, level and module before a log line."""
 
 _ROUTED = re.compile(r"\S+Z +ERROR codex_core::tools::router: error=(.*)", re.DOTALL)
-"""A call that came to nothing. Where it was not even begun, it is reported here alone, without its id."""
+"""A failed call. If it never started, this is the only report of it, without its id."""
 _NO_SUCH = re.compile(r"unsupported (?:custom tool )?call: (\S+)")
 _OUR_TOOL = re.compile(rf"mcp__(?:{OTHER_NAME}|{SERVER_NAME})(?:__)?(.+)")
-"""A group's name and the tool's in one, with nothing between them."""
+"""The names of the group and the tool, without a separator."""
 _COMMAND = re.compile(r'exec_command failed: CreateProcess \{ message: ("Rejected\(.*\)") \}', re.DOTALL)
 _REFUSED = {"patch rejected": "apply_patch", "approval policy is Never; reject command": "shell"}
 
@@ -59,14 +59,14 @@ _WHY_FAILED = (
     (ToolStatus.TIMEOUT, ("timed out", "deadline has elapsed")),
     (ToolStatus.UNAVAILABLE, ("Transport send error", "error sending request", "Transport closed")),
 )
-"""How Codex puts it where a call of a server's tool came to nothing."""
+"""Codex's texts for a failed call of a server's tool."""
 
 
 class CodexParser:
     def __init__(self) -> None:
         self.report = RunReport()
         self._calls: dict[str, bool] = {}
-        """By its id: whether a call is over."""
+        """By a call's id: whether it has ended."""
         self._refusals = 0
         self._last_lines = LastErrorLines(self.report)
 
@@ -96,12 +96,12 @@ class CodexParser:
         refused = _refused(routed[1]) if routed else None
         if refused is not None:
             return self._refusal(refused, line)
-        failed = _NOT_THERE.search(line)
+        failed = _MCP_FAILED.search(line)
         if failed is not None:
             self.report.mcp_failure = _INNARDS.sub("", failed[1]).strip() or line
         if _FATAL.match(line):
             self.report.failure = _INNARDS.sub("", line).strip()
-        self._last_lines.add(_TRACED.sub("", line))
+        self._last_lines.add(_LOG_PREFIX.sub("", line))
         return [AgentEvent(kind=AgentEventKind.LOG, provider=PROVIDER, role="system", text=line, raw=line)]
 
     def _refusal(self, refused: Mapping[str, Any], line: str) -> list[AgentEvent]:
@@ -112,7 +112,7 @@ class CodexParser:
         return [replace(over, tool_status=ToolStatus.STARTED, text="", raw=line), over]
 
     def _completed(self, line: Mapping[str, Any]) -> str:
-        # An attempt that failed before was made good.
+        # A retry succeeded after an earlier failure.
         self.report.failure = self.report.remedy = self.report.last_trouble = ""
         self.report.ended = True
         usage = line.get("usage")
@@ -123,7 +123,7 @@ class CodexParser:
                 cached=as_count(usage.get("cached_input_tokens")),
                 reported=dict(usage),
             )
-        return "The turn is over."
+        return "The turn has ended."
 
     def _failed(self, line: Mapping[str, Any]) -> str:
         error = line.get("error")
@@ -150,7 +150,7 @@ class CodexParser:
             yield _event(AgentEventKind.RAW, line)
 
     def _call(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        """One event when a call starts, one when it is over; some calls are reported only when they are over."""
+        """One event when a call starts, one when it ends; Codex prints some calls only when they have ended."""
         call = as_text(item.get("id"))
         begun, over = call in self._calls, self._calls.get(call, False)
         shared: dict[str, Any] = {"kind": AgentEventKind.TOOL, "provider": PROVIDER, "role": "tool", "call": call}
@@ -184,7 +184,7 @@ _CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "collab_tool_call": ("", ("prompt", "receiver_thread_ids")),
     _OF_A_SERVER: ("", ()),
 }
-"""By an item's type: the tool's name, empty where the item has it, and the keys of its arguments."""
+"""By an item's type: the tool's name (empty if the item has it) and the keys of its arguments."""
 
 
 def _called(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,22 +198,22 @@ def _called(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"tool_name": tool, "tool_args": arguments, "server": SERVER_NAME if server in _OURS else server}
 
 
-def _refused(said: str) -> dict[str, Any] | None:
-    """What is known of a call that Codex did not carry out; None where that is not even its tool."""
-    if (found := _NO_SUCH.match(said)) is not None:
+def _refused(text: str) -> dict[str, Any] | None:
+    """The fields of a call that Codex did not execute; None if the text doesn't say which tool."""
+    if (found := _NO_SUCH.match(text)) is not None:
         ours = _OUR_TOOL.fullmatch(found[1])
         named = {"tool_name": ours[1], "server": SERVER_NAME} if ours else {"tool_name": found[1]}
-        return {**named, "tool_status": ToolStatus.UNKNOWN, "text": said}
-    if (found := _COMMAND.match(said)) is not None:
+        return {**named, "tool_status": ToolStatus.UNKNOWN, "text": text}
+    if (found := _COMMAND.match(text)) is not None:
         command, mark, why = _twice_quoted(found[1]).partition("` rejected: ")
-        known = {"tool_args": {"command": command.removeprefix("`")}, "text": why} if mark else {"text": said}
+        known = {"tool_args": {"command": command.removeprefix("`")}, "text": why} if mark else {"text": text}
         return {**known, "tool_name": "shell", "tool_status": ToolStatus.DENIED}
-    tool = next((tool for words, tool in _REFUSED.items() if said.startswith(words)), None)
-    return None if tool is None else {"tool_name": tool, "tool_status": ToolStatus.DENIED, "text": said}
+    tool = next((tool for start, tool in _REFUSED.items() if text.startswith(start)), None)
+    return None if tool is None else {"tool_name": tool, "tool_status": ToolStatus.DENIED, "text": text}
 
 
 def _twice_quoted(text: str) -> str:
-    """`"Rejected(\\"…\\")"` → what stands inside; empty where it is quoted in a way that JSON does not know."""
+    """`"Rejected(\\"…\\")"` → the quoted text; empty if it is not valid JSON."""
     try:
         return as_text(json.loads(as_text(json.loads(text)).removeprefix("Rejected(").removesuffix(")")))
     except (ValueError, RecursionError):
@@ -235,10 +235,10 @@ def _why(item: Mapping[str, Any]) -> str:
 
 def _outcome(item: Mapping[str, Any]) -> str:
     parts = as_list(as_map(item.get("result")).get("content"))
-    said = [as_text(part.get("text")) for part in map(as_map, parts)]
+    texts = [as_text(part.get("text")) for part in map(as_map, parts)]
     if code := as_count(item.get("exit_code")):
-        said = [f"Exit code {code}", as_text(item.get("aggregated_output"))]
-    return _why(item) or "\n".join(filter(None, said)) or as_text(item.get("aggregated_output"))
+        texts = [f"Exit code {code}", as_text(item.get("aggregated_output"))]
+    return _why(item) or "\n".join(filter(None, texts)) or as_text(item.get("aggregated_output"))
 
 
 def _plan(item: Mapping[str, Any]) -> str:
@@ -255,8 +255,8 @@ CODEX = ClientSpec(
         ClientScope.USER: ClientFilePlace(folder=".codex", file="config.toml", variable="CODEX_HOME"),
         ClientScope.PROJECT: ClientFilePlace(folder=".codex", file="config.toml"),
     },
-    # Without `required` Codex waits one second and then goes on without the tools; a cold start of the daemon may
-    # take longer, hence also the limit. Codex hands a server few variables: these say where our files are.
+    # Without `required`, Codex waits one second and then continues without the tools. A cold start of the daemon may
+    # take longer, hence the timeout. Codex passes few variables to a server; these say where Toolcrib's files are.
     stdio_template={
         "command": COMMAND,
         "args": ARGS,
@@ -283,7 +283,7 @@ CODEX = ClientSpec(
     private_use="ln -s {file} ~/.codex/toolcrib.config.toml, then codex --profile toolcrib",
     headless=HeadlessSpec(
         program="codex",
-        # What its features are called, and that words switch them off, was tried with this one.
+        # The names of its features, and that arguments can disable them, were verified with this version.
         oldest=(0, 166, 0),
         install="npm install -g @openai/codex",
         keeps=("OPENAI_", "CODEX_"),
@@ -293,9 +293,9 @@ CODEX = ClientSpec(
         is_session=is_session,
     ),
     stdio_notes=(
-        "`required`: without it Codex waits one second for a server and then works without its tools.",
-        'For runs that nobody watches (`codex exec`), add default_tools_approval_mode = "approve" yourself.',
+        "`required`: without it, Codex waits one second for a server and then works without its tools.",
+        'For unattended runs (`codex exec`), add default_tools_approval_mode = "approve" yourself.',
     ),
-    http_notes=('For runs that nobody watches, add default_tools_approval_mode = "approve" yourself.',),
-    project_notes=("Codex reads a project's file only in a project that it trusts.",),
+    http_notes=('For unattended runs, add default_tools_approval_mode = "approve" yourself.',),
+    project_notes=("Codex reads a project's file only if it trusts the project.",),
 )

@@ -1,8 +1,8 @@
-"""Gemini CLI: its entry, how it is run, and what it prints (`--output-format stream-json`) as events.
+"""Gemini CLI: its entry, its `HeadlessSpec`, and the parser of its output (`--output-format stream-json`).
 
-In: one printed JSON object after the other: `init`, `message` (the model's text comes in pieces), `tool_use`,
-`tool_result`, `error`, `result`. Out: `AgentEvent`s and a `RunReport`. Pieces are kept as they are, and become one
-message when something else is printed. Thoughts are not printed. `gemini_launch` starts it.
+In: printed JSON objects: `init`, `message` (pieces of the model's text), `tool_use`, `tool_result`, `error`, `result`.
+Out: `AgentEvent`s and a `RunReport`. Pieces become raw events, and one message when another line follows. Gemini CLI
+does not print the model's thoughts. `gemini_launch` starts it.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 _PROVIDER = "gemini"
 _OF_A_SERVER = re.compile(rf"mcp_({SERVER_NAME}|[^_]+)_(.+)", re.DOTALL)
-_NOT_THERE = (f"discovery for MCP server '{SERVER_NAME}'", f"ensuring MCP server '{SERVER_NAME}'")
-"""How it says that a server could not be asked for its tools. At its start it says no more than that some server has
-issues, which may be one of the person's; and nothing at all where a token is refused."""
+_MCP_FAILED = (f"discovery for MCP server '{SERVER_NAME}'", f"ensuring MCP server '{SERVER_NAME}'")
+"""Texts that report a failure to list a server's tools. At startup it reports only that some server has issues, which
+may be one of the user's, and nothing at all if a token is refused."""
 _NOT_LOGGED_IN = re.compile(
     r"(?:\x1b\[\d+m)?(?:Error authenticating: |Please set an Auth method in your |Invalid auth method selected"
     r"|Manual authorization is required)"
 )
-_SAID_SO = "Gemini CLI is not logged in."
-"""In place of its own words, which name a file that is gone with the run."""
+_NOT_LOGGED_IN_TEXT = "Gemini CLI is not logged in."
+"""Replaces its own message, which names a file that is removed with the run."""
 _NO_KEY = "When using Gemini API, you must specify the GEMINI_API_KEY"
 _KEY_REFUSED = re.compile(
     r"API[ _]key[ _](?:not[ _]valid|expired|invalid)|unregistered callers"
     r'|"code":\s*401\b|UNAUTHENTICATED',
     re.IGNORECASE,
 )
-_LOG_IN = "Start `gemini` once by itself and log in, or set GEMINI_API_KEY."
-_TRIES_AGAIN = re.compile(r"Attempt \d+ failed")
+_LOG_IN = "Run `gemini` on its own once and log in, or set GEMINI_API_KEY."
+_RETRIES = re.compile(r"Attempt \d+ failed")
 _HELP = "Usage: gemini "
-"""Follows upon the line that says what is wrong with its command line."""
+"""Printed after the line that reports an invalid command line."""
 _NOISE = re.compile(
     r"Warning: .*(?:color\b.* support|terminal detected|GNU screen detected|tmux|Windows 10 detected)"
     r"|\s+at \S|\s+(?:status|code|exitCode): \d+,?$|}$"
 )
-"""On standard error: how its screen would look, if it had one; and what traces of its own code are made of."""
+"""On standard error: warnings about the terminal, and stack traces."""
 _REPORTED = re.compile(r"MCP tool '.*?' reported tool error for function call: ", re.DOTALL)
 _STATUS = {
     "policy_violation": ToolStatus.DENIED,
@@ -73,16 +73,16 @@ _STATUS = {
     "invalid_tool_params": ToolStatus.INVALID,
     "tool_not_registered": ToolStatus.UNKNOWN,
 }
-"""By its word for an error; every other is an error of the tool's."""
+"""By Gemini CLI's error type; all others are errors of the tool."""
 _WORDINGS = (
     ("Path not in workspace", ToolStatus.DENIED),
     ('"fetch failed"', ToolStatus.UNAVAILABLE),
     ("Request timed out", ToolStatus.TIMEOUT),
 )
-"""Of its own, in an error's text: these count before its word for it."""
+"""Gemini CLI's texts in an error; they take precedence over the error type."""
 
 _SHELL = ("", "run_shell_command")
-"""Its own tool, of no server."""
+"""Its built-in tool, without a server."""
 _COMMAND_WORDINGS = (
     ("Command exited with code: ", ToolStatus.ERROR),
     ("Command terminated by signal: ", ToolStatus.ERROR),
@@ -90,23 +90,22 @@ _COMMAND_WORDINGS = (
     ("Command was automatically cancelled because it exceeded the timeout", ToolStatus.TIMEOUT),
     ("Command cancelled by user.", ToolStatus.CANCELLED),
 )
-"""How a result of its own shell begins that failed: its status is success all the same. The first three it prints only
-where the command itself printed nothing; in all other cases it does not say how the command ended."""
+"""How the result of a failed shell command begins; its status is success nevertheless. The first three are printed only
+if the command itself printed nothing. Otherwise the result doesn't show how the command ended."""
 
 
 class GeminiParser:
     def __init__(self) -> None:
         self.report = RunReport()
         self._pieces: list[str] = []
-        """Of the message that is being said."""
+        """Pieces of the current message."""
         self._open: dict[str, PrintedCall] = {}
         self._error = ""
         self._last_lines = LastErrorLines(self.report)
-        self._helps = False
-        """Whether it is printing its help."""
+        self._prints_help = False
 
     def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
-        if _gets_on(line):
+        if _is_progress(line):
             self.report.last_trouble, self.report.ended = "", False
         if self._is_piece(line):
             self._pieces.append(as_text(line.get("content")))
@@ -122,32 +121,32 @@ class GeminiParser:
             "result": self._result,
         }
         found = list(readers[kind](line)) if isinstance(kind, str) and kind in readers else []
-        first, *more = (*self._said_whole(), *(found or [_event(AgentEventKind.RAW)]))
+        first, *more = (*self._whole_message(), *(found or [_event(AgentEventKind.RAW)]))
         return [replace(first, raw=line), *more]
 
     def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
-        if any(words in line for words in _NOT_THERE):
+        if any(text in line for text in _MCP_FAILED):
             self.report.mcp_failure = line
-        self._helps = self._helps or line.startswith(_HELP)
-        if self._helps or _NOISE.match(line):
+        self._prints_help = self._prints_help or line.startswith(_HELP)
+        if self._prints_help or _NOISE.match(line):
             return [_event(AgentEventKind.RAW, text=line, raw=line)]
-        if _TRIES_AGAIN.match(line):
+        if _RETRIES.match(line):
             self.report.last_trouble = failure_text(line)
         return [_event(AgentEventKind.LOG, role="system", text=self._of_failure(line), raw=line)]
 
     def _of_failure(self, line: str) -> str:
-        """A line that may say why it fails, in words for a person."""
+        """The text of a line that may give the reason for a failure."""
         if self.report.ended or not _NOT_LOGGED_IN.match(line):
             self.report.remedy = _LOG_IN if line.startswith(_NO_KEY) else self.report.remedy
             self._last_lines.add(line)
             return line
-        self.report.failure, self.report.remedy = _SAID_SO, _LOG_IN
-        return _SAID_SO
+        self.report.failure, self.report.remedy = _NOT_LOGGED_IN_TEXT, _LOG_IN
+        return _NOT_LOGGED_IN_TEXT
 
     def _is_piece(self, line: Mapping[str, Any]) -> bool:
         return line.get("type") == "message" and line.get("role") == "assistant" and line.get("delta") is True
 
-    def _said_whole(self) -> Iterator[AgentEvent]:
+    def _whole_message(self) -> Iterator[AgentEvent]:
         text = "".join(self._pieces)
         self._pieces.clear()
         if text.strip():
@@ -189,7 +188,7 @@ class GeminiParser:
             if (known.server, known.name) == _SHELL
             else ToolStatus.OK
         )
-        yield known.event(status, text=_own_words(text))
+        yield known.event(status, text=_tool_error(text))
 
     def _trouble(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         text = as_text(line.get("message"))
@@ -210,21 +209,21 @@ class GeminiParser:
         self.report.failure = self.report.remedy = ""
         status = as_text(line.get("status"))
         if status == "success":
-            yield _event(AgentEventKind.LOG, role="system", text="The run is over.")
+            yield _event(AgentEventKind.LOG, role="system", text="The run has ended.")
             return
         why = as_text(as_map(line.get("error")).get("message")) or self._error
         self.report.remedy = _LOG_IN if _KEY_REFUSED.search(why) else ""
-        self.report.failure = failure_text(why) or f"Gemini CLI ended its run with {status or 'no word'}."
+        self.report.failure = failure_text(why) or f"Gemini CLI ended its run with status {status or 'unknown'}."
         yield _event(AgentEventKind.LOG, role="system", text=self.report.failure)
 
 
-def _gets_on(line: Mapping[str, Any]) -> bool:
+def _is_progress(line: Mapping[str, Any]) -> bool:
     kind = line.get("type")
     return kind in ("tool_use", "tool_result") or (kind == "message" and line.get("role") != "user")
 
 
-def _own_words(text: str) -> str:
-    """What a tool itself says of its error, which Gemini CLI puts last, in JSON."""
+def _tool_error(text: str) -> str:
+    """The tool's own error message, which Gemini CLI appends as JSON."""
     reported = _REPORTED.match(text)
     if reported is None:
         return text
@@ -233,28 +232,28 @@ def _own_words(text: str) -> str:
         answers, _ = json.JSONDecoder().raw_decode(text[end:].removeprefix(" with response: "))
     except (ValueError, RecursionError):
         return text
-    responses = [as_map(as_map(as_map(one).get("functionResponse")).get("response")) for one in as_list(answers)]
+    responses = [as_map(as_map(as_map(answer).get("functionResponse")).get("response")) for answer in as_list(answers)]
     texts = [as_text(as_map(part).get("text")) for response in responses for part in as_list(response.get("content"))]
     return "\n".join(filter(None, texts)) or text
 
 
 def _named(name: str) -> tuple[str, str]:
-    """Whose tool it is, and how its server calls it."""
+    """The server, empty for a built-in tool, and the name that the server uses."""
     found = _OF_A_SERVER.fullmatch(name)
     return (found[1], found[2]) if found else ("", name)
 
 
 def _failure(error: Mapping[str, Any], text: str) -> ToolStatus:
-    by_text = next((status for words, status in _WORDINGS if words in text), None)
+    by_text = next((status for wording, status in _WORDINGS if wording in text), None)
     return by_text or _STATUS.get(as_text(error.get("type")), ToolStatus.ERROR)
 
 
 def _of_command(text: str) -> ToolStatus:
-    return next((status for words, status in _COMMAND_WORDINGS if text.startswith(words)), ToolStatus.OK)
+    return next((status for wording, status in _COMMAND_WORDINGS if text.startswith(wording)), ToolStatus.OK)
 
 
-def _event(kind: AgentEventKind, **what: Any) -> AgentEvent:
-    return AgentEvent(kind=kind, provider=_PROVIDER, **what)
+def _event(kind: AgentEventKind, **more: Any) -> AgentEvent:
+    return AgentEvent(kind=kind, provider=_PROVIDER, **more)
 
 
 _SESSION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -272,7 +271,7 @@ GEMINI = ClientSpec(
     # `url` would mean the old SSE transport.
     http_template={"httpUrl": URL, "headers": HEADERS},
     private_template={"httpUrl": URL, "headers": HEADERS, "trust": True},
-    private_use="put what {file} holds into FOLDER/.gemini/settings.json, then GEMINI_CLI_HOME=FOLDER gemini",
+    private_use="copy {file} to FOLDER/.gemini/settings.json, then run GEMINI_CLI_HOME=FOLDER gemini",
     headless=HeadlessSpec(
         program="gemini",
         oldest=(0, 61, 0),
@@ -283,8 +282,8 @@ GEMINI = ClientSpec(
         is_session=lambda text: _SESSION.fullmatch(text) is not None,
     ),
     stdio_notes=(
-        'Gemini CLI leaves the tools out of runs that nobody watches unless the entry has "trust": true, '
-        "which also ends its questions before each call: add it yourself if you want that.",
+        'In unattended runs, Gemini CLI omits the tools unless the entry has "trust": true. '
+        "With it, Gemini CLI no longer asks before each call: add it yourself if you want that.",
     ),
-    http_notes=('For runs that nobody watches, add "trust": true to the entry yourself.',),
+    http_notes=('For unattended runs, add "trust": true to the entry yourself.',),
 )

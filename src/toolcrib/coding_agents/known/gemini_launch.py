@@ -1,10 +1,10 @@
-"""How Gemini CLI is started for a run.
+"""Launches Gemini CLI for a run.
 
-In: a `LaunchRequest`. Out: a `Launch`. Gemini CLI takes servers from its settings file alone, and a system-wide file
-of ours would count only if root owned it. So it gets a home of its own for the run, the private folder: a settings
-file made of the person's and ours, links to the person's login, key and sessions, and at the level `all` to the rest
-of theirs. Variables of the person's `.env` file stay; those of a project's are emptied, since they may name another
-address for the person's key. `gemini_policy` has the rules.
+In: a `LaunchRequest`. Out: a `Launch`. Gemini CLI reads servers only from its settings file, and it ignores a
+system-wide file unless root owns it. So each run has its own home, the private folder: a settings file with the user's
+settings and Toolcrib's, links to the user's login, key and sessions, and at level `all` links to the user's other
+files. Variables from the user's `.env` file are kept. Those of a project's are emptied, because they may redirect the
+user's key to another address. `gemini_policy` has the rules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolcrib.errors import ConfigError, UsageError
 from toolcrib.policy.profile import OwnTools
 
 _BLANKS = "\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-"""What JavaScript takes for blank, in which Gemini CLI is written; Python has other ones."""
+"""Whitespace in JavaScript, the language of Gemini CLI; Python's differs."""
 _BLANK = f"[{_BLANKS}]"
 _BEGIN, _END = "(?<![^\n\u2028\u2029])", "(?![^\n\u2028\u2029])"
 _VARIABLE = re.compile(
@@ -37,22 +37,22 @@ _VARIABLE = re.compile(
 _AROUND = re.compile(rf"^{_BLANK}+|{_BLANK}+\Z")
 _QUOTED = re.compile(rf"{_BEGIN}(['\"`])(.*)\1{_END}", re.DOTALL)
 _NAMED = re.compile(r"(?<![\w.-])[\w.-]++(?=[^\w.=:-]*+[=:])", re.ASCII)
-"""Whatever may be a variable's name, and more: between it and its sign may stand what anybody takes for blank."""
-_LARGEST = 1024 * 1024
-_MOST = 64 * 1024
-"""Characters of names; a program with many more in its environment could not be started."""
+"""Everything that may be a variable's name, and more: any kind of whitespace may separate it from its sign."""
+_MAX_FILE_SIZE = 1024 * 1024
+_MAX_NAMES_LENGTH = 64 * 1024
+"""Characters; a program with many more in its environment cannot be started."""
 
 
 def env_file_variables(request: LaunchRequest, home: Path) -> dict[str, str]:
-    """Raises ConfigError where a file is too large to be looked through."""
-    said = _variables(_text(home / ".gemini" / ".env") or _text(home / ".env"))
+    """Raises ConfigError if a file is too large."""
+    given = _variables(_text(home / ".gemini" / ".env") or _text(home / ".env"))
     named = {name for file in _of_projects(request.workdir.resolve(), home) for name in _named(file)}
-    if sum(map(len, named)) > _MOST:
+    if sum(map(len, named)) > _MAX_NAMES_LENGTH:
         raise ConfigError(
             f"The .env files in and above {request.workdir} name too many variables.",
-            remedy="Gemini CLI would take them all: move the files out of the way.",
+            remedy="Gemini CLI would set them all: move the files away.",
         )
-    return {name: value for name, value in {**dict.fromkeys(named, ""), **said}.items() if name not in request.environ}
+    return {name: value for name, value in {**dict.fromkeys(named, ""), **given}.items() if name not in request.environ}
 
 
 def _of_projects(workdir: Path, home: Path) -> Iterator[Path]:
@@ -67,20 +67,20 @@ def _named(file: Path) -> list[str]:
 
 
 def _text(file: Path) -> str:
-    """Empty where it cannot be read: Gemini CLI cannot either, and goes on."""
+    """Empty if it cannot be read: Gemini CLI ignores it then, too."""
     try:
         if not file.is_file():
             return ""
-        if file.stat().st_size > _LARGEST:
-            raise ConfigError(f"{file} is too large.", remedy="Gemini CLI would read it: move it out of the way.")
-        # Unlike `read_text`, which takes some ends of lines for others.
+        if file.stat().st_size > _MAX_FILE_SIZE:
+            raise ConfigError(f"{file} is too large.", remedy="Gemini CLI would read it: move it away.")
+        # `read_text` would convert line endings.
         return file.read_bytes().decode(errors="replace")
     except OSError:
         return ""
 
 
 def _variables(text: str) -> dict[str, str]:
-    """What a `.env` file says, as Gemini CLI understands it."""
+    """The variables in a `.env` file, parsed as Gemini CLI does."""
     found = {}
     for name, written in _VARIABLE.findall(re.sub("\r\n?", "\n", text)):
         value = _AROUND.sub("", written)
@@ -95,34 +95,34 @@ _SETTINGS = "settings.json"
 _IGNORED = "ignored"
 _POLICY = "own-tools.toml"
 _CALL_LIMIT_MS = 3_600_000
-"""Toolcrib has limits of its own, and a call that waits for a person's word may take long."""
+"""Toolcrib has its own limits, and a call that waits for approval may take long."""
 
 _SESSIONS = ("tmp", "history")
-_PERSONS = (
+_LINKED = (
     *("oauth_creds.json", "gemini-credentials.json", "google_accounts.json", "installation_id"),
     *("GEMINI.md", "policies"),
 )
-"""Of the person's `.gemini`, at every level: who they are, what they tell it, what they forbid it."""
-_NEVER = (_SETTINGS, "projects.json", ".gemini", "token", "token.new", "store")
-"""The first is made anew, the second would be replaced and not written through a link, the rest is the folder's own."""
+"""Files in the user's `.gemini` that are linked at every level: login, instructions, restrictions."""
+_NEVER_LINKED = (_SETTINGS, "projects.json", ".gemini", "token", "token.new", "store")
+"""The first is generated, Gemini CLI would replace a link to the second, and the rest belong to the private folder."""
 
 _COMMANDS = ("discoveryCommand", "callCommand", "allowed")
 _MCP = ("list_mcp_resources", "read_mcp_resource")
 _READS = ("glob", "grep_search", "list_directory", "read_file", "write_todos")
 _OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_MCP, *_READS, *EDITS)}
-"""The tools that it is given below `all`; the first two ask Toolcrib."""
+"""Its built-in tools below `all`; the first two query Toolcrib."""
 _GOVERNED = {
-    OwnTools.NONE: "Its own tools: none. It has Toolcrib's alone.",
-    OwnTools.READ: "Its own tools: those that look at files in the folder. None that writes, runs or fetches.",
-    OwnTools.EDIT: "Its own tools: those that look at and change files in the folder, but not in .git, .gemini or "
-    f"{PROJECT_FOLDER}, nor what other programs obey. None that runs or fetches.",
+    OwnTools.NONE: "Its own tools: none. It has only Toolcrib's.",
+    OwnTools.READ: "Its own tools: those that read files in the folder. None that writes, runs or fetches.",
+    OwnTools.EDIT: "Its own tools: those that read and change files in the folder, but not in .git, .gemini or "
+    f"{PROJECT_FOLDER}, nor files that configure other programs. None that runs or fetches.",
 }
 _REFUSES = (
-    "It refuses to change build files (package.json, pyproject.toml, Makefile and the like) in runs that nobody "
-    "watches, also by tools of Toolcrib's that are named write, edit, create and the like."
+    "In unattended runs it refuses to change build files (package.json, pyproject.toml, Makefile and the like), even "
+    "with Toolcrib's tools that have names such as write, edit or create."
 )
 _EMPTIED = ("GEMINI_WRITE_SYSTEM_MD", "GEMINI_CLI_IDE_WORKSPACE_PATH")
-"""Variables that would make it write a file in the project, or give it more folders than one."""
+"""Variables that would make it write a file in the project, or use more than one folder."""
 _READ_FIRST = (".gemini/.env", ".gemini/settings.json", ".geminiignore", ".gitignore", ".git/info/exclude")
 _MODE = {OwnTools.EDIT: "auto_edit", OwnTools.ALL: "yolo"}
 
@@ -133,13 +133,13 @@ _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOT
 
 
 def launch(request: LaunchRequest) -> Launch:
-    """Raises ConfigError where the person's settings cannot be read, UsageError where the project is in the way."""
+    """Raises ConfigError if the user's settings cannot be read, UsageError if the project prevents a safe run."""
     free = request.own_tools is OwnTools.ALL
-    theirs = _home(request.environ) / ".gemini"
-    settings = _settings(request, _read(theirs / _SETTINGS))
+    users = _home(request.environ) / ".gemini"
+    settings = _settings(request, _read(users / _SETTINGS))
     files = {_SETTINGS: json.dumps(settings, indent=2)}
     links = aliases(request.workdir) if request.own_tools is OwnTools.EDIT else LinkAliases()
-    words = [
+    args = [
         "--output-format",
         "stream-json",
         "--skip-trust",
@@ -153,14 +153,14 @@ def launch(request: LaunchRequest) -> Launch:
         files[_POLICY] = policy(
             _OWN[request.own_tools], links.names, [name for name in request.guarded if "*" not in name]
         )
-        words += ["--admin-policy", str(request.folder / _POLICY)]
-    words += ["--resume", request.session] if request.session else ["--session-id", request.new_session]
+        args += ["--admin-policy", str(request.folder / _POLICY)]
+    args += ["--resume", request.session] if request.session else ["--session-id", request.new_session]
     governed, ungoverned = _governance(request, links)
     return Launch(
-        words=(*words, *request.extra),
+        args=(*args, *request.extra),
         environ=_environ(request),
         files=files,
-        links={".gemini": request.folder, **_links(theirs, everything=free)},
+        links={".gemini": request.folder, **_links(users, everything=free)},
         stdin=_stdin(request),
         governed=governed,
         ungoverned=ungoverned,
@@ -171,33 +171,33 @@ def _home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(_HOME) or environ.get("HOME") or Path.home())
 
 
-def _links(theirs: Path, *, everything: bool) -> dict[str, Path]:
-    there = [entry.name for entry in theirs.iterdir() if entry.exists()] if theirs.is_dir() else []
-    linked = [name for name in there if (name not in _NEVER if everything else name in _PERSONS)]
-    return {name: theirs / name for name in (*_SESSIONS, *linked)}
+def _links(users: Path, *, everything: bool) -> dict[str, Path]:
+    existing = [entry.name for entry in users.iterdir() if entry.exists()] if users.is_dir() else []
+    linked = [name for name in existing if (name not in _NEVER_LINKED if everything else name in _LINKED)]
+    return {name: users / name for name in (*_SESSIONS, *linked)}
 
 
 def _names(settings: Mapping[str, Any]) -> list[str]:
-    """Of the files in which somebody tells it something."""
+    """The names of instruction files."""
     names = _part(settings, "context").get("fileName")
     named = [name for name in (names if isinstance(names, list) else [names]) if isinstance(name, str) and name]
-    # A person's own names come on top of its own.
+    # The user's names are added to its default.
     return [*named, "GEMINI.md"]
 
 
 def _stdin(request: LaunchRequest) -> str:
-    """The prompt as text: Gemini CLI would read files that are named with @, whatever its tools may, and take a first
-    word with a slash for a command, a project's included. It has a way to write such an @, but leaves it so."""
+    """The prompt as plain text. Gemini CLI would read files named with @, even without a tool for it, and run a leading
+    slash command, even a project's. It has an escape for @, but doesn't unescape it."""
     prompt = request.prompt if request.own_tools is OwnTools.ALL else without_command(request.prompt)
     written = _MENTION.sub(r"\\@", prompt)
     return prompt if written == prompt else written + _MENTIONS
 
 
-def _settings(request: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
-    """The person's settings for this run, with our entry."""
+def _settings(request: LaunchRequest, users: dict[str, Any]) -> dict[str, Any]:
+    """The user's settings for this run, with Toolcrib's entry."""
     ours = {SERVER_NAME: _entry(request)} if request.url else {}
-    # Another way to run without a person, which prints and asks otherwise.
-    merged = _with(theirs, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
+    # Another headless mode, with different output and prompts.
+    merged = _with(users, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
     if request.own_tools is not OwnTools.ALL:
         return {**_confined(merged, request), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
     mcp = _part(merged, "mcp")
@@ -208,11 +208,11 @@ def _settings(request: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _confined(settings: dict[str, Any], request: LaunchRequest) -> dict[str, Any]:
-    """Without what runs commands by itself or reaches further than the folder, and with the tools of the level."""
+    """Removes everything that runs commands or reaches outside the folder, and sets the tools of the level."""
     confined = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
     confined = {**confined, "skills": {"enabled": False}, "ide": {"enabled": False}}
     confined = _with(confined, "experimental", enableAgents=False, autoMemory=False)
-    # Asked to say what it is about, it would call a tool that is not there.
+    # It would call a tool that does not exist here.
     confined = _with(confined, "general", topicUpdateNarration=False)
     confined = _with(confined, "security", folderTrust={"enabled": True})
     confined = _with(confined, "advanced", ignoreLocalEnv=True)
@@ -226,12 +226,12 @@ def _confined(settings: dict[str, Any], request: LaunchRequest) -> dict[str, Any
 
 
 def _ignoring(request: LaunchRequest, context: Mapping[str, Any]) -> dict[str, Any]:
-    """What its tools do not read: also the logs of runs, which hold what other profiles were asked."""
+    """The files that its tools do not read, including the run logs, which hold the prompts of other profiles."""
     filtering = _part(context, "fileFiltering")
-    theirs = filtering.get("customIgnoreFilePaths")
-    # It takes them from the folder that it works in, absolute ones too.
+    users = filtering.get("customIgnoreFilePaths")
+    # It resolves even absolute paths relative to its working folder.
     ours = os.path.relpath((request.folder / _IGNORED).resolve(), request.workdir.resolve())
-    paths = [*(theirs if isinstance(theirs, list) else []), ours]
+    paths = [*(users if isinstance(users, list) else []), ours]
     return {**filtering, "respectGeminiIgnore": True, "customIgnoreFilePaths": paths}
 
 
@@ -245,62 +245,62 @@ def _part(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {}
 
 
-def _with(settings: Mapping[str, Any], name: str, **said: Any) -> dict[str, Any]:
-    return {**settings, name: {**_part(settings, name), **said}}
+def _with(settings: Mapping[str, Any], name: str, **values: Any) -> dict[str, Any]:
+    return {**settings, name: {**_part(settings, name), **values}}
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A settings file of Gemini CLI's: JSON, with comments if need be."""
+    """Reads a settings file: JSON that may contain comments."""
     try:
         if not file.is_file():
             return {}
         found = json.loads(_COMMENT.sub(lambda match: match[1] or "", file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{file} cannot be read: {error}.", remedy="Gemini CLI cannot use it either: put it right."
+            f"{file} cannot be read: {error}.", remedy="Gemini CLI cannot use it either: fix it."
         ) from error
     return found if isinstance(found, dict) else {}
 
 
 def _refuse_pipes(request: LaunchRequest, settings: Mapping[str, Any]) -> None:
-    """Gemini CLI reads these before it does anything, and of a pipe it would wait for the end."""
+    """Gemini CLI reads these files first, and would wait forever on a pipe."""
     workdir, home = request.workdir.resolve(), _home(request.environ).resolve()
     for folder in (workdir, *workdir.parents):
-        # What the person has at home is theirs: somebody may write into it.
+        # A pipe in the home folder belongs to the user and may have a writer.
         for name in (*_READ_FIRST, *_names(settings)) if folder != home else ():
             if _is_no_file(folder / name):
                 raise UsageError(
-                    f"{folder / name} is no file: Gemini CLI would wait for it without end.",
-                    remedy="Move it out of the way.",
+                    f"{folder / name} is not a regular file: Gemini CLI would wait for it forever.",
+                    remedy="Move it away.",
                 )
 
 
 def _refuse_reads(request: LaunchRequest, settings: Mapping[str, Any]) -> None:
-    """Gemini CLI itself reads what the project tells it, wherever a link leads, and the files that this imports."""
+    """Gemini CLI reads the project's instruction files itself, follows links, and reads the files that they import."""
     root, workdir = project_of(request.workdir), request.workdir.resolve()
     files = (folder / name for folder in (workdir, *workdir.parents) for name in _names(settings))
     for file in (file for file in files if file.is_relative_to(root) and os.path.isfile(file)):  # noqa: PTH113
         real = inside(file, root)
         if real is None:
             raise UsageError(
-                f"{file} leads out of the project, or to a file of another kind, and Gemini CLI would read that.",
-                remedy="Put the text itself there.",
+                f"{file} is a link out of the project or to another type of file, and Gemini CLI would follow it.",
+                remedy="Replace the link with the text.",
             )
         for path in _imports(real, file.parent) if request.own_tools is OwnTools.NONE else ():
             raise UsageError(
-                f"{file} imports {path}, and Gemini CLI would read it, which this run may not.",
-                remedy="Take the @ away there. With a profile that may read, and where nothing is hidden, it can stay.",
+                f"{file} imports {path}, and Gemini CLI would read it, which this run may not do.",
+                remedy="Remove the @ there, or use a profile that may read, if workspace.yml hides nothing.",
             )
 
 
 def _imports(file: Path, folder: Path) -> Iterator[str]:
-    """What it names with @ and is there."""
+    """The existing files that it names with @."""
     named = _IMPORT.findall(file.read_text(encoding="utf-8", errors="replace"))
-    return (path for path in named if os.path.exists(folder / path))  # noqa: PTH110 - no name is an error to it.
+    return (path for path in named if os.path.exists(folder / path))  # noqa: PTH110 - it accepts any name.
 
 
 def _is_no_file(path: Path) -> bool:
-    """A pipe, a socket or a device; a folder does no harm."""
+    """Whether it is a pipe, a socket or a device. A folder does no harm."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -309,18 +309,18 @@ def _is_no_file(path: Path) -> bool:
 
 
 def _environ(request: LaunchRequest) -> dict[str, str]:
-    # One process instead of two, which a signal reaches.
+    # One process instead of two, so that signals reach it.
     ours = {_HOME: str(request.folder), "GEMINI_CLI_NO_RELAUNCH": "true"}
     if request.own_tools is OwnTools.ALL:
         return {**ours, _TRUST: "false"} if _names_us(request.workdir) else ours
-    # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
-    # project's, and the server, which it would not ask from such a folder, is asked all the same.
+    # It reads its settings before `--skip-trust`, so it reads them as in an untrusted folder, without the project's.
+    # Yet it connects to the server, which it would not do in an untrusted folder.
     off = {_TRUST: "false", "GEMINI_SANDBOX": "false", **dict.fromkeys(_EMPTIED, "")}
     return {**env_file_variables(request, _home(request.environ).resolve()), **off, **ours}
 
 
 def _names_us(workdir: Path) -> bool:
-    """Whether the project has an entry of our name, which would take the place of ours."""
+    """Whether the project has an entry with Toolcrib's name, which would replace Toolcrib's."""
     try:
         return SERVER_NAME in _part(_read(workdir / ".gemini" / _SETTINGS), "mcpServers")
     except ConfigError:
@@ -328,36 +328,35 @@ def _names_us(workdir: Path) -> bool:
 
 
 def _governance(request: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """For the person: what is governed, and what is not."""
+    """What is governed and what is not, as text for the user."""
     refuses = () if request.own_tools is OwnTools.READ else (_REFUSES,)
     if request.own_tools is OwnTools.ALL:
-        named = ("The project's own Gemini settings do not count: they have an entry toolcrib of their own.",)
+        named = ("The project's Gemini settings are ignored, because they have their own entry toolcrib.",)
         free = (
             "Its own tools: all of them, without asking.",
             "Your other MCP servers, hooks, extensions, skills and sub-agents.",
-            "The project's .env files, which may name another address for your key; and where you trust the folder in "
-            "Gemini CLI, all that the project's .gemini folder sets.",
+            "The project's .env files, which may redirect your key to another address; and if you trust the folder in "
+            "Gemini CLI, everything in the project's .gemini folder.",
         )
         return (*(named if _names_us(request.workdir) else ()), *refuses), free
     governed = (
         _GOVERNED[request.own_tools],
-        "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
-        "The project's own Gemini settings and .env files do not count.",
-        "No file is read because the prompt names it with @, and no command of its own runs for a prompt that begins "
-        "with a slash.",
+        "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours and the project's.",
+        "The project's Gemini settings and .env files are ignored.",
+        "It does not read files named with @ in the prompt, and a prompt with a leading slash runs no command.",
         *refuses,
     )
     linked = _of_links(links) if request.own_tools is OwnTools.EDIT else ()
     looks = (
-        "It reads files of the project that GEMINI.md imports.",
-        "Its glob tool shows names of files outside the folder, too.",
+        "It reads the project's files that GEMINI.md imports.",
+        "Its glob tool also shows names of files outside the folder.",
     )
-    words = ("What your own words for Gemini CLI permit.",) if request.extra else ()
-    return governed, (*(looks if request.own_tools is not OwnTools.NONE else ()), *linked, *words)
+    args = ("Your own arguments for Gemini CLI may permit more.",) if request.extra else ()
+    return governed, (*(looks if request.own_tools is not OwnTools.NONE else ()), *linked, *args)
 
 
 def _of_links(links: LinkAliases) -> tuple[str, ...]:
     folders = " or ".join(KEPT_FROM_IT)
-    made = f"Through a link into {folders} that is made during the run, or lies elsewhere, it changes files there."
-    many = f"The folder has too many files to look for links: through one into {folders} it changes files there."
+    made = f"Through a link into {folders} that is created during the run or elsewhere, it can change files there."
+    many = f"The folder has too many files to check for links: through one into {folders}, it can change files there."
     return (made,) if links.are_all else (many, made)

@@ -1,8 +1,8 @@
-"""Which of its own tools Gemini CLI may use below `all`, as rules in a file of ours.
+"""The policy file that limits Gemini CLI's built-in tools below `all`.
 
-In: the tools that it is given, the folder of the run. Out: the file's text. The rules rank above the person's own and
-any approval mode. Of a file's path they see what the model wrote, not where it leads, so links that lead into
-the protected folders are found first and denied by name. `gemini_launch` is above.
+In: the allowed tools, the run's folder. Out: the file's text. The rules override the user's rules and any approval
+mode. They match a path as the model wrote it, not its target, so links into the protected folders are searched for
+first and denied by name. Used by `gemini_launch`.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from toolcrib.coding_agents.client_spec import SERVER_NAME
 from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import UsageError
 
-MOST_ENTRIES = 50_000
-SECONDS = 2.0
-MOST_ALIASES = 200
+MAX_ENTRIES = 50_000
+MAX_SECONDS = 2.0
+MAX_ALIASES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkAliases:
     names: frozenset[str] = frozenset()
-    """The last parts of their paths."""
+    """The last components of their paths."""
     are_all: bool = True
-    """False: the folder is too large to be looked through."""
+    """False if the folder is too large to be searched completely."""
 
 
 def aliases_of(kept: Collection[str], workdir: Path, *, not_into: Collection[str]) -> LinkAliases:
-    """`kept`: names in small letters; `not_into`: folders that are not looked into.
+    """`kept`: protected folders, in lower case; `not_into`: folders to skip.
 
-    Raises UsageError if a kept folder is the whole one, or if there are more links than a program can be told of.
+    Raises UsageError if a protected folder is a link to the whole folder, or if there are too many links.
     """
     walk = _Walk(root=os.path.realpath(workdir), not_into=not_into)
     walk.go()
-    # A kept folder may be a link itself, and what it leads to is called otherwise.
+    # A protected folder may itself be a link, and its target has another name.
     places = {to for link, to in walk.links if link.name.lower() in kept and _lies_in(to, walk.root)}
     folders = " or ".join(sorted(kept))
     if walk.root in places:
         raise UsageError(f"In {workdir}, {folders} is a link to the folder itself.", remedy="Remove the link.")
     inside = _Inside(root=walk.root, kept=kept, places=places)
-    names = {os.path.basename(place) for place in places}  # noqa: PTH119 - of words, for there are many
+    names = {os.path.basename(place) for place in places}  # noqa: PTH119 - Path is slow for many
     names |= {link.name for link, to in walk.links if inside.has(to)} | set(inside.hard_links(walk.files))
     others = frozenset(name for name in names if name.lower() not in kept)
-    if len(others) > MOST_ALIASES:
+    if len(others) > MAX_ALIASES:
         raise UsageError(f"In {workdir}, {len(others)} links lead into {folders}.", remedy="Remove the links.")
     return LinkAliases(names=others, are_all=not walk.was_cut)
 
 
 @dataclass(kw_only=True)
 class _Walk:
-    """A folder and all beneath, links not followed, as far as the limits let it."""
+    """Walks a folder without following links, up to the limits."""
 
     root: str
     not_into: Collection[str]
     links: list[tuple[os.DirEntry[str], str]] = field(default_factory=list)
-    """With the place that each leads to, be there something or not."""
+    """Each with its target, which may not exist."""
     files: list[os.DirEntry[str]] = field(default_factory=list)
     was_cut: bool = False
 
     def go(self) -> None:
-        waiting, left, until = deque([self.root]), MOST_ENTRIES, time.monotonic() + SECONDS
+        waiting, left, until = deque([self.root]), MAX_ENTRIES, time.monotonic() + MAX_SECONDS
         while waiting and not self.was_cut:
             with contextlib.suppress(OSError), os.scandir(waiting.popleft()) as found:
                 for entry in found:
@@ -85,7 +85,7 @@ class _Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class _Inside:
-    """What lies in the kept folders, under whatever name."""
+    """Tests whether a path is in a protected folder, whatever its name."""
 
     root: str
     kept: Collection[str]
@@ -115,18 +115,18 @@ def _has_other_names(file: os.DirEntry[str]) -> bool:
 
 EDITS = ("replace", "write_file")
 KEPT_FROM_IT = (PROJECT_FOLDER, ".gemini")
-"""Where it is settled what the workspace may do, and what Gemini CLI does in later runs."""
+"""They hold the workspace's settings, and Gemini CLI's settings for later runs."""
 _NOT_INTO = (".git", "node_modules")
-"""Gemini CLI writes nothing there itself; but through a link there, elsewhere."""
+"""Gemini CLI does not write there, but it would follow a link from there."""
 
 
 def aliases(workdir: Path) -> LinkAliases:
-    """Links by which it would write where it may not. Raises UsageError."""
+    """Links through which it could write to a protected folder. Raises UsageError."""
     return aliases_of(KEPT_FROM_IT, workdir, not_into=_NOT_INTO)
 
 
 def policy(own: tuple[str, ...], links: Collection[str], guarded: Collection[str] = ()) -> str:
-    """`links`: names that count as those of the kept folders. `guarded`: names of what it does not write either."""
+    """`links`: other names of the protected folders. `guarded`: names of more files that it may not write."""
     rules = (
         f'mcpName = "{SERVER_NAME}"\ntoolName = "*"\ndecision = "allow"\npriority = 999\n',
         *(_never(pattern) for pattern in (_NAMES_THEM, *_name_these((*_NOT_INTO, "HEAD", *guarded, *sorted(links))))),
@@ -141,9 +141,9 @@ def _never(pattern: str) -> str:
 
 
 def _name_these(names: Iterable[str]) -> Iterator[str]:
-    """One pattern each: a long one would be passed over."""
+    """One pattern each: Gemini CLI ignores a long pattern."""
     for name in names:
-        # The disk may take two ways to write an accent for the same.
+        # The file system may treat composed and decomposed accents as equal.
         for written in sorted({unicodedata.normalize(form, name) for form in ("NFC", "NFD")}):
             yield rf'"file_path":"(|[^"\\]*[/@]){_either_case(written)}[/"]'
 
@@ -159,7 +159,7 @@ def _character(letter: str) -> str:
 
 
 def _escaped(letter: str) -> str:
-    """As JavaScript's patterns have it, and so that nothing in it ends the text that it stands in."""
+    """Escaped for a JavaScript pattern inside a quoted string."""
     if letter.isascii() and letter.isalnum():
         return letter
     units = letter.encode("utf-16-be", "surrogatepass")
@@ -169,5 +169,5 @@ def _escaped(letter: str) -> str:
 _NAMES_THEM = r'"file_path":"[^"\\]*(\\|%[0-9a-fA-F][0-9a-fA-F]|({})[/"])'.format(
     "|".join(_either_case(name) for name in KEPT_FROM_IT)
 )
-"""Arguments with one of these folders, however the disk takes small letters; or with what may be one in a writing that
-only Gemini CLI undoes."""
+"""Arguments that name one of these folders, in upper or lower case, or that contain an escape that only Gemini CLI
+decodes."""

@@ -1,8 +1,8 @@
-"""What a project tells a program by its `AGENTS.md` or the like, where the program itself must not read it.
+"""A project's instructions (`AGENTS.md` and similar), for programs that must not read the files themselves.
 
-In: the folder of a run, names of files. Out: their text, to be put before the prompt in Codex's form. Codex leaves out
-the instructions of a project that it does not trust together with the project's settings, but only these are hostile.
-Claude Code and Gemini CLI would also read every file that such instructions import. Each program's `launch` is above.
+In: a run's folder, file names. Out: the files' text, which goes before the prompt in Codex's format. In an untrusted
+project, Codex ignores both settings and instructions, although only the settings are dangerous. Claude Code and Gemini
+CLI would also read every file that the instructions import. Used by each program's `launch`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from typing import Any
 from toolcrib.config.paths import project_of
 
 _NAMES: tuple[str, ...] = ("AGENTS.override.md", "AGENTS.md")
-"""In each folder the first that is there counts alone."""
-_BYTES = 32 * 1024
-"""Of all of them; the rest is cut off."""
+"""Only the first existing file of each folder counts."""
+_MAX_SIZE = 32 * 1024
+"""Bytes of all files together; the rest is cut off."""
 _END = re.compile(r"</(?=\s*INSTRUCTIONS\s*>)", re.IGNORECASE)
 
 
 def before_prompt(workdir: Path, settings: Iterable[Mapping[str, Any]]) -> str:
-    """Empty where the project tells nothing. `settings`: those that Codex will read; later ones stand above earlier
-    ones."""
-    names, size = _NAMES, _BYTES
-    for one in settings:
-        names = _names(one.get("project_doc_fallback_filenames"), names)
-        size = _size(one.get("project_doc_max_bytes"), size)
+    """Empty if the project has no instructions. `settings`: as Codex reads them; later ones override earlier ones."""
+    names, size = _NAMES, _MAX_SIZE
+    for layer in settings:
+        names = _names(layer.get("project_doc_fallback_filenames"), names)
+        size = _size(layer.get("project_doc_max_bytes"), size)
     text = project_text(workdir, names, size)
     if not text:
         return ""
-    # What the project says must not look as if it were the prompt.
-    said = _END.sub(r"<\\/", text)
-    return f"# AGENTS.md instructions for {workdir.resolve()}\n\n<INSTRUCTIONS>\n{said}\n</INSTRUCTIONS>\n\n"
+    # The project's text must not pose as the prompt.
+    text = _END.sub(r"<\\/", text)
+    return f"# AGENTS.md instructions for {workdir.resolve()}\n\n<INSTRUCTIONS>\n{text}\n</INSTRUCTIONS>\n\n"
 
 
-def project_text(workdir: Path, names: tuple[str, ...], size: int = _BYTES) -> str:
-    """Of the files of these names from the project's root down to the folder; of each folder's the first alone."""
+def project_text(workdir: Path, names: tuple[str, ...], size: int = _MAX_SIZE) -> str:
+    """The text of these files from the project's root down to the folder; only the first of each folder."""
     texts, left = [], size
     for file in _files(workdir, names):
         content = _start(file, left)
@@ -69,8 +68,8 @@ def _files(workdir: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def inside(file: Path, root: Path) -> Path | None:
-    """The file itself, whatever links lead there; None if there is none, or not in the project. A link may lead to
-    another text of this kind (`CLAUDE.md` to `AGENTS.md`), but to no other file."""
+    """The file with links resolved; None if it doesn't exist or is outside the project. A link's target must have the
+    same suffix (`CLAUDE.md` to `AGENTS.md`)."""
     try:
         real = file.resolve(strict=True)
         return real if real.is_relative_to(root) and real.suffix == file.suffix and real.is_file() else None
@@ -79,7 +78,7 @@ def inside(file: Path, root: Path) -> Path | None:
 
 
 def _start(file: Path, size: int) -> bytes:
-    """Empty where it cannot be read."""
+    """Empty if it cannot be read."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:

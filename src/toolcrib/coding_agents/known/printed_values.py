@@ -1,7 +1,7 @@
-"""Values, calls and failures in what a program printed, for the parsers.
+"""Reads values, calls and failures from a program's output, for the parsers.
 
-In: a value from a printed line, which may be anything; a text with a provider's JSON in it; lines on standard error.
-Out: a text, a number, a list or an object, where anything else counts as absent; the failure in words for a person.
+In: a value of any type from a printed line; a text that contains a provider's JSON; lines on standard error.
+Out: a text, a number, a list or an object, where any other type counts as missing; a readable failure.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def as_map(value: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedCall:
-    """A tool's call that is under way, by what the program printed of it."""
+    """A tool call that the program has printed and that has not ended."""
 
     provider: str
     id: str
     name: str
     server: str
-    """Empty for a tool of the program's own."""
+    """Empty for the program's built-in tools."""
     arguments: Mapping[str, Any] | None
     of_subagent: bool = False
 
@@ -61,14 +61,14 @@ class PrintedCall:
 
 _DECODER = json.JSONDecoder()
 _WRAPPED = re.compile(r"\[API Error: (.*)\]", re.DOTALL)
-_SHORT = 40
-"""Characters of a word for a kind of error that still helps."""
+_MAX_CODE_LENGTH = 40
+"""Characters of an error code or type; a longer one is omitted."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LINES, _LONGEST = 3, 400
+_MAX_LINES, _MAX_LINE_LENGTH = 3, 400
 
 
 def failure_text(text: str) -> str:
-    """With the message of a provider's JSON, and its word for the kind of error, in place of the JSON."""
+    """The text with a provider's JSON error replaced by its message and code."""
     wrapped = _WRAPPED.fullmatch(text)
     text = wrapped[1] if wrapped else text
     start = text.find("{")
@@ -81,23 +81,25 @@ def failure_text(text: str) -> str:
     message = error.get("message")
     if not isinstance(message, str) or not message.strip():
         return text
-    words = [error.get("code"), error.get("status") or error.get("type")]
-    kind = " ".join(str(one) for one in words if isinstance(one, int | str) and 0 < len(str(one)) <= _SHORT)
+    codes = [error.get("code"), error.get("status") or error.get("type")]
+    kind = " ".join(
+        str(code) for code in codes if isinstance(code, int | str) and 0 < len(str(code)) <= _MAX_CODE_LENGTH
+    )
     before = text[:start].strip(" :")
     return (f"{before}: " if before else "") + failure_text(message).strip() + (f" ({kind})" if kind else "")
 
 
 class LastErrorLines:
-    """The last lines on standard error of a program that has not reported a failure, or its end, in its own form."""
+    """Uses the last lines on standard error as the failure, until the program reports a failure or its end itself."""
 
     def __init__(self, report: RunReport) -> None:
         self._report = report
-        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._failure = ""
 
     def add(self, line: str) -> None:
         text = failure_text(_COLOUR.sub("", line).strip())
         if not text or self._report.ended or self._report.failure != self._failure:
             return
-        self._lines.append(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+        self._lines.append(text if len(text) <= _MAX_LINE_LENGTH else f"{text[:_MAX_LINE_LENGTH]}…")
         self._failure = self._report.failure = "\n".join(self._lines)

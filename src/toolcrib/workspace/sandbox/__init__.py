@@ -1,4 +1,4 @@
-"""Where commands run: a sandbox that they cannot leave, with limits that hold for all they start."""
+"""Runs commands in a sandbox, with limits for the whole process tree."""
 
 from toolcrib.workspace.sandbox.command import (
     CapturedOutput,

@@ -1,8 +1,8 @@
-"""A command for the sandbox: what is asked, how its process is started, what comes back.
+"""A command for the sandbox: the request, the start of its process, and the result types.
 
-In: a `SandboxCommand`, made into a `LaunchPlan`. Out: a `LaunchedProcess`, of which nothing runs yet that is not
-ours: `inner` waits inside for one byte; in the end a `SandboxResult`. `process` goes on from the launch. A
-`SandboxProbe` is one thing that the self-test found.
+In: a `SandboxCommand`, turned into a `LaunchPlan`. Out: a `LaunchedProcess` in which only our own code runs so far:
+`inner` waits inside for one byte; finally a `SandboxResult`. `process` takes over after the launch. A `SandboxProbe` is
+one result of the self-test.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from toolcrib.workspace.folder import FolderPath
 
 
 class CommandEnding(enum.StrEnum):
-    """Why a command is no longer there."""
+    """Why a command ended."""
 
     EXITED = "exited"
-    """By itself, with a code or by a signal."""
+    """On its own, with a code or by a signal."""
     TIMEOUT = "time limit"
     MEMORY = "memory limit"
     PROCESSES = "process limit"
@@ -43,34 +43,34 @@ class SandboxCommand:
     seconds: float
     cwd: FolderPath = field(default_factory=lambda: FolderPath(()))
     writes: bool = True
-    """Whether the folder is writable; never where the settings say read-only."""
+    """Whether the folder is writable; never if the settings are read-only."""
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bytes = b""
     reports: bool = False
-    """Opens one pipe more. Its number is in TOOLCRIB_REPORT_FD inside; what comes is `SandboxResult.report`, bounded,
-    and all of it is given to `on_output` as it comes, as "report" (run_tests reports its progress by it)."""
+    """Opens an extra pipe, whose number is in TOOLCRIB_REPORT_FD inside. Its output becomes `SandboxResult.report`
+    (limited) and is passed to `on_output` as "report" (run_tests uses it for progress)."""
     name: str = "command"
-    """What the kept output is called after."""
+    """Used in the name of the output file."""
     keeps: bool = True
-    """Whether much output is kept as a file; not where we run a program of our own and take all that it prints."""
+    """Whether long output is stored in a file; not for our own programs, whose output we read in full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedOutput:
-    """One stream of a command: its beginning, its end, and how long it was."""
+    """One output stream of a command: its beginning, end and length."""
 
     head: bytes
     tail: bytes = b""
     total: int = 0
     kept: str | None = None
-    """The file, relative to the root, that holds everything that the command printed on either stream."""
+    """The file, relative to the root, with the full output of both streams."""
 
     @property
     def whole(self) -> bool:
         return len(self.head) + len(self.tail) == self.total
 
     def text(self, limit: int | None = None) -> str:
-        """What was printed, cut in the middle to about `limit` bytes; what is left out is said."""
+        """The output, cut in the middle to about `limit` bytes, with a note about the omitted part."""
         if self.whole and (limit is None or self.total <= limit):
             return (self.head + self.tail).decode(errors="replace")
         data = self.head + self.tail if self.whole else b""
@@ -90,19 +90,19 @@ class CapturedOutput:
 class SandboxResult:
     ending: CommandEnding
     code: int | None
-    """The exit code; None where the command did not end by itself or ended by a signal."""
+    """The exit code; None if we ended the command or a signal did."""
     signal: int | None
     stdout: CapturedOutput
     stderr: CapturedOutput
     report: bytes
     seconds: float
     notes: tuple[str, ...] = ()
-    """What was put right afterwards because a person's git would have run it."""
+    """What was repaired afterwards, because the user's git would have run it."""
 
 
 @dataclass(frozen=True)
 class SandboxProbe:
-    """One thing that was tried inside, and whether the sandbox held."""
+    """One attempt to break out, and whether the sandbox held."""
 
     name: str
     held: bool
@@ -115,11 +115,11 @@ _BOOT = (
 READY, GO = b"r", b"g"
 _CREDENTIALS = struct.Struct("=iII")
 REPORT_FD = "3"
-"""Inside; `inner` puts it there."""
+"""The report pipe's number inside, set by `inner`."""
 
 
 class LimitWatch(Protocol):
-    """What watches the limits of a tree; `limits.Guard`."""
+    """Watches the limits of a process tree; see `limits.LimitGuard`."""
 
     tick: float
 
@@ -130,52 +130,51 @@ class LimitWatch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BubblewrapLaunch:
-    """bubblewrap around a command."""
+    """How bubblewrap is started around a command."""
 
-    words: Sequence[str]
-    """How it is started."""
+    command: Sequence[str]
     arguments: Sequence[str]
-    """What it is given, through a descriptor."""
+    """Passed through a descriptor."""
     files: Mapping[str, bytes]
-    """What is copied in."""
+    """Files to create inside."""
     filter: bytes
-    """Of system calls."""
+    """The seccomp filter."""
     descriptors: Sequence[int] = ()
-    """That the words speak of."""
+    """Descriptors that the command refers to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """Everything that a command is started with."""
+    """Everything needed to start a command."""
 
     wrapping: BubblewrapLaunch | None
-    """None outside a sandbox."""
+    """None without a sandbox."""
     interpreter: str
     plan: Mapping[str, Any]
     """For `inner`."""
     environment: Mapping[str, str]
     cwd: str = "/"
     owner: tuple[int, int] | None = None
-    """Whose the pipes shall be, if not this process's."""
+    """Owner of the pipes, if not this process."""
     stdin: bytes = b""
     reports: bool = False
     watch: Callable[[int], LimitWatch]
-    """Given the first process of the tree; `inner` is a child of it, or is it."""
+    """Called with the first process of the tree: `inner` or its parent."""
     seconds: float
-    most_output: int
+    max_output: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedProcess:
     process: subprocess.Popen[bytes]
     pipes: Mapping[str, int]
-    """To read from: stdout, stderr, and report if there is one."""
+    """Read ends of stdout, stderr, and report if there is one."""
     control: socket.socket
 
-    def hear(self) -> tuple[bytes, int]:
-        """What `inner` says, empty when it is gone, and its pid: the kernel says who wrote."""
+    def receive(self) -> tuple[bytes, int]:
+        """A message from `inner`, empty when it is gone, and its pid as reported by the kernel."""
         try:
-            said, ancillary, _, _ = self.control.recvmsg(2048, socket.CMSG_SPACE(_CREDENTIALS.size))
+            message, ancillary, _, _ = self.control.recvmsg(2048, socket.CMSG_SPACE(_CREDENTIALS.size))
         except ConnectionError:
             return b"", 0
         pids = [
@@ -183,7 +182,7 @@ class LaunchedProcess:
             for level, kind, data in ancillary
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
         ]
-        return said, pids[0] if pids else 0
+        return message, pids[0] if pids else 0
 
 
 def launch(start: LaunchPlan) -> LaunchedProcess:
@@ -192,24 +191,24 @@ def launch(start: LaunchPlan) -> LaunchedProcess:
         pipes = {name: _pipe(keeping, passing) for name in names}
         if start.owner is not None:
             for _, writing in pipes.values():
-                # So that /dev/stdout and /dev/stderr can be opened inside.
+                # Allows opening /dev/stdout and /dev/stderr inside.
                 os.fchown(writing, *start.owner)
         mine, its = _control(keeping, passing)
         report = pipes["report"][1] if start.reports else -1
         plan = _memory(passing, marshal.dumps((_inner_code(), {**start.plan, "report": report})))
-        words = [start.interpreter, "-I", "-S", "-E", "-c", _BOOT, str(plan), str(its)]
+        command = [start.interpreter, "-I", "-S", "-E", "-c", _BOOT, str(plan), str(its)]
         passed = [plan, its, *([report] if start.reports else [])]
         environment = dict(start.environment) | ({"TOOLCRIB_REPORT_FD": REPORT_FD} if start.reports else {})
         if start.wrapping:
             arguments_fd = _arguments_descriptor(start.wrapping, environment, passing, passed)
-            words = [*start.wrapping.words, "--args", str(arguments_fd), "--", *words]
+            command = [*start.wrapping.command, "--args", str(arguments_fd), "--", *command]
         process = subprocess.Popen(
-            words,
+            command,
             stdin=_memory(passing, start.stdin) if start.stdin else _empty_input(passing),
             stdout=pipes["stdout"][1],
             stderr=pipes["stderr"][1],
             pass_fds=passed,
-            # Inside a sandbox /proc/1/environ shows what bubblewrap itself was given.
+            # Inside a sandbox, /proc/1/environ shows bubblewrap's own environment.
             env={} if start.wrapping else environment,
             cwd=start.cwd,
             start_new_session=not start.wrapping,
@@ -225,13 +224,13 @@ def _arguments_descriptor(
 ) -> int:
     rules = _memory(passing, wrapping.filter)
     files = {path: _memory(passing, content) for path, content in wrapping.files.items()}
-    words = [
+    arguments = [
         *(word for path, content in files.items() for word in ("--perms", "0444", "--file", str(content), path)),
         *wrapping.arguments,
         *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         *("--seccomp", str(rules)),
     ]
-    arguments_fd = _memory(passing, b"".join(os.fsencode(word) + b"\0" for word in words))
+    arguments_fd = _memory(passing, b"".join(os.fsencode(word) + b"\0" for word in arguments))
     passed += [rules, arguments_fd, *files.values(), *wrapping.descriptors]
     return arguments_fd
 
@@ -254,7 +253,7 @@ def _control(keeping: contextlib.ExitStack, passing: contextlib.ExitStack) -> tu
     mine, its = socket.socketpair()
     keeping.callback(mine.close)
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    # The number that the report gets inside is none of the others'.
+    # A high number cannot collide with the report pipe's number inside.
     number = fcntl.fcntl(its, fcntl.F_DUPFD_CLOEXEC, 10)
     its.close()
     passing.callback(os.close, number)
@@ -272,7 +271,7 @@ def _memory(passing: contextlib.ExitStack, content: bytes) -> int:
 
 
 def _empty_input(passing: contextlib.ExitStack) -> int:
-    """An end of input. Not /dev/null: root inside could change the mode of the machine's own through it."""
+    """An empty stdin. Not /dev/null: root inside could change the mode of the real device through it."""
     reading, writing = os.pipe()
     os.close(writing)
     passing.callback(os.close, reading)

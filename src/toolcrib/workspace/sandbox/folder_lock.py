@@ -1,18 +1,17 @@
-"""Who runs in the folder: what the next command's sandbox may mount over, and what is put right after the last one.
+"""Coordinates the commands in a folder: what a new sandbox may mount over, and repairs after the last command.
 
-In: a survey of the folder. Out: what of it can be mounted over. bubblewrap goes to a place by its path, and a
-command that runs meanwhile could put a link there that leads out; then something empty would be made outside. So
-what lies deeper than the folder's own top is mounted over only if it was seen when nothing ran: whatever began
-later holds it in its place, for nothing that is mounted on can be renamed. What commands make for themselves while
-they run waits until all have ended.
+In: a survey of the folder. Out: the paths that can be mounted over. bubblewrap mounts by path, and a running command
+could replace a path with a link that leads outside; bubblewrap would then create something there. So paths below the
+top level are mounted over only if they were seen while nothing ran. Later commands cannot move them, because a mount
+point cannot be renamed. Paths that commands create while they run have to wait until all have ended.
 
-Who runs says so by a shared lock on the folder, who looks takes an exclusive one; they hold between processes too.
-Where commands may commit the exclusive one is kept: how the repository was before is what it was when nothing ran,
-and it is put right when the last one has ended. Looking takes time in large folders, so it is done in a thread.
+A running command holds a shared lock on the folder; a survey takes an exclusive one. Both work across processes. If
+commands may commit, the exclusive lock is kept: the repository is compared with its state before, and repaired when
+the last command has ended. Surveys of large folders take time, so they run in a thread.
 
-What a command has made and other programs would run or obey (git repositories, guarded files) is quarantined when
-the last command has ended: it gets another name, by which no program knows it; nothing is removed. Until then, and
-where a server is killed before, it is in force.
+New git repositories and guarded files, which other programs would run or obey, are quarantined when the last command
+has ended: they are renamed so that no program recognises them. Nothing is deleted. Until then, or if the server is
+killed first, they take effect.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def quarantine_new(folder: Folder, before: Survey, now: Survey) -> list[str]:
     done: list[str] = []
     repositories = [] if folder.repositories else _repositories(folder, before, now)
     guarded = _new(before, before.guarded, _held(before.guarded), now.guarded)
-    # The deepest first: what it lies in may get another name as well.
+    # Deepest first: a parent may be renamed as well.
     for found in sorted({*repositories, *guarded}, key=lambda found: -len(found.parts)):
         path = "/".join(found.parts)
         why = (
@@ -50,30 +49,30 @@ def quarantine_new(folder: Folder, before: Survey, now: Survey) -> list[str]:
         try:
             done.append(f"{path} is now {quarantine(folder, found.parts)}: {why}.")
         except OSError as error:
-            done.append(f"{path} could not be renamed ({error.strerror}). Look at it first: {why}.")
+            done.append(f"{path} could not be renamed ({error.strerror}). Check it first: {why}.")
     return done
 
 
 def _repositories(folder: Folder, before: Survey, now: Survey) -> list[SurveyedPath]:
-    # An empty folder is none; it may hold the place for the command of another server.
+    # An empty folder is not a repository; it may be another server's placeholder.
     holders = Placeholders(folder)
     made = [
         found
         for found in _new(before, before.repositories, _held(before.repositories), now.repositories)
         if not holders.may_be_one("/".join(found.parts), None)
     ]
-    # Another file may have made one of a folder that had a HEAD already.
+    # A new file may have completed a repository in a folder that already had a HEAD.
     completed = [found for found in now.bare if found not in before.bare and found in before.heads]
     return [*made, *_new(before, before.heads, _held(before.bare), now.heads), *completed]
 
 
 def _held(known: list[SurveyedPath]) -> set[Parts]:
-    """Commands could not change these, so whatever is there now is a person's."""
+    """Commands could not change these paths, so any change was made by the user."""
     return {found.parts for found in known if found.kind is not FileKind.LINK}
 
 
 def _new(before: Survey, known: list[SurveyedPath], held: set[Parts], there: list[SurveyedPath]) -> list[SurveyedPath]:
-    """If not all of the folder was looked at before, what has not changed since is not new."""
+    """If the earlier survey was incomplete, only paths changed since then count as new."""
     return [
         found
         for found in there
@@ -83,17 +82,17 @@ def _new(before: Survey, known: list[SurveyedPath], held: set[Parts], there: lis
     ]
 
 
-_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_PAUSE, _MAX_PAUSE = 0.02, 1.0
 _DOWNGRADE_SECONDS = 5.0
 _ROUNDS = 3
-_MOST_NOTES = 20
+_MAX_NOTES = 20
 
 
 class FolderLock:
-    """Of one sandbox. Several may stand on the same folder, here or in other processes."""
+    """Belongs to one sandbox. Several sandboxes may use the same folder, here or in other processes."""
 
     def __init__(self, folder: Folder, survey: Callable[[], Survey], *, hides: bool, commits: bool) -> None:
-        """`survey` looks through the folder, before the first command and after the last."""
+        """`survey` runs before the first command and after the last."""
         self._folder = folder
         self._survey = survey
         self._hides = hides
@@ -111,7 +110,7 @@ class FolderLock:
         self._before: RepositoryState | None = None
 
     async def close(self) -> None:
-        """When all who are on it have left."""
+        """Waits until all commands have ended."""
         self._is_closing = True
         async with self._entering:
             await self._empty.wait()
@@ -120,29 +119,28 @@ class FolderLock:
                 self._lock = -1
 
     async def enter(self, *, writes: bool, seconds: float) -> Survey:
-        """What to mount over; `leave` must follow. WorkspaceError if others do not end in time."""
+        """Returns what to mount over; call `leave` afterwards. Raises WorkspaceError if others don't end in time."""
         end = time.monotonic() + seconds
         pause = _PAUSE
         async with self._entering:
             while (found := await self._try()) is None:
                 if time.monotonic() > end or self._is_closing:
                     raise WorkspaceError(
-                        "Another command still runs in this folder, and what is to be protected can only be protected "
-                        "when it has ended.",
-                        remedy="Wait for it, or end it.",
+                        "Another command still runs in this folder; some files can only be protected once it ends.",
+                        remedy="Wait for it, or stop it.",
                     )
                 await self._rest(min(pause, max(0.0, end - time.monotonic())))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, _MAX_PAUSE)
             self._running += 1
             self._empty.clear()
             self._wrote = self._wrote or writes
             return found
 
     def sandbox_made(self) -> None:
-        """A sandbox is made; from now on something runs. OSError if that cannot be said."""
+        """Downgrades to a shared lock: the sandbox exists, and the command starts now. Raises OSError."""
         end = time.monotonic() + _DOWNGRADE_SECONDS
         while self._alone and not self._commits:
-            # Between the two locks another may look for a moment; nothing runs yet, so it may.
+            # Another process may survey between the two locks, which is fine: nothing runs yet.
             if self._take(fcntl.LOCK_SH):
                 self._alone = False
             elif time.monotonic() > end:
@@ -151,7 +149,7 @@ class FolderLock:
                 time.sleep(0.001)
 
     async def leave(self) -> list[str]:
-        """What was put right, by the last one who leaves."""
+        """Returns the repairs, made when the last command leaves."""
         if self._running > 1:
             self._running -= 1
             return []
@@ -159,7 +157,7 @@ class FolderLock:
         try:
             return await finish_in_thread(self._repair) if self._wrote else []
         except (OSError, WorkspaceError) as error:
-            return [f"What the command left could not be put right: {error}. Look at it before you use git."]
+            return [f"The folder could not be repaired after the command: {error}. Check it before you use git."]
         finally:
             self._is_repairing = False
             self._running = 0
@@ -169,14 +167,14 @@ class FolderLock:
 
     def _repair(self) -> list[str]:
         done = self._before.repair(self._folder) if self._before else []
-        # Again, as what was a repository is one by its own name, too, until its HEAD has another one.
+        # Repeated: a renamed repository is still one until its HEAD is renamed, too.
         for _ in range(_ROUNDS):
             new = quarantine_new(self._folder, self._settled, self._survey())
             done += new
             if not new:
                 break
-        left = len(done) - _MOST_NOTES
-        return [*done[:_MOST_NOTES], f"And {left} more like these."] if left > 0 else done
+        left = len(done) - _MAX_NOTES
+        return [*done[:_MAX_NOTES], f"And {left} more like these."] if left > 0 else done
 
     async def _try(self) -> Survey | None:
         if self._is_repairing or self._is_closing:
@@ -203,27 +201,27 @@ class FolderLock:
             raise
 
     async def _beside_others(self) -> Survey | None:
-        """What was settled and is still the same. What must be hidden and was not settled cannot be hidden now."""
+        """The unchanged part of the settled survey; None if a new path must be hidden, which is impossible now."""
         if self._hides:
             seen = await finish_in_thread(self._survey)
             known = {(found.parts, found.inode) for found in [*self._settled.hidden, *self._settled.closed]}
             if any((found.parts, found.inode) not in known for found in [*seen.hidden, *seen.closed]):
                 return None
             if self._is_repairing or not self._running:
-                # The last one left meanwhile.
+                # The last command ended meanwhile.
                 return None
         try:
             same = self._settled.where(lambda found: look_at(self._folder, found.parts) == found)
-            # At the top another file may be mounted over as well: a person's editor replaces what it saves.
+            # At the top level a replaced file may be mounted over too: editors replace the files they save.
             tops = [look_at(self._folder, found.parts) for found in self._settled.guarded if len(found.parts) == 1]
             same.guarded = list({*same.guarded, *filter(None, tops)})
             return same
         except PermissionError:
-            # A folder was closed by one that still runs, who could open it again.
+            # A running command closed a folder, and could open it again.
             return None
 
     async def _rest(self, seconds: float) -> None:
-        """Until the last of ours has left, or for so long."""
+        """Waits until our last command ends, or for this long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 if self._running:

@@ -1,24 +1,24 @@
-"""What of a repository is dangerous: whatever git runs or follows later, when a person uses it outside.
+"""Protects the dangerous parts of a repository: whatever git runs or follows later, when the user runs it outside.
 
-In: the folder. Out: parts of `.git` that stay read-only while commands may commit, and folders of submodules. What
-is not there is held by placeholders, empty things that stand where something dangerous could be made while a
-command runs: what is mounted over cannot be made, replaced or renamed, but only what exists can be mounted over.
-Several commands of several servers may need the same one: each holds a shared lock on it, and the last removes it.
-A server that is killed leaves an empty folder or file behind; the next command takes it over and removes it.
+In: the folder. Out: the parts of `.git` that stay read-only while commands may commit, and submodule folders. Missing
+parts are held by placeholders: empty files and folders where a command could otherwise create something dangerous. A
+mount point cannot be created, replaced or renamed, but only existing paths can be mounted over. Commands of several
+servers may need the same placeholder: each holds a shared lock on it, and the last one removes it. A killed server
+leaves an empty folder or file behind; the next command takes it over and removes it.
 
     config, config.worktree      name programs: core.fsmonitor, core.sshCommand, filters, aliases …
-    hooks                        are programs
-    commondir                    says that configuration and hooks are elsewhere
+    hooks                        programs
+    commondir                    points to configuration and hooks elsewhere
     info                         attributes choose filters; grafts rewrite history
-    modules, worktrees           have configuration, hooks and pointers of their own
+    modules, worktrees           have their own configuration, hooks and pointers
     objects/info                 alternates read objects from elsewhere
-    remotes, branches            the old way to name where to fetch from
+    remotes, branches            legacy files that name where to fetch from
 
-Some things can only be put right after a command (`RepositoryState.repair`): `rebase-merge`, `rebase-apply` and
-`sequencer` hold commands that `git rebase --continue` runs, but their mere existence tells git that something is
-under way, so nothing can stand in for them; a HEAD that is none makes git look for a repository in the folder
-itself; and a new submodule brings a configuration that `git status` follows. Until then, while a command that may
-commit still runs, a person's git can be led astray by these three. It cannot by anything where `.git` is read-only.
+Three things can only be repaired after a command (`RepositoryState.repair`). `rebase-merge`, `rebase-apply` and
+`sequencer` hold commands that `git rebase --continue` runs, but placeholders are impossible: if they exist, git assumes
+that an operation is in progress. An invalid HEAD makes git look for a repository in the folder itself. And a new
+submodule brings a configuration that `git status` follows. While a command that may commit runs, these three can
+mislead the user's git. If `.git` is read-only, nothing can.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox.survey import (
     GIT,
-    MOST_SUBMODULES,
+    MAX_SUBMODULES,
     IndexTooLarge,
     NotAnIndex,
     commands_may_enter,
@@ -48,7 +48,7 @@ from toolcrib.workspace.sandbox.survey import (
 )
 
 PLACEHOLDER_BIT = stat.S_ISVTX
-"""A bit of the mode that means nothing here. What a person has made empty lacks it and is never removed."""
+"""A mode bit without other meaning here. Empty files of the user lack it and are never removed."""
 _TRIES = 200
 
 
@@ -69,7 +69,7 @@ class HeldPlaceholder:
         return os.path.samestat(there, os.fstat(self.descriptor))
 
     def remove(self) -> None:
-        """Only by the last who holds it, and only if it is still what was made."""
+        """Removes it if no other command holds it and it is unchanged."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,7 +87,7 @@ class HeldPlaceholder:
 
 
 class Placeholders:
-    """Made in order, removed in the opposite one."""
+    """Removed in reverse order."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -107,7 +107,7 @@ class Placeholders:
                 held.close()
 
     def may_be_one(self, path: str, content: bytes | None) -> bool:
-        """Whether what is there could be a placeholder: another server's, or one that was left."""
+        """Whether the path could be a placeholder: another server's, or a leftover."""
         try:
             held = self._reach(path, content)
         except OSError:
@@ -118,7 +118,7 @@ class Placeholders:
             held.close()
 
     def may_lead_to_one(self, path: str) -> bool:
-        """Whether the folder there was made on the way to a placeholder."""
+        """Whether the folder was created as a parent of a placeholder."""
         try:
             held = self._reach(path, None)
         except OSError:
@@ -129,7 +129,7 @@ class Placeholders:
             held.close()
 
     def hold(self, path: str, content: bytes | None) -> None:
-        """A file with this content, or an empty folder (None), made if it is not there."""
+        """Holds a file with this content, or an empty folder (None); creates it if missing."""
         for _ in range(_TRIES):
             try:
                 self._make(path, content)
@@ -138,7 +138,7 @@ class Placeholders:
                 continue
             except OSError as error:
                 raise WorkspaceError(
-                    f"{path} cannot be kept from being made by commands: {error.strerror}.",
+                    f"{path} cannot be protected from commands: {error.strerror}.",
                     remedy="Make the folder writable for its owner, or use read-only mode.",
                 ) from error
             with contextlib.suppress(BlockingIOError):
@@ -147,9 +147,9 @@ class Placeholders:
                     self._held.append(held)
                     return
             held.close()
-            # Somebody is just removing it.
+            # Another process is just removing it.
             time.sleep(0.001)
-        raise WorkspaceError(f"{path} is made and removed by others all the time.", remedy="Try again.")
+        raise WorkspaceError(f"{path} is constantly created and removed by other programs.", remedy="Try again.")
 
     def _make(self, path: str, content: bytes | None) -> None:
         *way, name = path.split("/")
@@ -166,7 +166,7 @@ class Placeholders:
             try:
                 if content:
                     os.write(descriptor, content)
-                # A folder that was opened may no longer be the one that was made: then it is not ours to give away.
+                # The opened folder may not be the one we created; then its owner must not change.
                 if os.geteuid() == 0 and (content is not None or _is_ours(descriptor, content)):
                     os.fchown(descriptor, *self._folder.owner)
             finally:
@@ -207,24 +207,24 @@ PROTECTED_FOLDERS: tuple[tuple[str, ...], ...] = (
 PROTECTED_FILES: tuple[tuple[tuple[str, ...], bytes], ...] = (
     (("config",), b""),
     (("config.worktree",), b""),
-    # git dies of an empty one; this one says that everything is where it is.
+    # git fails with an empty one; this content means "here".
     (("commondir",), b".\n"),
 )
 PINNED_FOLDERS: tuple[tuple[str, ...], ...] = (("objects",), ("refs",))
-"""Writable, but not to be renamed or removed: without them git would take the folder itself for a repository."""
+"""Writable, but protected from renaming: without them git would treat the folder itself as a repository."""
 GIT_OPERATIONS = ("rebase-merge", "rebase-apply", "sequencer")
-MOST_INDEX = 128 * 1024 * 1024
-MOST_SHARED_INDEXES = 100
-MOST_DEPTH = 32
+MAX_INDEX_SIZE = 128 * 1024 * 1024
+MAX_SHARED_INDEXES = 100
+MAX_SUBMODULE_DEPTH = 32
 INDEX_SECONDS = 10.0
-"""For reading all of a repository's indexes."""
+"""Time limit for reading all indexes of a repository."""
 _KEPT_OF_NAME = 50
-"""Characters: the new name must not be too long for the file system."""
+"""Characters kept, so that the new name is not too long for the file system."""
 _HEAD = re.compile(rb"(ref: refs/[^\0\n]+|[0-9a-f]{40}|[0-9a-f]{64})\n?")
 
 
 def is_plain_repository(folder: Folder) -> bool:
-    """Whether all its parts are what git makes them. A link among them could be exchanged."""
+    """Whether all parts have the type that git gives them. A link among them could be replaced."""
     wanted = [
         *((part, FileKind.FOLDER) for part in PINNED_FOLDERS),
         *((part, FileKind.FOLDER) for part in PROTECTED_FOLDERS),
@@ -237,7 +237,7 @@ def is_plain_repository(folder: Folder) -> bool:
 
 
 def hold_missing(folder: Folder, placeholders: Placeholders) -> list[tuple[str, ...]]:
-    """All parts to be mounted over, outer ones first; every one is there afterwards."""
+    """Creates missing parts. Returns all parts to mount over, outer ones first."""
     protected = [*((part, None) for part in PROTECTED_FOLDERS), *PROTECTED_FILES]
     for part, content in protected:
         path = "/".join((GIT, *part))
@@ -251,22 +251,22 @@ def git_operations_under_way(folder: Folder) -> list[str]:
 
 
 def submodule_paths(folder: Folder) -> list[tuple[str, ...]]:
-    """Where git goes in by itself, by the index of the folder's own `.git`; NotAnIndex if that cannot be found out."""
+    """Submodule paths in the index of the folder's `.git`. Raises NotAnIndex if it cannot be read."""
     until = time.monotonic() + INDEX_SECONDS
     found: list[tuple[str, ...]] = []
     for name in _indexes(folder):
         try:
-            data = _read(folder, f"{GIT}/{name}", MOST_INDEX + 1)
-            if len(data) > MOST_INDEX:
+            data = _read(folder, f"{GIT}/{name}", MAX_INDEX_SIZE + 1)
+            if len(data) > MAX_INDEX_SIZE:
                 raise IndexTooLarge("too large")
             paths = [os.fsdecode(path).split("/") for path in submodule_links(data, until)]
         except FileNotFoundError:
             continue
         except (OSError, NotAnIndex) as error:
             raise NotAnIndex(f"{GIT}/{name}: {error}") from error
-        # Git itself takes no such names.
+        # git itself rejects such names.
         found += [tuple(parts) for parts in paths if not {"", ".", "..", GIT} & {part.casefold() for part in parts}]
-    if any(len(parts) > MOST_DEPTH for parts in found) or len(set(found)) > MOST_SUBMODULES:
+    if any(len(parts) > MAX_SUBMODULE_DEPTH for parts in found) or len(set(found)) > MAX_SUBMODULES:
         raise IndexTooLarge(f"{GIT}: submodules too many or too deep")
     return list(dict.fromkeys(found))
 
@@ -277,19 +277,19 @@ def _indexes(folder: Folder) -> list[str]:
             names = [name for name in os.listdir(f"/proc/self/fd/{place}") if name.startswith("sharedindex.")]  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
-    if len(names) > MOST_SHARED_INDEXES:
-        raise IndexTooLarge(f"{GIT}: more than {MOST_SHARED_INDEXES} shared indexes")
+    if len(names) > MAX_SHARED_INDEXES:
+        raise IndexTooLarge(f"{GIT}: more than {MAX_SHARED_INDEXES} shared indexes")
     return ["index", *names]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryState:
-    """How a repository was when nothing ran that may commit."""
+    """The state of a repository before any command that may commit."""
 
     head: bytes
     submodules: frozenset[tuple[str, ...]]
     has_index: bool
-    """Whether the submodules could be found out."""
+    """Whether the index could be read."""
     under_way: frozenset[str]
 
     @classmethod
@@ -306,28 +306,28 @@ class RepositoryState:
         )
 
     def repair(self, folder: Folder) -> list[str]:
-        """Puts right what could not be held, when nothing runs any more; says what it did."""
+        """Repairs what could not be protected, once nothing runs. Returns what it did."""
         done: list[str] = []
-        _open_way(folder, (GIT,))
+        _open_parents(folder, (GIT,))
         for name in GIT_OPERATIONS:
             if name not in self.under_way and look_at(folder, (GIT, name)) is not None:
                 with contextlib.suppress(OSError):
                     _remove_operation(folder, name)
-                    done.append(f"{GIT}/{name} was removed: what it says would be run later, outside.")
+                    done.append(f"{GIT}/{name} was removed: git would run its commands later, outside.")
         there = _submodules_or_none(folder)
         if self.has_index and there is None:
             _quarantine_indexes(folder)
-            done.append(f"{GIT}/index is now quarantined.index: it cannot be read. `git reset` makes a new one.")
+            done.append(f"{GIT}/index is now quarantined.index: it cannot be read. `git reset` creates a new one.")
         for parts in there or ():
             if parts in self.submodules:
                 continue
             with contextlib.suppress(OSError):
                 if look_at(folder, (*parts, GIT)) is not None:
                     name = quarantine(folder, (*parts, GIT))
-                    done.append(f"{'/'.join((*parts, GIT))} is now {name}: git would follow it by itself.")
+                    done.append(f"{'/'.join((*parts, GIT))} is now {name}: git would follow its configuration.")
         if self.head and not self._has_head(folder):
             _restore(folder, "HEAD", self.head)
-            done.append(f"{GIT}/HEAD was put back: it was none.")
+            done.append(f"{GIT}/HEAD was restored: it was invalid.")
         return done
 
     def _has_head(self, folder: Folder) -> bool:
@@ -344,8 +344,8 @@ def _submodules_or_none(folder: Folder) -> list[tuple[str, ...]] | None:
         return None
 
 
-def _open_way(folder: Folder, parts: tuple[str, ...]) -> None:
-    """What a command has closed is opened, as its owner could at any time; else nothing in it could be put right."""
+def _open_parents(folder: Folder, parts: tuple[str, ...]) -> None:
+    """Makes folders on the path accessible again, which a command may have closed to prevent repairs."""
     for length in range(1, len(parts) + 1):
         with contextlib.suppress(OSError), open_inside(folder, parts[:length]) as place:
             if not commands_may_enter(folder, place):
@@ -353,9 +353,9 @@ def _open_way(folder: Folder, parts: tuple[str, ...]) -> None:
 
 
 def quarantine(folder: Folder, parts: tuple[str, ...]) -> str:
-    """Gives it a name by which no program knows it, and returns the name. What a command has closed is opened."""
+    """Renames it so that no program recognises it; returns the new name. Opens folders that a command has closed."""
     name = f"{parts[-1][:_KEPT_OF_NAME]}.quarantined-{os.urandom(4).hex()}"
-    _open_way(folder, parts[:-1])
+    _open_parents(folder, parts[:-1])
     with open_inside(folder, parts[:-1]) as place:
         try:
             os.rename(parts[-1], name, src_dir_fd=place, dst_dir_fd=place)
@@ -374,13 +374,13 @@ def _quarantine_indexes(folder: Folder) -> None:
 
 
 def _read(folder: Folder, path: str, most: int) -> bytes:
-    """A regular file and nothing else; never through a link."""
+    """Reads a regular file, never through a link."""
     *way, name = path.split("/")
     with open_inside(folder, way) as place:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - by descriptor
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no file")
+            raise OSError(f"{path} is not a regular file")
         return file.read(most)
 
 
@@ -394,17 +394,17 @@ def _remove(folder: Folder, path: str) -> None:
 
 
 def _remove_operation(folder: Folder, name: str) -> None:
-    """Out of git's sight, whatever can be removed of it."""
+    """Hides it from git, then removes as much as possible."""
     renamed = f"quarantined.{name}-{os.urandom(4).hex()}"
     with open_inside(folder, (GIT,)) as place:
         os.rename(name, renamed, src_dir_fd=place, dst_dir_fd=place)
-    _open_way(folder, (GIT, renamed))
+    _open_parents(folder, (GIT, renamed))
     with contextlib.suppress(OSError):
         _remove(folder, f"{GIT}/{renamed}")
 
 
 def _restore(folder: Folder, name: str, content: bytes) -> None:
-    """A file of `.git`."""
+    """Restores a file of `.git`."""
     spare = f"{name}.toolcrib"
     with contextlib.suppress(FileNotFoundError):
         _remove(folder, f"{GIT}/{spare}")

@@ -1,13 +1,13 @@
-"""The last step inside: checks what was mounted, takes the right to write elsewhere, becomes the command.
+"""The last step inside the sandbox: checks the mounts, drops write access elsewhere, and executes the command.
 
-Runs alone, by `python -I -S` as the first program of a sandbox, before any code that is not ours; `command` sends it in
-as compiled code. It imports nothing of Toolcrib and as little as possible of Python, for its time is part of every
-command's. Whatever does not hold is reported through CONTROL, and nothing is run.
+Runs standalone with `python -I -S` as the first program in a sandbox, before any untrusted code; `command` sends it in
+as compiled code. It imports nothing from Toolcrib and as little Python as possible, because its time adds to every
+command. If a check fails, it reports the reason through CONTROL and runs nothing.
 
-CONTROL is a socket: one byte goes out when we wait, one comes in when the limits of the whole tree are set, words go
-out when something is wrong, and it closes when the command takes over.
+CONTROL is a socket. We send one byte when we are ready and read one when the limits of the process tree are set; we
+send an error message if something is wrong. It closes when the command starts.
 """
-# pathlib takes longer to load than all of this to run.
+# Loading pathlib takes longer than running this whole program.
 # ruff: noqa: PTH208
 
 import _ctypes
@@ -23,17 +23,17 @@ BENEATH = 1
 NOT_RUN, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 
 
-def give_up(words: str) -> None:
-    os.write(CONTROL, words.encode(errors="replace")[:2000])
+def give_up(message: str) -> None:
+    os.write(CONTROL, message.encode(errors="replace")[:2000])
     os._exit(NOT_RUN)
 
 
 def system_call(*arguments: int | bytes) -> int:
-    """Without the package ctypes, which takes longer to load than all of this to run."""
+    """Avoids the ctypes package, which takes longer to load than this whole program."""
     return int(_ctypes.call_function(SYSCALL, arguments))
 
 
-def wait_for_the_word() -> None:
+def wait_for_start() -> None:
     os.write(CONTROL, b"r")
     if os.read(CONTROL, 1) != b"g":
         os._exit(NOT_RUN)
@@ -42,7 +42,7 @@ def wait_for_the_word() -> None:
         os.read(CONTROL, 1)
     except BlockingIOError:
         return
-    # The server is gone; nobody would end us.
+    # The server is gone, so nothing would stop us.
     os._exit(NOT_RUN)
 
 
@@ -55,7 +55,7 @@ def close_the_rest() -> None:
             except OSError:
                 continue
     if PLAN["report"] >= 0:
-        # A shell can name no descriptor of two digits.
+        # Shells cannot redirect to descriptors with two digits.
         os.dup2(PLAN["report"], REPORT)
         os.close(PLAN["report"])
 
@@ -64,7 +64,7 @@ def check_places() -> None:
     for path, device, inode, is_read_only in PLAN["places"]:
         there = os.lstat(path)
         if (there.st_dev, there.st_ino) != (device, inode):
-            give_up(f"{os.fsdecode(path)} was exchanged for something else while the sandbox was made")
+            give_up(f"{os.fsdecode(path)} was replaced while the sandbox was being set up")
         if is_read_only and not os.statvfs(path).f_flag & READ_ONLY:
             give_up(f"{os.fsdecode(path)} is not read-only")
     for path, device in PLAN["masks"]:
@@ -73,19 +73,19 @@ def check_places() -> None:
 
 
 def forbid_writing() -> None:
-    """Landlock: from here on files are written only beneath the places named, by whatever this becomes."""
+    """Landlock: from now on, this process and its descendants can write only beneath the listed paths."""
     attributes = PLAN["landlock"]
     rules = system_call(CREATE, attributes, len(attributes), 0)
     if rules < 0:
-        give_up("Landlock takes no rules")
+        give_up("Landlock cannot be used")
     for path, rights in PLAN["writable"]:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = rights.to_bytes(8, "little") + place.to_bytes(4, "little")
         if system_call(ADD_RULE, rules, BENEATH, rule, 0) != 0:
-            give_up(f"Landlock does not take the rule for {os.fsdecode(path)}")
+            give_up(f"Landlock rejects the rule for {os.fsdecode(path)}")
         os.close(place)
     if system_call(RESTRICT, rules, 0) != 0:
-        give_up("Landlock is not in force")
+        give_up("Landlock could not be enabled")
     os.close(rules)
 
 
@@ -96,7 +96,7 @@ def set_limits() -> None:
 
 
 def default_signals() -> None:
-    """Also for those that whoever started the server ignores or blocks."""
+    """Includes signals that the server inherited as ignored or blocked."""
     for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
@@ -114,7 +114,7 @@ def become_the_command() -> None:
 
 def main() -> None:
     try:
-        wait_for_the_word()
+        wait_for_start()
         close_the_rest()
         check_places()
         if PLAN["landlock"]:

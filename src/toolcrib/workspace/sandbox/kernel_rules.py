@@ -1,11 +1,10 @@
-"""What the kernel enforces on a command: a filter of system calls (seccomp) and rules for changing files (Landlock).
+"""Kernel restrictions for a command: a system call filter (seccomp) and rules for writing files (Landlock).
 
-In: the machine's name, whether a cgroup counts memory, what shall be writable. Out: bytes that bubblewrap's
-`--seccomp` takes (classic BPF, made here without any library), and Landlock's rules as `inner` gives them to the
-kernel. Calls are allowed unless named in a table, or refused for an argument; calls of another machine end the
-process. Landlock only rules changing; what can be read is what is mounted. The numbers are the kernel's interface
-and never change. `no_children_program` is another filter, for a program that must not start others:
-`coding_agents.program_environment` uses it.
+In: the machine's architecture, whether a cgroup counts memory, the writable paths. Out: classic BPF for bubblewrap's
+`--seccomp`, built here without a library, and Landlock rules that `inner` passes to the kernel. A call is allowed
+unless a table names it or an argument is refused; calls of another architecture kill the process. Landlock restricts
+only writing; the mounts decide what is readable. Call numbers are a stable kernel interface. `no_children_program` is a
+separate filter for programs that must not start others, used by `coding_agents.program_environment`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from types import MappingProxyType
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     audit: int
-    """How the kernel names this machine's calls in a filter's data."""
+    """The architecture's number in a filter's data."""
     column: int
-    """Which number of a pair in NUMBERS is this machine's."""
+    """The architecture's column in CALL_NUMBERS."""
     prlimit: int
-    """The number of the call that sets limits; `inner` makes it by hand."""
+    """The number of the prlimit64 call, which `inner` calls directly."""
 
 
 MACHINES: Mapping[str, Machine] = MappingProxyType(
@@ -36,7 +35,7 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 
 NEWEST_CALL = 469
-"""The newest call that was looked at; what a later kernel adds is answered as if it were not there."""
+"""The newest call that was reviewed. Newer ones get ENOSYS."""
 
 NO_CALL = -1
 
@@ -148,7 +147,7 @@ FORBIDDEN_CALLS = (
     *("bpf", "perf_event_open", "userfaultfd", "kexec_load", "kexec_file_load", "init_module", "finit_module"),
     *("delete_module", "create_module", "query_module", "get_kernel_syms", "iopl", "ioperm", "modify_ldt", "syslog"),
     *("lookup_dcookie", "nfsservctl", "uselib", "ustat", "sysfs", "_sysctl", "vhangup", "memfd_secret"),
-    # keys of the user's session are kept by uid, whatever the namespace
+    # keyrings belong to the uid, across namespaces
     *("add_key", "request_key", "keyctl"),
     # the machine's state
     *("reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime"),
@@ -158,18 +157,18 @@ FORBIDDEN_CALLS = (
 """Answered with EPERM."""
 
 ABSENT_CALLS = (
-    # A filter cannot look behind a pointer; libraries fall back to the call whose arguments it can see.
+    # A filter cannot follow pointers; libraries fall back to calls with visible arguments.
     *("clone3", "openat2"),
-    # io_uring does what other calls do without asking the filter.
+    # io_uring bypasses the filter.
     *("io_uring_setup", "io_uring_enter", "io_uring_register", "statmount", "listmount"),
 )
 """Answered with ENOSYS."""
 
 UNCOUNTED_CALLS = ("memfd_create", "shmget")
-"""Memory that belongs to no process, so only a cgroup can count it; where there is none, answered with ENOSYS."""
+"""Memory that belongs to no process, so only a cgroup can count it. Without a cgroup, answered with ENOSYS."""
 
 FORK_CALLS = ("fork", "vfork")
-"""The old ways to make a process, on machines that have them; `clone` makes threads, too."""
+"""Older calls that create a process, where they exist; `clone` also creates threads."""
 
 
 ALLOW = 0x7FFF0000
@@ -190,9 +189,9 @@ NEW_TIME = 0x80
 NEW_THREAD = 0x10000
 SET_ID = 0o6000
 CREATES = 0o100 | 0o20000000
-"""O_CREAT and O_TMPFILE; without them the mode is no argument."""
+"""O_CREAT and O_TMPFILE; without them the mode is not used."""
 PERSONALITIES = (0, 8, 0x20000, 0x20008, 0x0040000, 0xFFFFFFFF)
-"""Plain Linux, 32 bits, old uname, no random addresses (debuggers), and the question what it is now."""
+"""Plain Linux, 32 bits, old uname, no random addresses (debuggers), and the query for the current one."""
 BAD_IOCTLS = (0x5412, 0x541C, 0x541D)
 """TIOCSTI, TIOCLINUX, TIOCCONS: typing into a terminal, and taking the console."""
 SHARED_MEMORY = 0x21
@@ -204,13 +203,13 @@ Code = list[tuple[int, int, int, int]]
 
 
 def seccomp_program(machine: str, *, counts_memory: bool) -> bytes:
-    """KeyError for a machine that is not known."""
+    """Raises KeyError for an unknown architecture."""
     no_call = [*ABSENT_CALLS, *(() if counts_memory else UNCOUNTED_CALLS)]
     return _program(MACHINES[machine], no_call, FORBIDDEN_CALLS, _checks(counts_memory=counts_memory))
 
 
 def no_children_program(machine: str) -> bytes:
-    """Threads can be made, and no process: what runs under it starts no program. KeyError as above."""
+    """Allows threads but no new processes. Raises KeyError for an unknown architecture."""
     threads: Code = [_argument(0), (_ANY_BIT, 1, 0, NEW_THREAD), _refuse(errno.EPERM), _answer(ALLOW)]
     return _program(MACHINES[machine], ["clone3"], FORK_CALLS, {"clone": threads})
 
@@ -221,7 +220,7 @@ def _program(known: Machine, no_call: Sequence[str], forbidden: Sequence[str], c
         (_EQUAL, 1, 0, known.audit),
         _answer(KILL),
         (_LOAD, 0, 0, _NUMBER),
-        # Also x32, whose numbers begin far above.
+        # Includes x32, whose numbers are far above.
         (_GREATER, 0, 1, NEWEST_CALL),
         _refuse(errno.ENOSYS),
     ]
@@ -241,8 +240,8 @@ def _numbers(names: Sequence[str], machine: Machine) -> list[int]:
 
 
 def _checks(*, counts_memory: bool) -> dict[str, Code]:
-    """What is looked at behind a call's number. Each ends with an answer. Only the low half of an argument counts:
-    the kernel looks at no more, and a filter that did could be passed with bits above."""
+    """Checks on arguments, by call. Each ends with an answer. Only the low half of an argument is compared: the kernel
+    ignores the rest, so a filter that compared it could be bypassed."""
     return {
         "clone": _refuse_bits(0, NEW_NAMESPACES),
         "unshare": _refuse_bits(0, NEW_NAMESPACES | NEW_TIME),
@@ -268,7 +267,7 @@ def _checks(*, counts_memory: bool) -> dict[str, Code]:
 
 
 def _mapping() -> Code:
-    """Shared memory without a file can be let go of by all who mapped it but for a page: no watcher would see it."""
+    """Refuses anonymous shared memory: processes could unmap all but a page of it, and no watcher would count it."""
     return [
         _argument(3),
         (_AND, 0, 0, SHARED_MEMORY),
@@ -279,7 +278,7 @@ def _mapping() -> Code:
 
 
 def _sockets() -> Code:
-    """Unix sockets, streams and datagrams of the internet, and the question for addresses and routes."""
+    """Allows Unix sockets, TCP, UDP, and netlink queries for addresses and routes."""
     inet: Code = [
         _argument(1),
         (_AND, 0, 0, SOCK_TYPE),
@@ -315,7 +314,7 @@ def _refuse_equal(value: int) -> Code:
 
 
 def _argument(number: int) -> tuple[int, int, int, int]:
-    """Both machines are little-endian: the low half comes first."""
+    """Both architectures are little-endian, so the low half comes first."""
     return (_LOAD, 0, 0, 16 + 8 * number)
 
 
@@ -333,29 +332,29 @@ _VERSION = 1
 _WRITE_FILE = 1 << 1
 _MAKE_DEVICES = (1 << 6) | (1 << 11)
 _TREE = 0x1FFF & ~0xF & ~_MAKE_DEVICES
-"""Removing and making whatever is no device."""
+"""Creating and removing everything except devices."""
 _REFER = 1 << 13
 _TRUNCATE = 1 << 14
 _DEVICE_IOCTL = 1 << 15
 _SCOPES = 0b11
-"""Abstract sockets and signals stay among those that share the rules."""
+"""Abstract sockets and signals reach only processes with the same rules."""
 
 
 def landlock_version() -> int:
-    """0 where the kernel has no Landlock or has it switched off."""
+    """0 if the kernel has no Landlock or it is disabled."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, _VERSION)))
 
 
 def landlock_attributes(abi: int) -> bytes:
-    """What is ruled at all: `struct landlock_ruleset_attr`, as long as this kernel knows it."""
+    """The handled rights: `struct landlock_ruleset_attr` in the size that this kernel supports."""
     handled = _of_version(_WRITE_FILE | _TREE | _MAKE_DEVICES | _REFER | _TRUNCATE | _DEVICE_IOCTL, abi)
-    words = [handled]
+    fields = [handled]
     if abi >= 4:
-        words.append(0)
+        fields.append(0)
     if abi >= 6:
-        words.append(_SCOPES)
-    return b"".join(word.to_bytes(8, "little") for word in words)
+        fields.append(_SCOPES)
+    return b"".join(field.to_bytes(8, "little") for field in fields)
 
 
 def landlock_rules(trees: Sequence[bytes], devices: Sequence[bytes], abi: int) -> list[tuple[bytes, int]]:

@@ -1,11 +1,11 @@
-"""What lies over the folder while a command runs: git's and Toolcrib's own files, hidden ones, doors to outside.
+"""The mounts over the folder while a command runs: for git's and Toolcrib's files, hidden files, and sockets.
 
-In: the folder, the settings, whether the command may write. Out: bubblewrap's words for it, and what `inner` shall
-find. `git_protection` knows what of a repository is dangerous and holds what is not there, `survey` what there is.
+In: the folder, the settings, whether the command may write. Out: bubblewrap's arguments, and the mounts that `inner`
+has to find. `git_protection` protects the dangerous parts of a repository, `survey` finds the paths.
 
-The words name paths, and a command that still runs could exchange a folder on the way for a link. So what lies deeper
-than the top is only what `folder_lock` says is settled, and `inner` compares every place with the device and inode that
-were seen here, step by step; nothing is run if one differs.
+The arguments are paths, and a running command could replace a parent folder with a link. So below the top level only
+paths that `folder_lock` has settled are mounted over, and `inner` compares each with the device and inode seen here.
+If one differs, nothing is run.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from toolcrib.workspace.settings.model import GitMode, WorkspaceSettings
 class MountLayout:
     root: Path
     places: dict[tuple[str, ...], tuple[SurveyedPath, bool]] = field(default_factory=dict)
-    """What is mounted on itself, and whether read-only: it cannot be renamed or replaced, nor changed if read-only."""
+    """Paths mounted on themselves, which prevents renaming and replacing; True for read-only."""
     masks: list[SurveyedPath] = field(default_factory=list)
     own: list[list[SurveyedPath]] = field(default_factory=list)
-    """What is left of each `.toolcrib`, beginning with the folder itself."""
+    """The readable rest of each `.toolcrib`, starting with the folder itself."""
 
     def fix(self, found: SurveyedPath, *, read_only: bool) -> None:
         if found.parts not in self.places or read_only:
@@ -52,17 +52,17 @@ class MountLayout:
     def at(self, parts: tuple[str, ...]) -> str:
         return str(self.root.joinpath(*parts))
 
-    def words(self) -> list[str]:
-        """For bubblewrap. Outer places first: a mount hides what was mounted below it before."""
+    def arguments(self) -> list[str]:
+        """For bubblewrap. Outer paths come first, because a mount hides earlier mounts below it."""
         mounts: list[tuple[int, list[str]]] = []
         for parts, (_, read_only) in self.places.items():
             mounts.append((len(parts), ["--ro-bind" if read_only else "--bind", self.at(parts), self.at(parts)]))
         mounts += [(len(found.parts), self._mask(found)) for found in self.masks]
-        mounts += [(len(own[0].parts), self._own_words(own)) for own in self.own]
-        return [word for _, words in sorted(mounts, key=lambda mount: mount[0]) for word in words]
+        mounts += [(len(own[0].parts), self._own_arguments(own)) for own in self.own]
+        return [word for _, arguments in sorted(mounts, key=lambda mount: mount[0]) for word in arguments]
 
     def expected(self) -> tuple[list[tuple[bytes, int, int, bool]], list[tuple[bytes, int]]]:
-        """For `inner`: places with device, inode and whether read-only; masks with the device they must not be on."""
+        """For `inner`: paths with device, inode and whether read-only; masks with the device they must not be on."""
         places = [*self.places.values(), *((found, True) for own in self.own for found in own[1:])]
         masks = [*self.masks, *(own[0] for own in self.own)]
         return (
@@ -71,26 +71,26 @@ class MountLayout:
         )
 
     def covers(self, parts: tuple[str, ...]) -> bool:
-        """Whether something empty lies over a place or above it: then nobody reaches it."""
+        """Whether a mask makes the path unreachable."""
         return any(parts[: len(found.parts)] == found.parts for found in self.masks)
 
     def _mask(self, found: SurveyedPath) -> list[str]:
         path = self.at(found.parts)
         if found.kind is FileKind.FOLDER:
             return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
-        # Bound without devices, so that nobody can open it.
+        # Mounted without device access, so it cannot be opened.
         return ["--ro-bind", "/dev/null", path]
 
-    def _own_words(self, own: list[SurveyedPath]) -> list[str]:
+    def _own_arguments(self, own: list[SurveyedPath]) -> list[str]:
         path = self.at(own[0].parts)
-        words = ["--perms", "0755", "--size", "65536", "--tmpfs", path]
+        arguments = ["--perms", "0755", "--size", "65536", "--tmpfs", path]
         for entry in own[1:]:
-            words += ["--ro-bind", self.at(entry.parts), self.at(entry.parts)]
-        return [*words, "--remount-ro", path]
+            arguments += ["--ro-bind", self.at(entry.parts), self.at(entry.parts)]
+        return [*arguments, "--remount-ro", path]
 
 
 def survey_folder(folder: Folder, settings: WorkspaceSettings, known: Iterable[tuple[str, ...]] = ()) -> Survey:
-    """What there is to be protected below the folder's top."""
+    """The paths to protect in the folder."""
     hides = bool(settings.hidden)
     seen = survey(folder, HIDING if hides else BEFORE_A_COMMAND, hides=hides, known=known)
     try:
@@ -110,7 +110,7 @@ def survey_folder(folder: Folder, settings: WorkspaceSettings, known: Iterable[t
 def lay_out_mounts(
     folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders, *, writes: bool
 ) -> MountLayout:
-    """`seen` is what may be mounted over by now."""
+    """`seen` holds the paths that may be mounted over."""
     layout = MountLayout(root=folder.root)
     there = os.fstat(folder.fd)
     layout.fix(surveyed_path((), there), read_only=not writes)
@@ -124,12 +124,12 @@ def lay_out_mounts(
         for parts in seen.submodules:
             _submodule(layout, folder, parts, placeholders)
         bare = [_repository_at(folder, head) for head in seen.bare]
-        # A link is not mounted over, so another one may take its place; that is put right afterwards.
+        # A link cannot be mounted over, so a command may replace it; that is repaired afterwards.
         guarded = [found for found in seen.guarded if found.kind is not FileKind.LINK]
         for found in [*seen.repositories, *bare, *guarded, *seen.running]:
             _make_read_only(layout, folder, found)
         for found in layout.masks:
-            _pin_way_to(layout, folder, found)
+            _pin_parents(layout, folder, found)
     _own_files(layout, folder, placeholders, writes=writes)
     for found in seen.own:
         _nested_own_files(layout, folder, found, writes=writes)
@@ -155,14 +155,14 @@ def _repository_at(folder: Folder, head: SurveyedPath) -> SurveyedPath:
     if len(head.parts) > 1:
         return _must_be_there(folder, head.parts[:-1])
     raise WorkspaceError(
-        "The folder itself is a git repository, without a .git: commands could change its configuration, which can "
+        "The folder itself is a bare git repository: commands could change its configuration, which can "
         "start programs.",
-        remedy=f"If it is none of yours, remove {head.parts[0]}. Else open another folder, or use read-only mode.",
+        remedy=f"If you did not create it, remove {head.parts[0]}. Or open another folder, or use read-only mode.",
     )
 
 
 def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], placeholders: Placeholders) -> None:
-    """Git goes in by itself, so there must be no other `.git`, nor another folder at this place."""
+    """git enters submodules, so neither their `.git` nor their folder may be replaced."""
     if layout.covers(parts):
         return
     for length in range(1, len(parts) + 1):
@@ -173,9 +173,9 @@ def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], plac
         elif found.kind is FileKind.LINK:
             raise _submodule_error(parts, parts[:length])
         elif found.kind is not FileKind.FOLDER:
-            # As long as it is no folder, git does not go through it.
+            # git does not enter it unless it is a folder.
             layout.fix(found, read_only=False)
-            _pin_way_to(layout, folder, found)
+            _pin_parents(layout, folder, found)
             return
     place = (*parts, GIT)
     found = look_at(folder, place)
@@ -185,19 +185,19 @@ def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], plac
 
 
 def _make_read_only(layout: MountLayout, folder: Folder, found: SurveyedPath) -> None:
-    """A link cannot be mounted over, so what it lies in is made read-only."""
+    """A link cannot be mounted over, so its parent folder becomes read-only."""
     if layout.covers(found.parts):
         return
     if found.kind is FileKind.LINK:
         found = _must_be_there(folder, found.parts[:-1])
     if found.kind in {FileKind.FOLDER, FileKind.FILE}:
         layout.fix(found, read_only=True)
-        _pin_way_to(layout, folder, found)
+        _pin_parents(layout, folder, found)
 
 
 def _own_files(layout: MountLayout, folder: Folder, placeholders: Placeholders, *, writes: bool) -> None:
-    """An empty folder takes the place of `.toolcrib`, and what commands may read is bound into it; so logs of runs that
-    begin meanwhile are not seen either."""
+    """Mounts an empty folder over `.toolcrib`, and binds the readable entries into it. This hides logs of later
+    runs, too."""
     found = look_at(folder, (TOOLCRIB,))
     if found is None and not writes:
         return
@@ -210,14 +210,14 @@ def _own_files(layout: MountLayout, folder: Folder, placeholders: Placeholders, 
 
 
 def _nested_own_files(layout: MountLayout, folder: Folder, found: SurveyedPath, *, writes: bool) -> None:
-    """Those of another project below this one."""
+    """The `.toolcrib` of another project inside this one."""
     if found.kind is not FileKind.FOLDER:
         if writes:
             _make_read_only(layout, folder, found)
     elif not layout.covers(found.parts):
         layout.own.append([found, *_readable_entries(folder, found.parts)])
         if writes:
-            _pin_way_to(layout, folder, found)
+            _pin_parents(layout, folder, found)
 
 
 def _readable_entries(folder: Folder, parts: tuple[str, ...]) -> list[SurveyedPath]:
@@ -230,9 +230,9 @@ def _readable_entries(folder: Folder, parts: tuple[str, ...]) -> list[SurveyedPa
     return [entry for entry in entries if entry is not None and entry.kind in {FileKind.FOLDER, FileKind.FILE}]
 
 
-def _pin_way_to(layout: MountLayout, folder: Folder, found: SurveyedPath) -> None:
-    """A folder on the way could be renamed: the next command would find what is hidden at another path, and a sandbox
-    that is just made would mount over something else."""
+def _pin_parents(layout: MountLayout, folder: Folder, found: SurveyedPath) -> None:
+    """Prevents renaming the parent folders: otherwise the next command would find hidden files at another path, and a
+    sandbox that is being set up would mount over the wrong one."""
     for length in range(1, len(found.parts)):
         layout.fix(_must_be_there(folder, found.parts[:length]), read_only=False)
 
@@ -240,42 +240,42 @@ def _pin_way_to(layout: MountLayout, folder: Folder, found: SurveyedPath) -> Non
 def _must_be_there(folder: Folder, parts: tuple[str, ...]) -> SurveyedPath:
     found = look_at(folder, parts)
     if found is None:
-        raise WorkspaceError(f"{'/'.join(parts)} was removed just now.", remedy="Try again.")
+        raise WorkspaceError(f"{'/'.join(parts)} has just been removed.", remedy="Try again.")
     return found
 
 
 def _link_error(name: str) -> WorkspaceError:
     return WorkspaceError(
-        f"{name} in the workspace's folder is no folder but a link or a file, which cannot be protected from commands.",
-        remedy=f"Put a folder in its place (for {GIT}: a file of git's own is fine too).",
+        f"{name} in the workspace's folder is a link or a file, which cannot be protected from commands.",
+        remedy=f"Replace it with a folder (for {GIT}: a file that git created is fine too).",
     )
 
 
 def closed_error(error: PermissionError) -> WorkspaceError:
     return WorkspaceError(
-        f"What is in the way of protecting the folder: {error.filename or 'a folder'} cannot be entered.",
-        remedy="`chmod u+rwx` it.",
+        f"The folder cannot be protected: {error.filename or 'a folder in it'} cannot be entered.",
+        remedy="Run `chmod u+rwx` on it.",
     )
 
 
 def _submodule_error(parts: tuple[str, ...], link: tuple[str, ...]) -> WorkspaceError:
     return WorkspaceError(
-        f"{GIT}/index names a submodule at {'/'.join(parts)}, and {'/'.join(link)} is a link: a command could put a "
-        "folder in its place that git goes into by itself.",
-        remedy="Take the submodule out of the index (`git rm --cached`), or put a folder in the link's place.",
+        f"{GIT}/index names a submodule at {'/'.join(parts)}, and {'/'.join(link)} is a link: a command could "
+        "replace it with a folder that git enters.",
+        remedy="Remove the submodule from the index (`git rm --cached`), or replace the link with a folder.",
     )
 
 
 def crowd_error() -> WorkspaceError:
     return WorkspaceError(
-        "The folder holds too many repositories, hidden files and the like to protect each of them from commands.",
-        remedy="Remove repositories that commands have made, hide whole folders rather than files, or open a smaller "
+        "The folder has too many repositories, hidden files and similar paths to protect each of them from commands.",
+        remedy="Remove repositories that commands have created, hide whole folders instead of files, or open a smaller "
         "folder as the workspace.",
     )
 
 
 def _index_error(why: str) -> WorkspaceError:
     return WorkspaceError(
-        f"Which submodules there are cannot be told, so commands could put others in their places: {why}.",
-        remedy="`git update-index --no-split-index` or `git reset` writes it anew. What only reads goes on working.",
+        f"The submodules cannot be determined, so commands could replace them: {why}.",
+        remedy="`git update-index --no-split-index` or `git reset` rewrites it. Commands that only read still work.",
     )

@@ -1,8 +1,8 @@
-"""Limits that hold for a command with all that it starts: memory, processes, size of files.
+"""Limits for a command's whole process tree: memory, processes, file size.
 
-In: the settings' limits and the pid of the sandbox's first process, before it runs anything. Out: whether a limit
-was passed. Where a cgroup (version 1 or 2) can be made, the kernel counts memory and processes of the whole tree;
-elsewhere every process gets limits of its own (rlimits, set by `inner`) and a watcher adds up what all of them use.
+In: the settings' limits and the pid of the sandbox's first process, before it runs anything. Out: whether a limit was
+exceeded. If a cgroup (version 1 or 2) can be created, the kernel counts memory and processes of the whole tree.
+Otherwise each process gets its own limits (rlimits, set by `inner`), and a watcher adds up the usage.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupParent:
-    """Folders in which groups are made: one with both controllers (version 2), or one for each (version 1)."""
+    """Parent folders for new groups: one with both controllers (version 2), or one for each (version 1)."""
 
     version: int
     places: tuple[Path, ...]
     left: list[Path] = field(default_factory=list)
-    """Groups that could not be removed yet: the kernel holds on to them until the last process is buried."""
+    """Groups that could not be removed yet: the kernel keeps them until the last process is reaped."""
 
     def make(self, limits: Limits) -> Cgroup:
-        """OSError where it cannot be made."""
+        """Raises OSError if it cannot be created."""
         self.tidy()
         name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
         folders: list[Path] = []
@@ -50,7 +50,7 @@ class CgroupParent:
         return group
 
     def tidy(self) -> bool:
-        """Removes what was left; says whether nothing is left now."""
+        """Removes leftover groups; returns whether all are gone."""
         for folder in list(self.left):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -59,7 +59,7 @@ class CgroupParent:
         return not self.left
 
     def sweep(self) -> None:
-        """Removes empty groups of servers that were killed."""
+        """Removes empty groups of killed servers."""
         for place in self.places:
             for folder in place.glob(f"{PREFIX}*-*"):
                 with contextlib.suppress(OSError, ValueError):
@@ -84,7 +84,7 @@ class Cgroup:
                 _write(self._memory / "memory.oom.group", 1)
         else:
             _write(self._memory / "memory.limit_in_bytes", self._limits.memory)
-            # There only where the kernel counts swap.
+            # Exists only if the kernel counts swap.
             with contextlib.suppress(OSError):
                 _write(self._memory / "memory.memsw.limit_in_bytes", self._limits.memory)
         _write(self._pids / "pids.max", self._limits.processes)
@@ -106,7 +106,7 @@ class Cgroup:
 
 
 def find_cgroup_parent(limits: Limits) -> CgroupParent | None:
-    """The first place where a group with all its limits can really be made."""
+    """The first parent in which a group with all limits can be created."""
     for parent in cgroup_candidates():
         parent.sweep()
         with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ def find_cgroup_parent(limits: Limits) -> CgroupParent | None:
 
 
 def cgroup_candidates(table: str = "/proc/self/cgroup", mounts: str = "/proc/self/mountinfo") -> list[CgroupParent]:
-    """Version 2: beside us (where no processes are that forbid it) or below us; version 1: below us."""
+    """Version 2: next to our group (if it allows that) or below it; version 1: below it."""
     where = _mounted(Path(mounts).read_text())
     mine: dict[str, str] = {}
     for line in Path(table).read_text().splitlines():
@@ -135,7 +135,7 @@ def cgroup_candidates(table: str = "/proc/self/cgroup", mounts: str = "/proc/sel
 
 
 def _place(mounted: tuple[str, str] | None, path: str) -> Path | None:
-    """In a container the mount may show only a part of the hierarchy."""
+    """In a container the mount may show only part of the hierarchy."""
     if mounted is None:
         return None
     root, point = mounted
@@ -177,20 +177,20 @@ def _write(path: Path, value: int) -> None:
 
 OPEN_FILES = 4096
 TICK = 0.1
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 TICK_WATCHING = 0.02
-"""The same where only the watcher stands between a fork bomb and the machine."""
+"""Without a cgroup, where only the watcher stops a fork bomb."""
 _FULL_FOR = 1.0
-"""Seconds: so long there may be as many processes as are allowed, before it is taken for a bomb."""
+"""Seconds that a tree may stay at its process limit before it counts as a fork bomb."""
 _SOCKET = 256 * 1024
-"""Bytes that the kernel holds for a socket from which nobody reads. They are no process's own."""
+"""Bytes that the kernel buffers for an unread socket. They belong to no process."""
 _SIZE = re.compile(rb"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 _OWN = (b"RssAnon", b"VmSwap", b"VmPTE")
 _SHARED = b"RssShmem"
 
 
 class LimitGuard:
-    """Watches one tree of processes, whose first one is `pid`."""
+    """Watches one process tree with the root `pid`."""
 
     def __init__(self, limits: Limits, pid: int, group: Cgroup | None) -> None:
         self._limits = limits
@@ -200,7 +200,7 @@ class LimitGuard:
         self.tick = TICK if group else TICK_WATCHING
 
     def begin(self, inner: int) -> None:
-        """bubblewrap's own process stays outside the group: to move one takes the kernel milliseconds."""
+        """bubblewrap's own process stays outside the group, because moving a process takes milliseconds."""
         if self._group:
             self._group.take(inner)
 
@@ -214,7 +214,7 @@ class LimitGuard:
         if used.threads > self._limits.processes or self._is_full_for_long(is_full=is_full):
             return CommandEnding.PROCESSES
         room = self._limits.memory - used.memory - _sockets(self._pid) * _SOCKET
-        # To ask the kernel for shares takes it long, so it is asked only where it matters.
+        # The kernel computes shares slowly, so read them only when they matter.
         if room < sum(used.shared.values()):
             room -= sum(map(_share, used.shared))
             return CommandEnding.MEMORY if room < 0 else None
@@ -230,16 +230,16 @@ class LimitGuard:
 
 
 def rlimits(limits: Limits, *, counted: bool) -> dict[str, int]:
-    """For each process; `counted`: a cgroup sees to the sum."""
+    """Limits per process; `counted` means that a cgroup limits the sum."""
     each = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": limits.file_size, "RLIMIT_NOFILE": OPEN_FILES}
     if counted:
         return each
-    # Processes are counted in the sandbox's own user namespace; root is never bound by it.
+    # Processes are counted in the sandbox's own user namespace; root is exempt.
     return each | {"RLIMIT_DATA": limits.memory, "RLIMIT_NPROC": limits.processes}
 
 
 def limits_for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
-    """As `inner` sets them: the kernel's number, and the limit; never above what this process has itself."""
+    """The limits for `inner`, by kernel number; never above our own."""
     each = [(getattr(resource, name), limit) for name, limit in rlimits(limits, counted=counted).items()]
     own = [resource.getrlimit(kind)[1] for kind, _ in each]
     return [
@@ -252,15 +252,15 @@ def limits_for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
 class TreeUsage:
     threads: int
     memory: int
-    """Bytes that are each process's own: its pages, wherever they lie, and the tables that the kernel keeps of them."""
+    """Private bytes of all processes: their pages, swapped or not, and page tables."""
     shared: dict[int, int]
-    """Bytes of memory without a file that several processes may share, by the pid of each that sees some."""
+    """Bytes of anonymous memory that processes may share, by pid."""
 
 
 def tree_usage(pid: int, *, most: int) -> TreeUsage:
-    """Of a process and all below it; what runs away from its parents belongs to the first again.
+    """Usage of a process and its descendants; orphans are reparented to the first process.
 
-    Looks no further when `most` threads are passed: what is above it is ended whatever it is.
+    Stops counting beyond `most` threads, since the tree is then killed anyway.
     """
     threads = memory = 0
     shared: dict[int, int] = {}
@@ -269,7 +269,7 @@ def tree_usage(pid: int, *, most: int) -> TreeUsage:
         current = waiting.pop()
         with contextlib.suppress(OSError, ValueError):
             place = f"/proc/{current}"
-            tasks = os.listdir(f"{place}/task")  # noqa: PTH208 - hundreds of processes are looked at every 20 ms
+            tasks = os.listdir(f"{place}/task")  # noqa: PTH208 - reads hundreds of processes every 20 ms
             threads += len(tasks)
             sizes = _sizes(f"{place}/status")
             memory += sum(sizes.get(name, 0) for name in _OWN)
@@ -281,12 +281,12 @@ def tree_usage(pid: int, *, most: int) -> TreeUsage:
 
 
 def _sizes(path: str) -> dict[bytes, int]:
-    """Bytes by name, of a file in which the kernel gives them in kB."""
+    """Bytes by name, from a file with sizes in kB."""
     return {name: int(size) * 1024 for name, size in _SIZE.findall(_read(path))}
 
 
 def _share(pid: int) -> int:
-    """Of the shared memory that a process sees; the shares of all who see it make up the whole."""
+    """A process's share of its shared memory; all shares add up to the total."""
     with contextlib.suppress(OSError):
         return _sizes(f"/proc/{pid}/smaps_rollup").get(b"Pss_Shmem", 0)
     return 0
@@ -298,7 +298,7 @@ def _read(path: str) -> bytes:
 
 
 def _sockets(pid: int) -> int:
-    """In the network namespace of a process; 0 if that is the machine's own, where they are not the tree's alone."""
+    """Sockets in a process's network namespace; 0 if it is the machine's, which other programs share."""
     with contextlib.suppress(OSError, ValueError):
         if Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
             first = Path(f"/proc/{pid}/net/sockstat").read_text().partition("\n")[0]

@@ -1,13 +1,13 @@
-"""Where the server is root: a view of the machine in which bubblewrap can be started as the folder's owner.
+"""If the server runs as root: a mount namespace in which bubblewrap can start as the folder's owner.
 
-In: the owner and the folders that a sandbox needs. Out: words that enter the view and leave root behind (`nsenter`).
-Runs once, when a sandbox is opened; the view lives as long as its descriptor.
+In: the owner and the folders that a sandbox needs. Out: a command prefix that enters the namespace and drops root
+(`nsenter`). Built once, when a sandbox opens; the namespace lives as long as its descriptor.
 
-The view differs from the machine in two things. Devices are read-only, so that root inside, where root owns the folder
-and nothing can be left behind, cannot change the modes of the machine's own. And folders that the owner may not enter
-(an interpreter below /root) show nothing but what is needed of them.
+It differs from the machine's namespace in two ways. Devices are read-only, so that commands that run as root (because
+root owns the folder) cannot change the modes of the real ones. And folders that the owner may not enter, such as an
+interpreter below /root, show only the paths that are needed.
 
-`main` is run alone, by `python -I -S`, in a process of its own.
+`main` runs standalone, by `python -I -S`, in its own process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 _NEW_MOUNTS = 0x00020000
 _BIND, _REC, _SLAVE, _REMOUNT, _READ_ONLY = 4096, 16384, 1 << 19, 32, 1
 _KEPT_FLAGS = 2 | 8 | 1024
-"""nosuid, noexec, noatime: a mount that has them keeps them."""
+"""nosuid, noexec, noatime: flags that a remount must keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MountNamespace:
     descriptor: int
-    words: tuple[str, ...]
+    command: tuple[str, ...]
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -38,18 +38,18 @@ class MountNamespace:
 def build_mount_namespace(
     owner: tuple[int, int], needed: Sequence[Path], enter: str, interpreter: Path
 ) -> MountNamespace:
-    """OSError with the reason where it cannot be made."""
+    """Raises OSError with the reason if it cannot be built."""
     uid, gid = owner
-    words = [str(interpreter), "-I", "-S", "-E", __file__, str(uid), str(gid), *map(str, needed)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={})
+    command = [str(interpreter), "-I", "-S", "-E", __file__, str(uid), str(gid), *map(str, needed)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={})
     with process:
         if process.stdout is None or process.stdout.readline() != b"ready\n":
-            _, said = process.communicate()
-            raise OSError((said.decode(errors="replace").strip().splitlines() or ["it ended"])[-1])
+            _, stderr = process.communicate()
+            raise OSError((stderr.decode(errors="replace").strip().splitlines() or ["it ended"])[-1])
         descriptor = os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY)
         process.communicate()
     leaving = () if uid == 0 else (f"--setgid={gid}", f"--setuid={uid}")
-    return MountNamespace(descriptor=descriptor, words=(enter, f"--mount=/proc/self/fd/{descriptor}", *leaving, "--"))
+    return MountNamespace(descriptor=descriptor, command=(enter, f"--mount=/proc/self/fd/{descriptor}", *leaving, "--"))
 
 
 def main(uid: int, gid: int, needed: Sequence[str]) -> None:
@@ -63,14 +63,14 @@ def main(uid: int, gid: int, needed: Sequence[str]) -> None:
         if top := _closed_above(path, uid, gid):
             closed.setdefault(top, []).append(path)
     for top, paths in closed.items():
-        _open_way(libc, top, paths)
+        _open_parents(libc, top, paths)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.read()
 
 
 def _closed_above(path: str, uid: int, gid: int) -> str:
-    """The topmost folder on the way that the owner may not enter; empty if the way is open."""
+    """The topmost parent folder that the owner may not enter; empty if there is none."""
     os.setgroups([])
     os.setegid(gid)
     os.seteuid(uid)
@@ -86,8 +86,8 @@ def _closed_above(path: str, uid: int, gid: int) -> str:
     return ""
 
 
-def _open_way(libc: ctypes.CDLL, top: str, paths: Sequence[str]) -> None:
-    """Puts an empty folder over the closed one, and into it what is needed, at its own place."""
+def _open_parents(libc: ctypes.CDLL, top: str, paths: Sequence[str]) -> None:
+    """Mounts an empty folder over the closed one, and binds the needed paths into it."""
     held = [(path, os.open(path, os.O_PATH), Path(path).is_dir()) for path in paths]
     _mount(libc, "tmpfs", top, 0, "tmpfs", "mode=0755,size=1m")
     for path, descriptor, is_folder in held:
@@ -102,8 +102,8 @@ def _open_way(libc: ctypes.CDLL, top: str, paths: Sequence[str]) -> None:
 def _mount(
     libc: ctypes.CDLL, source: str | None, target: str, flags: int, kind: str | None = None, data: str | None = None
 ) -> None:
-    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
-    _check(libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}")
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    _check(libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]), f"mount {target}")
 
 
 def _check(result: int, what: str) -> None:

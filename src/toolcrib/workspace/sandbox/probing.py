@@ -1,9 +1,9 @@
-"""Tries to break out. Run inside by the sandbox's self-test, alone, by `python -I -S`; imports nothing of Toolcrib.
+"""Tries to break out. The sandbox's self-test runs it inside with `python -I -S`; it imports nothing from Toolcrib.
 
-In: as JSON in the first argument, what is outside and must not be reached. Out: JSON through TOOLCRIB_REPORT_FD: for
-each probe what got through, empty if nothing did.
+In: JSON in the first argument, with things outside that must be unreachable. Out: JSON through TOOLCRIB_REPORT_FD: the
+successful attempts of each probe, empty if none.
 """
-# The time that pathlib takes to load is part of every start.
+# Loading pathlib would slow down every start.
 # ruff: noqa: PTH108, PTH110, PTH116, PTH123, PTH208
 
 import ctypes
@@ -35,7 +35,7 @@ def gets_through(what: str, act: Callable[..., Any], *arguments: Any) -> list[st
 
 
 def call(name: str, *arguments: Any) -> int:
-    """The errno of a call of the C library, 0 if it succeeded."""
+    """The errno of a C library call, 0 if it succeeded."""
     ctypes.set_errno(0)
     return ctypes.get_errno() if getattr(LIBC, name)(*arguments) < 0 else 0
 
@@ -55,7 +55,7 @@ def writing() -> list[str]:
 
 
 def reading() -> list[str]:
-    found = [f"{path} is there" for path in GIVEN["secrets"] if os.path.lexists(path)]
+    found = [f"{path} exists" for path in GIVEN["secrets"] if os.path.lexists(path)]
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{number}/environ", "rb") as file:
@@ -63,7 +63,7 @@ def reading() -> list[str]:
         except OSError:
             continue
         if (number == "1" and inside) or GIVEN["canary"].encode() in inside:
-            found.append(f"process {number} shows variables of outside")
+            found.append(f"process {number} shows variables from outside")
     return found
 
 
@@ -84,37 +84,37 @@ def privileges() -> list[str]:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     found = [f"{name} is {status[name]}" for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb") if int(status[name], 16)]
     if status.get("NoNewPrivs") != "1":
-        found.append("new privileges can be had")
+        found.append("new privileges can be gained")
     if call("mount", None, b"/", None, ctypes.c_ulong(32 | 4096), None) == 0:
-        found.append("/ was mounted anew")
+        found.append("/ was remounted")
     if call("unshare", NEW_USER) == 0:
-        found.append("a user namespace was made")
+        found.append("a user namespace was created")
     return found
 
 
 def calls() -> list[str]:
-    """Each is answered by the filter in its own way; without it the answers are others."""
+    """The filter answers each call with a specific errno, which differs without it."""
     found = []
     if call("syscall", IO_URING_SETUP, 1, None) != errno.ENOSYS:
-        found.append("io_uring is there")
+        found.append("io_uring is available")
     if call("syscall", KEYCTL[os.uname().machine], 0, 0, 0, 0, 0) != errno.EPERM:
-        found.append("keys can be asked for")
+        found.append("keyrings can be read")
     for family in (AF_ALG, AF_VSOCK):
         if call("socket", family, 1, 0) != errno.EAFNOSUPPORT:
-            found.append(f"sockets of family {family} can be made")
+            found.append(f"sockets of family {family} can be created")
     return found
 
 
 def rules() -> list[str]:
-    """A device 0:0 may be made by anybody, except where Landlock forbids devices."""
+    """Any user may create device 0:0, unless Landlock forbids devices."""
     try:
         os.mknod(DEVICE, stat.S_IFCHR | 0o600, 0)
     except PermissionError:
         return []
     except OSError as error:
-        return [f"Landlock cannot be seen at work: {error}"]
+        return [f"Landlock cannot be tested: {error}"]
     os.unlink(DEVICE)
-    return ["Landlock is not in force"]
+    return ["Landlock is not active"]
 
 
 def limits() -> list[str]:
@@ -134,12 +134,12 @@ def limits() -> list[str]:
 
 
 def leave_one_behind() -> list[str]:
-    """A process that gets away from its parents and its session. It must end with the sandbox."""
+    """Starts a process that leaves its parents and session. It must end with the sandbox."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            words = ["python", "-I", "-S", "-c", "import time; time.sleep(60)", GIVEN["canary"]]
-            os.execv("/proc/self/exe", words)  # noqa: S606
+            argv = ["python", "-I", "-S", "-c", "import time; time.sleep(60)", GIVEN["canary"]]
+            os.execv("/proc/self/exe", argv)  # noqa: S606
         os._exit(0)
     os.wait()
     return []

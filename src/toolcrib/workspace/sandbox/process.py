@@ -1,12 +1,11 @@
-"""One command from its start to the end of the last process that it began.
+"""One command from its start to the end of its last process.
 
-In: a `LaunchPlan`. Out: a `SandboxResult`, when nothing of it runs any more, whatever happened: the end of the
-command, a limit, the time, or the task's cancellation. `command` starts it, `limits` watches.
+In: a `LaunchPlan`. Out: a `SandboxResult` when all its processes have ended, because the command finished, exceeded a
+limit or its time, or the task was cancelled. `command` starts it, `limits` watches it.
 
-Of what it prints the beginning and the end are held in memory, and everything is kept as a file below
-`.toolcrib/output` if it is much; commands can read such a file but not write it. In read-only mode nothing is kept.
-The oldest files go when there are too many. A command that prints more than is kept is ended: what is kept is
-always everything.
+The beginning and end of its output are kept in memory. Long output is also stored in full in a file in
+`.toolcrib/output`, which commands can read but not write; in read-only mode there is no file. The oldest files are
+deleted when there are too many. A command that prints more than fits into the file is stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ async def finish_even_if_cancelled(work: Coroutine[Any, Any, Result]) -> Result:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
             cancelled = error
-        except Exception:  # noqa: S112 - it is the task's, and comes with its result
+        except Exception:  # noqa: S112 - the task keeps it; `result` raises it
             continue
     if cancelled is not None:
         raise cancelled
@@ -63,16 +62,16 @@ async def finish_in_thread(act: Callable[[], Result]) -> Result:
 
 
 OUTPUT_FOLDER = f"{TOOLCRIB}/output"
-MOST_OUTPUT_FILES = 40
+MAX_OUTPUT_FILES = 40
 HEAD_BYTES, TAIL_BYTES = 768 * 1024, 256 * 1024
-"""Bytes of each stream that are held in memory."""
+"""Bytes of each stream kept in memory."""
 LAST_NUMBER = 999_999
-"""Of a file. No folder gets so far by itself: a repository brought it, and free numbers below are taken instead."""
+"""Highest number of a file. Only a crafted repository reaches it; then lower free numbers are used."""
 _LOG = re.compile(r".+-([0-9]{1,6})\.log", re.DOTALL)
 
 
 class OutputStream:
-    """One stream: the first bytes, the last bytes, and how many there were."""
+    """One stream: its first and last bytes, and its length."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -100,7 +99,7 @@ class OutputStream:
 
 
 class OutputFile:
-    """The file with everything. It is made when there is more than a model gets."""
+    """The file with the full output. It is created once there is more than a model gets."""
 
     def __init__(self, folder: Folder, name: str, *, after: int) -> None:
         self._folder = folder
@@ -129,7 +128,7 @@ class OutputFile:
             self._file = -1
 
     def _open(self) -> None:
-        """Where it cannot be made, output is only cut: no reason to end a command."""
+        """If the file cannot be created, output is only truncated; the command continues."""
         try:
             place = _open_place(self._folder)
             try:
@@ -141,7 +140,7 @@ class OutputFile:
 
     def _make_in(self, place: int) -> int:
         logs = sorted(_logs(place))
-        for _, old in logs[: max(0, len(logs) - MOST_OUTPUT_FILES + 1)]:
+        for _, old in logs[: max(0, len(logs) - MAX_OUTPUT_FILES + 1)]:
             with contextlib.suppress(OSError):
                 os.unlink(old, dir_fd=place)
         name = f"{self._name}-{_next_number([number for number, _ in logs])}.log"
@@ -180,14 +179,14 @@ def _make(name: str, place: int, folder: Folder) -> int:
 
 OnOutput = Callable[[str, bytes], None]
 
-MOST_REPORT = 8 * 1024 * 1024
+MAX_REPORT = 8 * 1024 * 1024
 AFTER_SECONDS = 2.0
-"""For pipes to close after the last process; outside a sandbox somebody may have run away with one."""
+"""Seconds for pipes to close after the last process; without a sandbox an escaped process may hold one."""
 _PIECE = 256 * 1024
 
 
 class ProcessTree:
-    """A command and all that it starts."""
+    """A command and its descendants."""
 
     def __init__(self, start: LaunchPlan, kept: OutputFile | None, on_output: OnOutput | None) -> None:
         self._start = start
@@ -197,13 +196,13 @@ class ProcessTree:
         self._printed = {"stdout": OutputStream(), "stderr": OutputStream()}
         self._report = bytearray()
         self._complaint = bytearray()
-        """Of `inner`, which then has run nothing."""
+        """An error from `inner`, which then ran nothing."""
         self._launched: LaunchedProcess
         self._reading: set[int] = set()
         self._waiting: dict[int, int] = {}
-        """pidfds of processes that have not ended, by pid."""
+        """pidfds of running processes, by pid."""
         self._first: int | None = None
-        """The first process of the tree; its end is the end of all."""
+        """pidfd of the first process; when it ends, all end."""
         self._watch: LimitWatch | None = None
         self._ending: CommandEnding | None = None
         self._gone = asyncio.Event()
@@ -224,7 +223,7 @@ class ProcessTree:
         return self._finished()
 
     def end(self, why: CommandEnding) -> None:
-        """Ends all of it now, or as soon as it stands. The first reason stays."""
+        """Kills all processes now, or once they have started. The first reason is kept."""
         self._ending = self._ending or why
         if self._first is not None:
             self._kill(self._first)
@@ -242,26 +241,26 @@ class ProcessTree:
         self._timers["time"] = self._loop.call_later(self._start.seconds, self.end, CommandEnding.TIMEOUT)
 
     def _control(self) -> None:
-        """`inner` says that it waits, then perhaps what is wrong; it closes when it becomes the command."""
+        """Reads from `inner`: that it is ready, or an error. The socket closes when the command starts."""
         try:
-            said, pid = self._launched.hear()
+            message, pid = self._launched.receive()
         except BlockingIOError:
             return
-        if not said:
+        if not message:
             self._loop.remove_reader(self._launched.control)
-        elif self._watch is None and not self._complaint and said == READY:
+        elif self._watch is None and not self._complaint and message == READY:
             self._made(pid)
         else:
-            self._complaint += said
+            self._complaint += message
 
     def _made(self, inner: int) -> None:
-        """`inner` waits: the tree gets its limits before it may go on."""
+        """`inner` is ready: sets the limits of the tree, then lets it continue."""
         starter = self._launched.process.pid
         try:
             first = inner if self._start.wrapping is None else _parent_of(inner)
             if self._start.wrapping is not None and _parent_of(first) != starter:
-                # No bubblewrap that we know, and what we would end with it might be ourselves.
-                raise OSError("what was started is no sandbox")
+                # Not a bubblewrap that we know; killing its parent might kill us.
+                raise OSError("the started program is not a sandbox")
             self._first = self._waiting.get(first) or self._wait_for(first)
             self._watch = self._start.watch(first)
             self._watch.begin(inner)
@@ -296,12 +295,12 @@ class ProcessTree:
     def _ended(self, pid: int, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
         if self._watch is None:
-            # It may have come to stand, and ended, since we last listened.
+            # It may have started and ended since we last read.
             self._control()
         if self._start.wrapping is None:
             self._kill(descriptor)
         elif descriptor == self._first:
-            # Where we are the system's first process, what bubblewrap leaves is ours to bury.
+            # If we are pid 1, we have to reap the processes that bubblewrap leaves.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
         del self._waiting[pid]
@@ -315,7 +314,7 @@ class ProcessTree:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         if self._start.wrapping is None:
-            # No namespace ends with its first process here.
+            # There is no pid namespace that ends with its first process.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._launched.process.pid, signal.SIGKILL)
 
@@ -334,13 +333,13 @@ class ProcessTree:
         elif name in self._printed:
             self._print(name, chunk)
         else:
-            chunk = chunk[: max(0, MOST_REPORT - len(self._report))]
+            chunk = chunk[: max(0, MAX_REPORT - len(self._report))]
             self._report += chunk
             if chunk and self._on_output is not None:
                 self._on_output(name, chunk)
 
     def _print(self, name: str, chunk: bytes) -> None:
-        room = self._start.most_output - sum(stream.total for stream in self._printed.values())
+        room = self._start.max_output - sum(stream.total for stream in self._printed.values())
         if len(chunk) > room:
             self.end(CommandEnding.OUTPUT)
             chunk = chunk[: max(0, room)]
@@ -365,7 +364,7 @@ class ProcessTree:
         self._launched.control.close()
         self._launched.process.wait()
         if self._watch is not None:
-            # The kernel ends a process for want of memory at once, and we look only now and then.
+            # The kernel kills a process out of memory at once, but we only check periodically.
             with contextlib.suppress(OSError):
                 self._ending = self._ending or self._watch.passed()
             self._watch.end()
@@ -380,7 +379,7 @@ class ProcessTree:
         if ending is CommandEnding.EXITED and self._watch is None:
             raise not_run_error(self._printed["stderr"].captured(None).text(2000).strip())
         by_itself = ending is CommandEnding.EXITED
-        # bubblewrap says 128 + the signal, as shells do.
+        # bubblewrap returns 128 + the signal, like shells.
         number = -code if code < 0 else code - 128 if 128 < code <= 128 + 64 else None
         kept = self._kept.path if self._kept else None
         return SandboxResult(
@@ -403,5 +402,7 @@ def _parent_of(pid: int) -> int:
 
 def not_run_error(why: str) -> WorkspaceError:
     return WorkspaceError(
-        f"The sandbox could not be made, and nothing was run: {why}", remedy=sandbox_remedy(why), data={"reason": why}
+        f"The sandbox could not be created, and nothing was run: {why}",
+        remedy=sandbox_remedy(why),
+        data={"reason": why},
     )

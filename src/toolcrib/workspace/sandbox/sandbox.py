@@ -1,9 +1,8 @@
-"""The place where code that is not ours runs.
+"""Runs untrusted code in a sandbox.
 
-In: the folder, the settings, commands. Out: what they printed and how they ended, or a refusal with its reason and
-remedy. `system` finds what the system has; the self-test tries at the start to break out (`probing` runs inside),
-and if one thing does not hold, nothing is ever run here. `process` runs a command, in what `system` and `layout`
-describe.
+In: the folder, the settings, commands. Out: their output and how they ended, or a refusal with its reason and remedy.
+`system` finds what the system offers. At the start a self-test tries to break out (`probing` runs inside); if one probe
+succeeds, no command is ever run. `process` runs a command in the environment that `system` and `layout` describe.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ _PREFIX = "toolcrib-probe-"
 PROBE_NAMES = {
     "writing": "nothing outside can be changed",
     "reading": "nothing private can be read",
-    "network": "no network, no socket of outside",
+    "network": "no network, no socket from outside",
     "privileges": "no capabilities, no mounts, no namespaces",
     "calls": "dangerous system calls are refused",
-    "rules": "Landlock is in force",
+    "rules": "Landlock is active",
     "limits": "limits are set and cannot be raised",
-    "leave_one_behind": "no process stays",
+    "leave_one_behind": "no process is left behind",
 }
 
 
@@ -88,23 +87,23 @@ async def run_selftest(
             "limits": dict(limits),
         }
         source = Path(__file__).with_name("probing.py").read_text()
-        words = (str(system.own_interpreter()), "-I", "-S", "-E", "-c", source, json.dumps(given))
+        argv = (str(system.own_interpreter()), "-I", "-S", "-E", "-c", source, json.dumps(given))
         finished = await run(
-            SandboxCommand(argv=words, seconds=SELFTEST_SECONDS, reports=True, writes=False, name="self-test")
+            SandboxCommand(argv=argv, seconds=SELFTEST_SECONDS, reports=True, writes=False, name="self-test")
         )
     return _read_probes(finished, canary)
 
 
 @contextlib.contextmanager
 def _outside_folder() -> Iterator[Path]:
-    """A folder of ours, locked for as long as we live: one that is not locked was left by a process that was killed."""
+    """A temporary folder, locked while we run: an unlocked one was left by a killed process."""
     beside = Path(tempfile.gettempdir())
     for left in beside.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left)
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     with _locked(made):
-        # Only now it gets a name that others look for.
+        # Renamed after locking, so that others never find it unlocked.
         folder = made.rename(beside / made.name.removeprefix("."))
         try:
             yield folder
@@ -114,11 +113,11 @@ def _outside_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raises OSError where it is not ours, or another process has it."""
+    """Raises OSError if it is not ours, or another process holds the lock."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(opened).st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "somebody else's", str(folder))
+            raise PermissionError(errno.EPERM, "not ours", str(folder))
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -136,12 +135,12 @@ def _read_probes(finished: SandboxResult, canary: str) -> tuple[SandboxProbe, ..
 
 
 def _parent(root: Path) -> list[str]:
-    """Below /tmp it is the sandbox's own."""
+    """Empty below /tmp, which is private to the sandbox."""
     return [] if root.is_relative_to("/tmp") else [str(root.parent)]  # noqa: S108
 
 
 def _private(root: Path, bound: Sequence[Path]) -> list[str]:
-    """What there is around the folder and in the home, and of the system what holds secrets; not what is bound."""
+    """Paths near the folder, in the home, and in the system that commands must not see."""
     open_ways = {place for path in (root, *bound) for place in (path, *path.parents)}
     around = ["/etc/shadow", "/run", "/var", "/sys", "/boot", "/root", "/home"]
     for place in {root.parent, protected_paths.user_home() or root.parent}:
@@ -157,7 +156,7 @@ def _private(root: Path, bound: Sequence[Path]) -> list[str]:
 
 
 def _listen(stack: contextlib.ExitStack, outside: Path, canary: str) -> list[tuple[str, object]]:
-    """Doors of ours that must not be reached: a port, a socket with a path, one without."""
+    """Opens listeners that must be unreachable: a port, a socket with a path, an abstract socket."""
     port = stack.enter_context(socket.socket(socket.AF_INET))
     port.bind(("127.0.0.1", 0))
     doors: list[tuple[str, object]] = [("AF_INET", port.getsockname())]
@@ -183,13 +182,13 @@ log = logging.getLogger(__name__)
 
 SCRATCH_SHARE = 4
 TIDY_TRIES = 100
-MOST_WORDS = 8000
-"""bubblewrap takes 9000."""
-MOST_SCRATCH = 1024 * 1024 * 1024
+MAX_ARGUMENTS = 8000
+"""bubblewrap's limit is 9000."""
+MAX_SCRATCH = 1024 * 1024 * 1024
 
 
 class Sandbox:
-    """Opened by `Sandbox.open`, which tries it out."""
+    """Created by `Sandbox.open`, which tests it."""
 
     def __init__(
         self, folder: Folder, settings: WorkspaceSettings, *, environ: Mapping[str, str], unsafe: bool
@@ -206,7 +205,7 @@ class Sandbox:
         self._trees: set[ProcessTree] = set()
         self._known: list[Parts] = []
         self._is_whole = True
-        """Whether all of the folder was looked through when this was opened."""
+        """Whether the first survey covered the whole folder."""
         commits = settings.git is GitMode.COMMIT and not settings.read_only
         self._folder_lock = FolderLock(folder, self._look, hides=bool(settings.hidden), commits=commits)
         is_root = os.geteuid() == 0
@@ -218,14 +217,14 @@ class Sandbox:
             bound=tuple(self._bound),
             etc=tuple(system.etc_paths(settings)),
             network=settings.network,
-            scratch=min(settings.limits.memory // SCRATCH_SHARE, MOST_SCRATCH),
+            scratch=min(settings.limits.memory // SCRATCH_SHARE, MAX_SCRATCH),
         )
 
     @classmethod
     async def open(
         cls, folder: Folder, settings: WorkspaceSettings, *, environ: Mapping[str, str], unsafe: bool = False
     ) -> Sandbox:
-        """Never fails: where no sandbox can be built, or one does not hold, `refusal` says why."""
+        """Never fails: if no sandbox can be built or it does not hold, `refusal` gives the reason."""
         sandbox = cls(folder, settings, environ=environ, unsafe=unsafe)
         if unsafe:
             log.warning("UNSAFE: commands in %s run WITHOUT A SANDBOX, as this user, with all it may do.", folder.root)
@@ -238,7 +237,7 @@ class Sandbox:
         return sandbox
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Stops all commands."""
         self.refusal = WorkspaceError("The sandbox is closed.", remedy="Start the workspace again.")
         for tree in self._trees:
             tree.end(CommandEnding.CANCELLED)
@@ -253,7 +252,7 @@ class Sandbox:
         await self._folder_lock.close()
 
     def describe(self) -> dict[str, Any]:
-        """Which means are in force."""
+        """Which protections are active."""
         if self.unsafe:
             return {"sandbox": "none", "unsafe": True, "warning": "Commands run without a sandbox."}
         found = self._support
@@ -276,9 +275,7 @@ class Sandbox:
         }
 
     async def run(self, command: SandboxCommand, *, on_output: OnOutput | None = None) -> SandboxResult:
-        """Gives `SandboxResult` when nothing of it runs any more. Cancelling the task ends all of it before it goes
-        on.
-        """
+        """Returns when all processes of the command have ended. Cancelling kills all of them first."""
         if self.refusal is not None:
             raise self.refusal
         return await self._run(command, on_output)
@@ -317,12 +314,12 @@ class Sandbox:
                 self._trees.discard(tree)
 
     def _look(self) -> Survey:
-        """In a thread, one at a time."""
+        """Runs in a thread, one at a time."""
         try:
             seen = survey_folder(self.folder, self.settings, self._known)
         except PermissionError as error:
             raise closed_error(error) from error
-        # What lies in a closed folder was not looked at; it may be opened again.
+        # Closed folders were not surveyed, but may be opened again.
         closed = [parts for parts in self._known if any(parts[: len(c.parts)] == c.parts for c in seen.closed)]
         self._known = list(dict.fromkeys([*seen.known(), *closed]))
         return seen
@@ -331,13 +328,13 @@ class Sandbox:
         try:
             seen = survey(self.folder, AT_THE_START, hides=False)
         except WorkspaceError:
-            # Said again before every command.
+            # Reported again before every command.
             self._is_whole = False
             return
         self._known, self._is_whole = seen.known(), seen.is_whole
 
     async def _probe(self, command: SandboxCommand) -> SandboxResult:
-        """Our own code: nothing in the folder need be kept from it, so it waits for nobody."""
+        """Runs our own code, from which the folder needs no protection, so no lock is needed."""
         return await self._run_over(command, Survey(), None, None)
 
     async def _build(self) -> None:
@@ -351,7 +348,7 @@ class Sandbox:
                     mount_namespace.build_mount_namespace, self.folder.owner, needed, self._support.enter, interpreter
                 )
             except OSError as error:
-                why = f"root cannot be left: {error}"
+                why = f"root privileges cannot be dropped: {error}"
                 raise system.sandbox_refused(why, system.sandbox_remedy(str(error))) from error
         try:
             self.probes = await run_selftest(
@@ -362,19 +359,19 @@ class Sandbox:
                 has_network=self.settings.network,
             )
         except WorkspaceError as error:
-            self.probes = (SandboxProbe("the sandbox can be made", False, error.message),)
+            self.probes = (SandboxProbe("the sandbox can be created", False, error.message),)
             raise system.sandbox_refused(error.message.rstrip("."), error.remedy) from error
         if failed := next((probe for probe in self.probes if not probe.held), None):
-            why = f"the sandbox does not hold: not true is “{failed.name}” ({failed.detail})"
+            why = f"the sandbox does not hold: probe “{failed.name}” failed ({failed.detail})"
             raise system.sandbox_refused(why, system.sandbox_remedy(failed.detail))
         if not self.settings.hidden:
             await finish_in_thread(self._look_at_the_start)
 
-    # What is the same for every command is made once: it is part of a command's time.
+    # Cached, because it is the same for every command and would add to its time.
 
     @functools.cached_property
     def _surrounding_arguments(self) -> list[str]:
-        return self._surroundings.words()
+        return self._surroundings.to_list()
 
     @functools.cached_property
     def _filter(self) -> bytes:
@@ -390,22 +387,22 @@ class Sandbox:
 
     def _inside(self, command: SandboxCommand, seen: Survey, placeholders: Placeholders) -> LaunchPlan:
         if self._support is None:
-            raise RuntimeError("a sandbox that was not opened")
+            raise RuntimeError("the sandbox was not opened")
         writes = command.writes and not self.settings.read_only
         try:
             layout = lay_out_mounts(self.folder, self.settings.git, seen, placeholders, writes=writes)
         except PermissionError as error:
             raise closed_error(error) from error
-        if len(layout.words()) > MOST_WORDS:
+        if len(layout.arguments()) > MAX_ARGUMENTS:
             raise crowd_error()
         expected, masks = layout.expected()
         trees = [b"/tmp", b"/dev/shm", *([os.fsencode(self.folder.root)] if writes else [])]
         abi = self._support.landlock
         cwd = str(self.folder.root.joinpath(*command.cwd.parts))
         wrapping = BubblewrapLaunch(
-            words=[*(self._namespace.words if self._namespace else ()), self._support.bwrap],
+            command=[*(self._namespace.command if self._namespace else ()), self._support.bwrap],
             descriptors=[self._namespace.descriptor] if self._namespace else [],
-            arguments=[*self._surrounding_arguments, *layout.words(), *system.CLOSING_ARGUMENTS, "--chdir", cwd],
+            arguments=[*self._surrounding_arguments, *layout.arguments(), *system.CLOSING_ARGUMENTS, "--chdir", cwd],
             files=system.etc_files(self.settings, self.uid, self.gid),
             filter=self._filter,
         )
@@ -420,7 +417,7 @@ class Sandbox:
         return self._with(command, wrapping=wrapping, plan=plan, environment=self._environment, cwd="/")
 
     def _outside(self, command: SandboxCommand) -> LaunchPlan:
-        """Without a sandbox: the same variables, limits and ending, and nothing that confines."""
+        """Without a sandbox: the same variables, limits and cleanup, but no confinement."""
         own = {name: self._environ[name] for name in ("HOME", "TMPDIR", "USER", "PATH") if name in self._environ}
         environment = self._environment | own
         plan: dict[str, Any] = {"places": [], "masks": [], "landlock": b""}
@@ -452,7 +449,7 @@ class Sandbox:
             reports=command.reports,
             watch=self._guard,
             seconds=command.seconds,
-            most_output=self.settings.limits.kept,
+            max_output=self.settings.limits.kept,
         )
 
     def _guard(self, pid: int) -> LimitGuard:

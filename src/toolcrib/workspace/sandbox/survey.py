@@ -1,15 +1,14 @@
-"""A look through the folder for what a command must not touch: repositories inside, submodules, hidden files, sockets.
+"""Searches the folder for paths that a command must not touch: repositories, submodules, hidden files, sockets.
 
-In: the folder, and places that are known already. Out: what was found, with its device and inode, so that `inner`
-can tell that just this was mounted. Bounded: a hidden file that was not looked for would be shown, so there the
-bound is an error. For the rest one large look is made at the start, and what it found is known to every small one
-before a command. Every step goes down by one name and never through a link: a command that still runs can exchange
-a folder for a link at any moment.
+In: the folder, and paths that are already known. Out: a `Survey` of paths with device and inode, so that `inner` can
+check that exactly these were mounted. The search is bounded. If files are hidden, exceeding a bound is an error, since
+a missed file would be visible. Otherwise one large search at the start finds the paths, and the small search before
+each command visits them again. Each step opens one name and never follows a link, because a running command can
+replace a folder with a link at any moment.
 
-A folder that commands cannot list can hold anything, and who owns it can open it again: nothing of it is shown.
-Which folders are submodules git's index says (versions 2 to 4): git goes into them by itself and follows the
-configuration there, so their `.git` matters as much as the top's own. The index's bytes may be anybody's: few of
-them must not become many, nor take long.
+A folder that commands cannot list is masked entirely: it may contain anything, and its owner can reopen it.
+Submodules are listed in git's index (versions 2 to 4). git enters them and obeys their configuration, so their `.git`
+matters as much as the one at the top. The index is untrusted input, so parsing it is bounded in memory and time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LIST_AND_ENTER = 0o5
 
 @contextlib.contextmanager
 def open_inside(folder: Folder, parts: Sequence[str]) -> Iterator[int]:
-    """A descriptor (O_PATH) of the folder at a place; OSError where one of the names is none, or a link to one."""
+    """Yield a descriptor (O_PATH) of a folder; OSError if any of the names is missing, no folder, or a link."""
     descriptor = os.dup(folder.fd)
     try:
         for name in parts:
@@ -47,7 +46,7 @@ def open_inside(folder: Folder, parts: Sequence[str]) -> Iterator[int]:
 
 
 def commands_may_enter(folder: Folder, descriptor: int) -> bool:
-    """Whether commands could list that folder and go into it."""
+    """Whether commands could list and enter that folder."""
     if os.geteuid() != 0:
         return os.access(f"/proc/self/fd/{descriptor}", os.R_OK | os.X_OK)
     # Commands run as the owner and without capabilities, root or not.
@@ -61,26 +60,26 @@ _HEADER = struct.Struct(">4sII")
 _MODE_AT = 24
 _STAT_SIZE = 40
 _HASHES = (20, 32)
-"""Bytes of an object's name: SHA-1, SHA-256."""
+"""Bytes of an object ID: SHA-1, SHA-256."""
 _GITLINK = 0o160000
 _EXTENDED = 0x4000
-LONGEST_INDEX_PATH = 4096
-MOST_INDEX_ENTRIES = 2_000_000
-MOST_SUBMODULES = 250
-_LONGEST_NUMBER = 5
+MAX_INDEX_PATH_LENGTH = 4096
+MAX_INDEX_ENTRIES = 2_000_000
+MAX_SUBMODULES = 250
+_MAX_NUMBER_LENGTH = 5
 _CLOCK_EVERY = 10_000
 
 
 class NotAnIndex(ValueError):
-    """Not what git would read, or not as we read it."""
+    """git would not read it either, or we cannot parse it."""
 
 
 class IndexTooLarge(NotAnIndex):
-    """An index such as no project has, or which takes too long to read."""
+    """The index is implausibly large, or takes too long to read."""
 
 
 def submodule_links(data: bytes, until: float = float("inf")) -> list[bytes]:
-    """Paths of submodules; NotAnIndex if it cannot be read, TooMuch if not within the bounds."""
+    """Paths of submodules; NotAnIndex if it cannot be parsed, IndexTooLarge if it exceeds a bound."""
     if not data:
         return []
     for hash_size in _HASHES:
@@ -91,7 +90,7 @@ def submodule_links(data: bytes, until: float = float("inf")) -> list[bytes]:
         except (NotAnIndex, struct.error, IndexError):
             continue
         if b"" in found:
-            # In a split index a changed entry has no name of its own. Git never makes a submodule of a file that way.
+            # In a split index a changed entry has no name. git never turns a file into a submodule that way.
             raise NotAnIndex("a submodule without a path")
         return found
     raise NotAnIndex("no index of version 2, 3 or 4")
@@ -102,8 +101,8 @@ def _links(data: bytes, hash_size: int, until: float) -> list[bytes]:
     for number, (path, mode) in enumerate(_entries(data, hash_size)):
         if mode & 0o170000 == _GITLINK:
             found.append(path)
-        if len(found) > MOST_SUBMODULES:
-            raise IndexTooLarge(f"more than {MOST_SUBMODULES} submodules")
+        if len(found) > MAX_SUBMODULES:
+            raise IndexTooLarge(f"more than {MAX_SUBMODULES} submodules")
         if number % _CLOCK_EVERY == 0 and time.monotonic() > until:
             raise IndexTooLarge("takes too long to read")
     return found
@@ -112,27 +111,27 @@ def _links(data: bytes, hash_size: int, until: float) -> list[bytes]:
 def _entries(data: bytes, hash_size: int) -> Iterator[tuple[bytes, int]]:
     mark, version, count = _HEADER.unpack_from(data)
     if mark != b"DIRC" or version not in {2, 3, 4}:
-        raise NotAnIndex("no index")
-    if count > MOST_INDEX_ENTRIES:
-        raise IndexTooLarge(f"more than {MOST_INDEX_ENTRIES} files")
+        raise NotAnIndex("not an index")
+    if count > MAX_INDEX_ENTRIES:
+        raise IndexTooLarge(f"more than {MAX_INDEX_ENTRIES} files")
     at = _HEADER.size
     before = b""
     for _ in range(count):
         begin = at
         (mode,) = struct.unpack_from(">I", data, begin + _MODE_AT)
         if mode & 0o170000 not in {0o040000, 0o100000, 0o120000, _GITLINK}:
-            raise NotAnIndex("an entry of no known kind")
+            raise NotAnIndex("an entry of unknown kind")
         at = begin + _STAT_SIZE + hash_size
         (flags,) = struct.unpack_from(">H", data, at)
         at += 4 if version >= 3 and flags & _EXTENDED else 2
         if version == 4:
             cut, at = _number(data, at)
             if cut > len(before):
-                raise NotAnIndex("a path that is shorter than nothing")
+                raise NotAnIndex("a path of negative length")
             end = _end_of_path(data, at)
             path = before[: len(before) - cut] + data[at:end]
             at = end + 1
-            if len(path) > LONGEST_INDEX_PATH:
+            if len(path) > MAX_INDEX_PATH_LENGTH:
                 raise NotAnIndex("a path that is too long")
         else:
             end = _end_of_path(data, at)
@@ -143,30 +142,30 @@ def _entries(data: bytes, hash_size: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _end_of_path(data: bytes, at: int) -> int:
-    end = data.find(b"\0", at, at + LONGEST_INDEX_PATH + 1)
+    end = data.find(b"\0", at, at + MAX_INDEX_PATH_LENGTH + 1)
     if end < 0:
         raise NotAnIndex("a path that is too long")
     return end
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """As git packs offsets: seven bits a byte, the high ones first."""
+    """git's offset encoding: seven bits per byte, most significant first."""
     value, begin = data[at] & 0x7F, at
     while data[at] & 0x80:
         at += 1
-        if at - begin >= _LONGEST_NUMBER:
+        if at - begin >= _MAX_NUMBER_LENGTH:
             raise NotAnIndex("a number that is too long")
         value = ((value + 1) << 7) | (data[at] & 0x7F)
     return value, at + 1
 
 
-MOST_MASKS = 500
-MOST_PLACES = 1000
-"""Of each kind; mounts are part of every command's time."""
-LONGEST_PATH = 3500
-"""The kernel mounts nothing at a longer one; only commands make such."""
+MAX_MASKS = 500
+MAX_PATHS = 1000
+"""Per kind; every mount slows down every command."""
+MAX_MOUNT_PATH_LENGTH = 3500
+"""The kernel cannot mount at longer paths; only commands create them."""
 NOT_WALKED = frozenset({"node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox"})
-"""Large, made by programs, and no place where a person runs git."""
+"""Large generated folders, in which people don't run git."""
 GIT = ".git"
 TOOLCRIB = ".toolcrib"
 _HEAD = protected_paths.HEAD.casefold()
@@ -179,7 +178,7 @@ class SurveyBounds:
     depth: int
     seconds: float
     packages: bool = False
-    """Whether to look into what is `NOT_WALKED` otherwise."""
+    """Whether to search the `NOT_WALKED` folders too."""
 
 
 BEFORE_A_COMMAND = SurveyBounds(entries=20_000, depth=8, seconds=5)
@@ -194,45 +193,45 @@ class SurveyedPath:
     device: int
     inode: int
     changed: float = field(default=0, compare=False)
-    """When, by the file system's word, which nobody can set."""
+    """The ctime, which programs cannot set."""
 
 
 @dataclass(kw_only=True)
 class Survey:
     began: float = field(default_factory=time.time)
     repositories: list[SurveyedPath] = field(default_factory=list)
-    """Whatever is called `.git` below the root's own."""
+    """Every `.git` below the top level."""
     heads: list[SurveyedPath] = field(default_factory=list)
-    """Files by which git takes a folder for a repository that is not called `.git`."""
+    """HEAD files, by which git recognizes a bare repository."""
     bare: list[SurveyedPath] = field(default_factory=list)
-    """Those of them whose folder has all the rest, too."""
+    """The heads whose folder is a complete repository."""
     guarded: list[SurveyedPath] = field(default_factory=list)
-    """The topmost of what other programs obey."""
+    """Topmost paths that control other programs."""
     own: list[SurveyedPath] = field(default_factory=list)
-    """Whatever is called `.toolcrib` below the root's own."""
+    """Every `.toolcrib` below the top level."""
     hidden: list[SurveyedPath] = field(default_factory=list)
-    """The topmost of what is hidden."""
+    """Topmost hidden paths."""
     closed: list[SurveyedPath] = field(default_factory=list)
     """Folders that cannot be listed or entered."""
     sockets: list[SurveyedPath] = field(default_factory=list)
-    """Doors to processes outside."""
+    """Connections to processes outside."""
     running: list[SurveyedPath] = field(default_factory=list)
-    """What runs us, where that lies in the folder."""
+    """Our own interpreter and packages, if they are in the folder."""
     submodules: list[Parts] = field(default_factory=list)
-    """Where git goes in by itself, whether or not there is anything."""
+    """Folders that git enters, whether or not they exist."""
     unreadable: str = ""
-    """Why the submodules cannot be found out."""
+    """Why the submodules cannot be determined."""
     under_way: list[str] = field(default_factory=list)
-    """Of `.git`: what git is in the middle of."""
+    """Unfinished git operations, as names in `.git`."""
     is_whole: bool = True
-    """Whether no bound ended the look."""
+    """False if a bound ended the search."""
     is_crowded: bool = False
-    """Whether there are more places than can be held; one of them could be a person's, pushed out by a command's."""
+    """Whether paths were dropped for lack of room; a command's paths may have displaced the user's."""
 
     @property
     def is_empty(self) -> bool:
         places = (self.repositories, self.bare, self.own, self.hidden, self.closed, self.sockets, self.running)
-        # At the top nothing can be exchanged on the way.
+        # At the top level there is no parent to replace.
         is_guarded = any(len(found.parts) > 1 for found in self.guarded)
         return not (any(places) or is_guarded or self.submodules or self.unreadable or self.under_way)
 
@@ -250,13 +249,13 @@ class Survey:
         )
 
     def known(self) -> list[Parts]:
-        """What the next look shall not miss, however many files there are by then."""
+        """Paths that the next search must visit, however many files exist by then."""
         kinds = (self.repositories, self.heads, self.guarded, self.own, self.sockets)
         return [found.parts for kind in kinds for found in kind]
 
 
 def look_at(folder: Folder, parts: Parts) -> SurveyedPath | None:
-    """What is at a place, the link itself if it is one; None if there is nothing, or a link on the way."""
+    """The path as it is now (a link is not followed); None if it is missing, or a parent is a link."""
     try:
         with open_inside(folder, parts[:-1]) as place:
             return surveyed_path(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
@@ -265,15 +264,15 @@ def look_at(folder: Folder, parts: Parts) -> SurveyedPath | None:
 
 
 def survey(folder: Folder, bounds: SurveyBounds, *, hides: bool, known: Iterable[Parts] = ()) -> Survey:
-    at_work = _Surveyor(folder, bounds, hides=hides)
+    surveyor = _Surveyor(folder, bounds, hides=hides)
     for parts in known:
-        at_work.again(parts)
-    # However many files there are: what matters most lies at the top.
+        surveyor.revisit(parts)
+    # The most important paths are at the top; visit them however many files there are.
     for name in (protected_paths.HEAD, *folder.guarded_names):
-        at_work.again((name,))
-    at_work.doors_of_git()
-    at_work.all()
-    return at_work.result
+        surveyor.revisit((name,))
+    surveyor.find_git_sockets()
+    surveyor.walk()
+    return surveyor.result
 
 
 class _Surveyor:
@@ -287,8 +286,8 @@ class _Surveyor:
         self._waiting: deque[Parts] = deque([()])
         self.result = Survey()
 
-    def again(self, parts: Parts) -> None:
-        """A place that is known. If a folder above it was closed meanwhile, it is that folder."""
+    def revisit(self, parts: Parts) -> None:
+        """Visit a known path. If a parent folder has been closed since, record the parent instead."""
         if self._hides and not self._folder.readable(FolderPath(parts)):
             return
         for length in range(1, len(parts)):
@@ -297,8 +296,8 @@ class _Surveyor:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_inside(self._folder, parts[:-1]) as place:
             self._sort(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
 
-    def doors_of_git(self) -> None:
-        """Git's own servers listen at the top of its folder."""
+    def find_git_sockets(self) -> None:
+        """git's own servers listen at the top of `.git`."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             with open_inside(self._folder, (GIT,)) as place:
                 descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
@@ -308,12 +307,12 @@ class _Surveyor:
                         with contextlib.suppress(FileNotFoundError):
                             there = entry.stat(follow_symlinks=False)
                             if stat.S_ISSOCK(there.st_mode):
-                                self._add(self.result.sockets, (GIT, entry.name), there, MOST_PLACES)
+                                self._add(self.result.sockets, (GIT, entry.name), there, MAX_PATHS)
             finally:
                 os.close(descriptor)
 
-    def all(self) -> None:
-        """All entries, the near ones first as far as folders go; into no link, nothing hidden."""
+    def walk(self) -> None:
+        """Visit all entries breadth-first, without following links or entering hidden folders."""
         while self._waiting:
             if self._left < 0:
                 return
@@ -336,7 +335,7 @@ class _Surveyor:
                     f"{self._folder.root} cannot be listed, so nothing in it can be protected from commands.",
                     remedy=f"`chmod u+rwx {self._folder.root}`.",
                 )
-            self._add(self.result.closed, parts, there, MOST_MASKS)
+            self._add(self.result.closed, parts, there, MAX_MASKS)
         return False
 
     def _list(self, parts: Parts) -> None:
@@ -368,24 +367,24 @@ class _Surveyor:
     def _sort(self, parts: Parts, there: os.stat_result, *, is_hidden: bool = False) -> None:
         name = parts[-1].casefold()
         if is_hidden:
-            self._add(self.result.hidden, parts, there, MOST_MASKS)
+            self._add(self.result.hidden, parts, there, MAX_MASKS)
         elif name == GIT:
-            self._add(self.result.repositories, parts, there, MOST_PLACES)
+            self._add(self.result.repositories, parts, there, MAX_PATHS)
         elif name == TOOLCRIB:
-            self._add(self.result.own, parts, there, MOST_PLACES)
+            self._add(self.result.own, parts, there, MAX_PATHS)
         elif stat.S_ISSOCK(there.st_mode):
-            self._add(self.result.sockets, parts, there, MOST_PLACES)
+            self._add(self.result.sockets, parts, there, MAX_PATHS)
         elif name == _HEAD and self._is_head(parts, there):
-            self._add(self.result.heads, parts, there, MOST_PLACES)
+            self._add(self.result.heads, parts, there, MAX_PATHS)
         elif self._guards(parts) and not self._guards(parts[:-1]):
-            self._add(self.result.guarded, parts, there, MOST_PLACES)
+            self._add(self.result.guarded, parts, there, MAX_PATHS)
 
     def _guards(self, parts: Parts) -> bool:
-        """Not in packages: no person opens those, and they may hold many."""
+        """Not in packages, which may contain many and which people don't open."""
         return self._folder.guarded(FolderPath(parts)) and NOT_WALKED.isdisjoint(parts)
 
     def _is_head(self, parts: Parts, there: os.stat_result) -> bool:
-        """If its folder has all that makes a repository, that is noted, too."""
+        """Also records the path as bare if its folder is a complete repository."""
         if parts in self._seen or any(part.casefold() == GIT for part in parts):
             return False
         with contextlib.suppress(OSError), open_inside(self._folder, parts[:-1]) as place:
@@ -401,14 +400,14 @@ class _Surveyor:
     def _add(self, kind: list[SurveyedPath], parts: Parts, there: os.stat_result, most: int) -> None:
         if parts in self._seen:
             return
-        fits = most == MOST_MASKS or len(os.fsencode(self._folder.root.joinpath(*parts))) <= LONGEST_PATH
+        fits = most == MAX_MASKS or len(os.fsencode(self._folder.root.joinpath(*parts))) <= MAX_MOUNT_PATH_LENGTH
         if fits and len(kind) < most:
             self._seen.add(parts)
             kind.append(surveyed_path(parts, there))
-        elif most == MOST_MASKS:
+        elif most == MAX_MASKS:
             raise WorkspaceError(
-                f"More than {MOST_MASKS} files are hidden or folders closed, too many for commands to run beside them.",
-                remedy="Hide the folder that they are in rather than each of them; open folders with `chmod u+rx`.",
+                f"More than {MAX_MASKS} files are hidden or folders closed, so commands cannot be run.",
+                remedy="Hide their parent folder rather than each of them; open folders with `chmod u+rx`.",
             )
         else:
             self.result.is_whole = False
@@ -428,9 +427,9 @@ class _Surveyor:
         self.result.is_whole = False
         if self._hides:
             raise WorkspaceError(
-                "The folder has too many files, or folders too deep, to be sure that hidden ones stay hidden from "
+                "The folder has too many files or levels to guarantee that hidden files stay hidden from "
                 f"commands ({self._bounds.entries} files, {self._bounds.depth} levels, {self._bounds.seconds} s).",
-                remedy="Remove what is not needed, hide nothing, or open a smaller folder as the workspace.",
+                remedy="Remove unneeded files, hide nothing, or open a smaller folder as the workspace.",
             )
 
 

@@ -1,10 +1,10 @@
-"""What the system has to build a sandbox of, and what of it a command can see.
+"""The programs and kernel features that the sandbox needs, and the parts of the system that a command can see.
 
 In: the settings and the server's environment. Out: bubblewrap and the other programs, or a refusal with its reason
-and remedy; the folders to bind, read-only; the variables a command gets; bubblewrap's arguments for all that is
-around the folder, which go to it through a descriptor, so that they are on no command line. Nothing here is ever
-named by a file of the workspace: what a repository says would choose what it gets to read, and a program that lies
-in the folder may be the model's. `layout` says what lies over the folder, `mount_namespace` how root is left.
+and remedy; the folders to bind read-only; a command's environment; bubblewrap's arguments for everything around the
+folder, which it reads from a descriptor so that they appear on no command line. No file in the workspace influences
+this, because a repository could otherwise choose what it can read, and the model may have written its programs.
+`layout` builds the mounts over the folder, `mount_namespace` gives up root.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def find_program(name: str, environ: Mapping[str, str], root: Path) -> Path | No
 
 
 def _lies_in(root: Path, program: Path) -> bool:
-    """As it is written, or where its links lead."""
+    """Whether the path itself or its link target is inside."""
     return any(Path(os.path.normpath(place)).is_relative_to(root) for place in (program, program.resolve()))
 
 
 SANDBOX_HOME = "/tmp/home"  # noqa: S108 - the sandbox's own
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Beside /usr: links into it on most systems, folders on some."""
+"""Next to /usr: links into it on most systems, folders on some."""
 ETC_NAMES = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "protocols", "services"),
     *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted", "crypto-policies"),
     *("java", "perl", "fonts", "magic", "terminfo", "static"),
 )
-"""Of /etc, what programs need to start. No secrets, and nothing that tells who uses this machine."""
+"""The parts of /etc that programs need to start. No secrets, and nothing that identifies this machine's users."""
 NETWORK_ETC_NAMES = ("resolv.conf", "hosts", "gai.conf")
 TOOLCHAIN_STORES = (
     *(".local/share/uv/python", ".pyenv/versions", ".rustup/toolchains", ".cargo/bin", ".nvm/versions"),
@@ -61,13 +61,13 @@ TOOLCHAIN_STORES = (
     ),
     *(".deno/bin", ".bun/bin", "go/bin"),
 )
-"""Below the home: toolchains that their managers keep there, which hold programs and nothing else."""
+"""In the home folder: toolchain stores of version managers, which contain only programs."""
 SYSTEM_STORES = ("/nix/store", "/gnu/store")
 SANDBOX_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 def system_links() -> list[tuple[str, str]]:
-    """Top folders that are links, as `/bin` to `usr/bin`: what they say, and where they are."""
+    """Target and path of top-level folders that are links, such as `/bin` to `usr/bin`."""
     return [(str(Path(path).readlink()), path) for path in SYSTEM_FOLDERS if Path(path).is_symlink()]
 
 
@@ -84,7 +84,7 @@ def etc_paths(settings: WorkspaceSettings) -> list[Path]:
 
 
 def toolchains(settings: WorkspaceSettings, environ: Mapping[str, str], root: Path) -> list[Path]:
-    """The interpreter that runs us, ripgrep, known stores of toolchains, what the settings add; none inside another."""
+    """Our interpreter, ripgrep, toolchain stores and the settings' `readable`, without nested paths."""
     home = environ.get("HOME")
     ripgrep = find_program("rg", environ, root)
     wanted = [
@@ -96,20 +96,20 @@ def toolchains(settings: WorkspaceSettings, environ: Mapping[str, str], root: Pa
         *(Path(store) for store in SYSTEM_STORES),
         *settings.readable,
     ]
-    there: list[Path] = []
+    found: list[Path] = []
     for path in sorted({place.resolve() for place in wanted if place.exists()}, key=lambda place: len(place.parts)):
-        if path != Path("/") and not any(path.is_relative_to(other) for other in [*system_folders(), *there]):
-            there.append(path)
-    return there
+        if path != Path("/") and not any(path.is_relative_to(other) for other in [*system_folders(), *found]):
+            found.append(path)
+    return found
 
 
 def own_interpreter() -> Path:
-    """The Python that runs us, not a link in some environment to it."""
+    """The Python that runs us, not a virtual environment's link to it."""
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
 def etc_files(settings: WorkspaceSettings, uid: int, gid: int) -> dict[str, bytes]:
-    """Files of /etc that are made anew: they name one user and, without network, one host."""
+    """Generated files of /etc: they name one user and, without network, one host."""
     made = {
         "/etc/passwd": f"agent:x:{uid}:{gid}::{SANDBOX_HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n".encode(),
         "/etc/group": f"agent:x:{gid}:\nnogroup:x:65534:\n".encode(),
@@ -121,7 +121,7 @@ def etc_files(settings: WorkspaceSettings, uid: int, gid: int) -> dict[str, byte
 def command_environment(
     settings: WorkspaceSettings, environ: Mapping[str, str], root: Path, visible: Sequence[Path]
 ) -> dict[str, str]:
-    """Made anew: nothing of the server's own variables but the search path, cut to what is there, and what is named."""
+    """A new environment. From the server's it takes only PATH, without invisible folders, and the settings' names."""
     seen = [*visible, *system_folders(), *(Path(path) for path in SYSTEM_FOLDERS), root]
     path = [
         entry
@@ -140,7 +140,7 @@ def command_environment(
         **{f"GIT_{who}_NAME": "Toolcrib agent" for who in ("AUTHOR", "COMMITTER")},
         **{f"GIT_{who}_EMAIL": "agent@localhost" for who in ("AUTHOR", "COMMITTER")},
         "GIT_CONFIG_NOSYSTEM": "1",
-        # Packing rewrites what is read-only here.
+        # Packing would rewrite read-only files.
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "gc.auto",
         "GIT_CONFIG_VALUE_0": "0",
@@ -151,17 +151,17 @@ def command_environment(
     return made | {name: environ[name] for name in settings.environment if name in environ}
 
 
-LOWEST_BUBBLEWRAP = (0, 8)
+MIN_BUBBLEWRAP = (0, 8)
 WRITABLE_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts")
-"""That may be written to. Not /dev/zero: who may write to it can map it as memory that no limit counts."""
+"""Not /dev/zero: a program that may write to it can map it as memory that no limit counts."""
 
 CLOSING_ARGUMENTS = ("--remount-ro", "/")
-"""The root of the sandbox is a tmpfs without a bound; nobody shall fill it."""
+"""The sandbox's root is a tmpfs without a size limit, so it becomes read-only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BubblewrapArguments:
-    """What is around the folder; the same for every command of a sandbox."""
+    """The surroundings of the folder; the same for every command of a sandbox."""
 
     uid: int
     gid: int
@@ -172,7 +172,7 @@ class BubblewrapArguments:
     scratch: int
     """Bytes of /tmp, and of /dev/shm."""
 
-    def words(self) -> list[str]:
+    def to_list(self) -> list[str]:
         return [
             *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *(() if self.network else ("--unshare-net",)),
@@ -192,13 +192,13 @@ def _read_only(paths: Sequence[Path]) -> list[str]:
     return [word for path in paths for word in ("--ro-bind", str(path), str(path))]
 
 
-def bubblewrap_version(said: str) -> tuple[int, ...]:
-    """Of `bwrap --version`; empty if it says none."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", said)
+def bubblewrap_version(output: str) -> tuple[int, ...]:
+    """Parse the output of `bwrap --version`; empty if it has no version."""
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", output)
     return tuple(int(number) for number in found.groups() if number) if found else ()
 
 
-FILE_TOOLS = "File tools go on working."
+FILE_TOOLS = "File tools still work."
 _SWITCHES = (
     ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
@@ -211,53 +211,53 @@ class SystemSupport:
     bwrap: str
     version: str
     enter: str
-    """The program that enters a stage; only root needs it."""
+    """The program that enters a mount namespace; only root needs it."""
     landlock: int
 
 
 def find_support(environ: Mapping[str, str], root: Path, *, is_root: bool) -> SystemSupport:
-    """WorkspaceError where a sandbox cannot be built here."""
+    """WorkspaceError if this system cannot build a sandbox."""
     if sys.platform != "linux":
         raise sandbox_refused(
-            f"there is no sandbox for {sys.platform}", "Use Linux, or a container or virtual machine with it."
+            f"there is no sandbox for {sys.platform}", "Use Linux, or a Linux container or virtual machine."
         )
     machine = platform.machine()
     if machine not in MACHINES:
-        raise sandbox_refused(f"the filter of system calls does not know {machine}", f"Use {' or '.join(MACHINES)}.")
+        raise sandbox_refused(f"the system call filter does not support {machine}", f"Use {' or '.join(MACHINES)}.")
     program = find_program("bwrap", environ, root)
     if program is None:
         raise sandbox_refused("bubblewrap is not installed", "`apt install bubblewrap`, or `dnf install bubblewrap`.")
-    said = _version_of(program)
-    if bubblewrap_version(said) < LOWEST_BUBBLEWRAP:
-        wanted = ".".join(map(str, LOWEST_BUBBLEWRAP))
-        raise sandbox_refused(f"{program} says {said or 'nothing'!r}", f"Install bubblewrap {wanted} or newer.")
+    version = _version_of(program)
+    if bubblewrap_version(version) < MIN_BUBBLEWRAP:
+        required = ".".join(map(str, MIN_BUBBLEWRAP))
+        raise sandbox_refused(f"{program} has version {version or ''!r}", f"Install bubblewrap {required} or newer.")
     abi = kernel_rules.landlock_version()
     if abi < 1:
         raise sandbox_refused(
-            "the kernel has no Landlock", "Use Linux 5.13 or newer with `kernel_rules` in the boot parameter `lsm=`."
+            "the kernel has no Landlock", "Use Linux 5.13 or newer with `landlock` in the boot parameter `lsm=`."
         )
     enter = find_program("nsenter", environ, root)
     if is_root and enter is None:
         raise sandbox_refused("nsenter is not installed, and Toolcrib runs as root", "`apt install util-linux`.")
-    return SystemSupport(bwrap=str(program), version=said, enter=str(enter or ""), landlock=abi)
+    return SystemSupport(bwrap=str(program), version=version, enter=str(enter or ""), landlock=abi)
 
 
 def sandbox_refused(why: str, remedy: str) -> WorkspaceError:
     return WorkspaceError(
-        f"No code is run here, neither tests nor linters: {why}.", remedy=f"{remedy} {FILE_TOOLS}", data={"reason": why}
+        f"Code, tests and linters cannot be run here: {why}.", remedy=f"{remedy} {FILE_TOOLS}", data={"reason": why}
     )
 
 
 def sandbox_remedy(why: str) -> str:
-    """What helps where bubblewrap itself fails: most often the system forbids namespaces."""
+    """A remedy if bubblewrap itself fails, usually because the system forbids namespaces."""
     for path, bad, setting in _SWITCHES:
         try:
             is_bad = Path(path).read_text().strip() == bad
         except OSError:
             continue
         if is_bad:
-            rule = " or give bwrap a profile of AppArmor with `userns,`" if "apparmor" in path else ""
-            return f"User namespaces are switched off here: `sysctl -w {setting}`{rule}."
+            rule = " or give bwrap an AppArmor profile with `userns,`" if "apparmor" in path else ""
+            return f"User namespaces are disabled: `sysctl -w {setting}`{rule}."
     if "ermission" in why or "not permitted" in why:
         return "In a container: allow user namespaces and mounts (for Docker `--security-opt seccomp=unconfined`)."
     return "`toolcrib workspace check` shows every probe."
@@ -265,8 +265,8 @@ def sandbox_remedy(why: str) -> str:
 
 def _version_of(program: Path) -> str:
     try:
-        words = with_default_signals([str(program), "--version"])
-        done = subprocess.run(words, env={}, capture_output=True, timeout=10, check=False)
+        argv = with_default_signals([str(program), "--version"])
+        done = subprocess.run(argv, env={}, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (done.stdout or done.stderr).decode(errors="replace").strip()[:200]

@@ -1,1 +1,1 @@
-"""The workspace as a server of its own: stdio, HTTP, unix socket."""
+"""The workspace as a stand-alone server: stdio, HTTP, unix socket."""

@@ -1,8 +1,8 @@
-"""The stand-alone server's life: flags, folder, settings, self-test, one of three transports, the end.
+"""The stand-alone workspace server: flags, folder, settings, self-test, one of three transports, shutdown.
 
-In: the command line. Out: an exit code. What a person has to know goes to stderr; stdout belongs to the protocol. The
-SDK is loaded in a thread while the sandbox tests itself. `daemon_client.shared_workspace` is the same for a server that
-programs share.
+In: the command line. Out: an exit code. Messages for people go to stderr; stdout belongs to the protocol. The SDK is
+loaded in a thread while the sandbox tests itself. `daemon_client.shared_workspace` does the same for a server that
+several programs share.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ Serve = Callable[[Workspace], Coroutine[Any, Any, None]]
 """Serves until its clients end it, or until it is cancelled."""
 
 HELP = {
-    "--root": "the folder that the tools work in (default: this one)",
-    "--http": "serve http://127.0.0.1:PORT/mcp; 0 takes a free port",
+    "--root": "the folder that the tools work in (default: the current one)",
+    "--http": "serve http://127.0.0.1:PORT/mcp; 0 picks a free port",
     "--socket": "serve Streamable HTTP on a unix socket",
-    "--read-only": "nothing is written, and there is no shell",
-    "--config": "settings in the place of the project's own; all of it is trusted",
-    "--token-file": "with --http: the file that holds the token, or gets a new one",
-    "--unsafe-no-sandbox": "run commands with all your rights: nothing is confined",
+    "--read-only": "write nothing, and offer no shell",
+    "--config": "use these settings instead of the project's; the file is fully trusted",
+    "--token-file": "with --http: the file that contains the token; created with a new one if missing",
+    "--unsafe-no-sandbox": "run commands with all of your permissions, without a sandbox",
 }
 
 
-def main(words: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     reset_signals()
-    options = _options(words)
+    options = _options(arguments)
     log_to_stderr()
     try:
         serve = _transport(options)
@@ -68,16 +68,16 @@ def main(words: list[str] | None = None) -> int:
         )
         asyncio.run(live(workspace, serve))
     except ToolcribError as error:
-        log.error("%s", error.text())  # noqa: TRY400 - a person can act on the words, not on a traceback
+        log.error("%s", error.text())  # noqa: TRY400 - users can act on the message, not on a traceback
         return error.exit_code
     leave()
     return 0
 
 
-def _options(words: list[str] | None) -> argparse.Namespace:
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m toolcrib.workspace",
-        description="File, test, lint and shell tools that cannot leave their folder: an MCP server, on stdio.",
+        description="An MCP server on stdio with file, test, lint and shell tools that cannot leave their folder.",
     )
     parser.add_argument("--root", default=".", help=HELP["--root"])
     where = parser.add_mutually_exclusive_group()
@@ -87,15 +87,17 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, metavar="FILE", help=HELP["--config"])
     parser.add_argument("--read-only", action="store_true", help=HELP["--read-only"])
     parser.add_argument("--unsafe-no-sandbox", action="store_true", help=HELP["--unsafe-no-sandbox"])
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 def _transport(options: argparse.Namespace) -> Serve:
     if options.token_file is not None and options.http is None:
-        raise UsageError("--token-file is for --http.", remedy="Leave it out: nobody else can use the pipe or socket.")
+        raise UsageError(
+            "--token-file requires --http.", remedy="Omit it: other users cannot access the pipe or socket."
+        )
     if options.http is not None:
         if not 0 <= options.http <= 65535:
-            raise UsageError(f"There is no port {options.http}.", remedy="Ports go up to 65535; 0 takes a free one.")
+            raise UsageError(f"There is no port {options.http}.", remedy="Ports go up to 65535; 0 picks a free one.")
         return lambda workspace: _over_http(workspace, options.http, options.token_file)
     if options.socket is not None:
         return lambda workspace: over_socket(workspace, options.socket)
@@ -107,12 +109,12 @@ def log_to_stderr() -> None:
 
 
 def without_token(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the workspace may know of the environment."""
+    """The environment that the workspace may see."""
     return {name: value for name, value in environ.items() if name != TOKEN_VARIABLE}
 
 
 def leave() -> None:
-    """Without waiting for a thread that hangs on a broken file system, as the interpreter's own end would."""
+    """Exit without waiting for a thread that hangs on a broken file system, as the interpreter would."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)
@@ -131,7 +133,7 @@ def open_workspace(
     for problem in loaded.problems:
         log.warning("%s", problem)
     if not loaded.ok:
-        raise ConfigError(loaded.settings.broken, remedy="`toolcrib workspace check` shows all of it.")
+        raise ConfigError(loaded.settings.broken, remedy="`toolcrib workspace check` shows all problems.")
     paths = Paths.of_user(environ)
     return Workspace(
         root,
@@ -144,7 +146,7 @@ def open_workspace(
 
 
 async def live(workspace: Workspace, serve: Serve) -> None:
-    """Until it is over or a signal comes; then everything that runs is ended."""
+    """Serve until the client ends it or a signal arrives, then end everything that runs."""
     stop = asyncio.Event()
     for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -189,7 +191,7 @@ async def over_socket(workspace: Workspace, path: Path, ready: Callable[[], None
 
 
 class _Server(Protocol):
-    """What `mcp_server` offers."""
+    """The interface of `mcp_server`."""
 
     async def serve_stdio(self, workspace: Workspace, pipes: ClientPipes) -> None: ...
     async def serve_http(
@@ -198,7 +200,7 @@ class _Server(Protocol):
 
 
 async def _server() -> _Server:
-    """The SDK takes most of a second to load: in a thread, so that the sandbox tests itself meanwhile."""
+    """The SDK takes most of a second to load, so a thread loads it while the sandbox tests itself."""
     return cast("_Server", await asyncio.to_thread(importlib.import_module, "toolcrib.workspace.serving.mcp_server"))
 
 

@@ -1,8 +1,8 @@
-"""The workspace as an MCP server, by the SDK: one server object behind stdio, HTTP and the unix socket.
+"""The workspace as an MCP server, built on the SDK: one server object for stdio, HTTP and the unix socket.
 
-In: a `Workspace`; pipes or listening sockets. Out: the SDK's `Server`, served until the client closes stdin or the
-task is cancelled; whatever runs then is ended. Imported late: the SDK takes most of a second to load. `transports`
-makes the pipes and sockets and looks at every HTTP request first, `workspace` does the work.
+In: a `Workspace`; pipes or listening sockets. Out: the SDK's `Server`, which runs until the client closes stdin or the
+task is cancelled; calls that still run are ended. Imported late, because the SDK takes most of a second to load.
+`transports` creates the pipes and sockets and checks every HTTP request first; `workspace` does the work.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from mcp.shared.message import SessionMessage
 from toolcrib import __version__
 from toolcrib.errors import INVALID_PARAMS
 from toolcrib.http_server import AsgiServer
-from toolcrib.workspace.serving.transports import LARGEST_BODY, AccessCheck, ClientPipes, MessageReader, MessageWriter
+from toolcrib.workspace.serving.transports import MAX_BODY_SIZE, AccessCheck, ClientPipes, MessageReader, MessageWriter
 from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.tools import BY_NAME
 from toolcrib.workspace.workspace import UNSAFE, OnProgress, Workspace
 
 NAME = "toolcrib-workspace"
-MOST_SESSIONS = 1024
-"""Legacy sessions whose use is counted; beyond it the oldest begins anew."""
+MAX_SESSIONS = 1024
+"""Legacy sessions with their own counters; beyond it the oldest loses its counters."""
 _WAITING = 256
-"""Words of progress that wait for a slow client; older ones are dropped, for the result has them too."""
+"""Progress messages queued for a slow client; older ones are dropped, since the result contains them too."""
 _LAST_PROGRESS = 2.0
-"""Seconds that the last progress may take to leave before the result follows."""
+"""Seconds to send the last progress before the result follows."""
 
 _COMPLETE = {"resultType": "complete"}
-"""Of protocol version 2026-07-28; the SDK keeps it from clients of older ones."""
+"""Protocol version 2026-07-28 only; the SDK removes it for older clients."""
 
 Context = ServerRequestContext[Any, Any]
 
@@ -51,7 +51,7 @@ def build_server(workspace: Workspace) -> Server[Any]:
     tools = [msgspec.json.decode(tool) for tool in workspace.tools]
 
     async def list_tools(_context: Context, _params: Any) -> Any:
-        # What a client keeps would outlive a server that is started again with other settings.
+        # A client's cache would survive a restart of the server with other settings.
         return {"tools": tools, "ttlMs": 0, "cacheScope": "private", **_COMPLETE}
 
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> Any:
@@ -68,7 +68,7 @@ def build_server(workspace: Workspace) -> Server[Any]:
         NAME,
         version=__version__,
         instructions=instructions(workspace),
-        # Our schemas name no headers; without this the SDK would list the tools again for every call.
+        # Our schemas define no headers; without this the SDK would list the tools again for every call.
         get_tool_input_schema=lambda _name: None,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
@@ -78,14 +78,14 @@ def build_server(workspace: Workspace) -> Server[Any]:
 def instructions(workspace: Workspace) -> str:
     missing = sorted(name for name in BY_NAME if workspace.why_not(name) is not None)
     lines = [
-        f"Files, tests, linters and commands of {workspace.root}; nothing outside of it. Paths are relative to it.",
+        f"Files, tests, linters and commands of {workspace.root}; nothing outside it. Paths are relative to it.",
         f"Off here: {', '.join(missing)}." if missing else "All tools are on.",
     ]
     return "\n".join([*lines, UNSAFE] if workspace.unsafe else lines)
 
 
 class WorkspaceSessions:
-    """Whose use of the workspace is counted together: a legacy session, else a connection, else the process."""
+    """Usage is counted per legacy session, else per connection, else per process."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._limits = workspace.settings.limits
@@ -100,14 +100,14 @@ class WorkspaceSessions:
         if (name := request.headers.get("mcp-session-id")) is not None:
             if name not in self._legacy:
                 self._legacy[name] = WorkspaceSession(self._limits)
-                if len(self._legacy) > MOST_SESSIONS:
+                if len(self._legacy) > MAX_SESSIONS:
                     self._legacy.popitem(last=False)
             return self._legacy[name]
         return self._connections.setdefault(request.scope["state"]["connection"], WorkspaceSession(self._limits))
 
 
 async def _to_its_end(call: asyncio.Future[bytes]) -> bytes:
-    """Waits for a call; when the client takes it back, until all that it ran has ended."""
+    """Wait for a call; if the client cancels it, wait until everything it started has ended."""
     try:
         await asyncio.wait({call})
     except asyncio.CancelledError:
@@ -121,7 +121,7 @@ async def _to_its_end(call: asyncio.Future[bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _progress(context: Context) -> AsyncIterator[OnProgress | None]:
-    """Sends the progress of a tool while it runs, in order, and all of it before the result."""
+    """Send a tool's progress while it runs, in order, and all of it before the result."""
     if context.meta is None or context.meta.get("progress_token") is None:
         yield None
         return
@@ -146,15 +146,15 @@ async def _progress(context: Context) -> AsyncIterator[OnProgress | None]:
 
 
 ENDING_SECONDS = 2.0
-"""Seconds that requests under way have at the end; then they are cut."""
-MOST_HTTP_SESSIONS = 256
+"""Seconds that pending requests have to finish at shutdown."""
+MAX_HTTP_SESSIONS = 256
 
 
 async def serve_http(workspace: Workspace, access: AccessCheck, listeners: Sequence[socket.socket]) -> None:
-    """Until it is cancelled; then what is under way has a moment, and is cut."""
-    # The access check has looked at Host and Origin already, and has the whole body.
+    """Serve until cancelled; pending requests then have `ENDING_SECONDS` to finish."""
+    # The access check has already checked Host and Origin, and has read the whole body.
     app = build_server(workspace).streamable_http_app(
-        max_request_body_size=LARGEST_BODY, max_sessions=MOST_HTTP_SESSIONS, host=""
+        max_request_body_size=MAX_BODY_SIZE, max_sessions=MAX_HTTP_SESSIONS, host=""
     )
     access.app = app
     http = AsgiServer(access)
@@ -176,7 +176,7 @@ async def serve_stdio(workspace: Workspace, pipes: ClientPipes) -> None:
         async with _streams(pipes) as (reading, writing):
             await server.run(reading, writing, server.create_initialization_options())
     except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        # The SDK's inner streams may be gone before the last message is through; the client is gone as well then.
+        # The SDK may close its inner streams before the last message passes; by then the client is gone.
         pass
 
 

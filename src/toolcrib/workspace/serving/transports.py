@@ -1,11 +1,10 @@
 """How clients reach a workspace server: pipes, sockets, the token, and the checks of every HTTP request.
 
 In: stdin and stdout, a port or a path, the environment or a token file, an ASGI request. Out: `MessageReader` and
-`MessageWriter`, each in a thread that nobody has to wait for (the SDK's own stdio reads in a thread that cannot be
-called off: a signal would wait for the client's next line); listening sockets that only this user, or only this
-machine, can reach; the token and the file that clients find it in; the request with its body whole, or a refusal
-with the wording and statuses of the gateway (`errors.ANSWERS`). Nothing here needs the SDK; `mcp_server` serves on
-it.
+`MessageWriter`, each with a daemon thread (the SDK's stdio reads in a thread that cannot be cancelled, so a signal
+would wait for the client's next line); listening sockets that only this user, or only this machine, can reach; the
+token and the file from which clients read it; the request with its whole body, or a refusal with the gateway's
+messages and statuses (`errors.ANSWERS`). Does not need the SDK; `mcp_server` does.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ import msgspec
 
 from toolcrib.errors import ANSWERS, NOT_AUTHENTICATED, AlreadyRunning, ConfigError, ErrorCase, PortTaken
 
-LARGEST_MESSAGE = 16 * 1024 * 1024
+MAX_MESSAGE_SIZE = 16 * 1024 * 1024
 _PIECE = 256 * 1024
 _AHEAD = 32
-"""Messages taken before their turn; then the other side waits."""
+"""Messages read ahead or queued before the sender has to wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +42,9 @@ class ClientPipes:
 
 
 def claim_pipes() -> ClientPipes:
-    """From now on what prints goes to stderr, what reads finds nothing, and children get neither pipe.
+    """Take over stdin and stdout: prints now go to stderr, reads find nothing, and children inherit neither pipe.
 
-    They are not given back: a thread may sit on them to the end, and the process ends with its client.
+    They are never restored: a thread may block on them to the end, and the process ends with its client.
     """
     pipes = ClientPipes(
         reading=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), writing=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -58,7 +57,7 @@ def claim_pipes() -> ClientPipes:
 
 
 class MessageReader:
-    """What the client says, a line each; over when it closes its end."""
+    """The client's messages, one per line, until it closes its end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -79,7 +78,7 @@ class MessageReader:
         self._hand_over(None)
 
     def _hand_over(self, line: bytes | None) -> None:
-        # The loop may be gone before the client is.
+        # The loop may close before the client does.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
@@ -90,24 +89,24 @@ class MessageReader:
 
 
 def split_messages(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines that hold something. One that grows beyond the limit is dropped up to its end."""
+    """Whole lines that are not blank. A line beyond the limit is dropped."""
     parts: list[bytes] = []
     size = 0
     for piece in pieces:
         *ended, rest = piece.split(b"\n")
         for line in ended:
-            if size + len(line) <= LARGEST_MESSAGE and (whole := b"".join((*parts, line)).strip()):
+            if size + len(line) <= MAX_MESSAGE_SIZE and (whole := b"".join((*parts, line)).strip()):
                 yield whole
             parts, size = [], 0
         size += len(rest)
-        if size <= LARGEST_MESSAGE:
+        if size <= MAX_MESSAGE_SIZE:
             parts.append(rest)
         else:
             parts = []
 
 
 class MessageWriter:
-    """What goes to the client; one that does not read stops nobody but itself."""
+    """Messages to the client. A client that does not read blocks only itself."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -126,14 +125,14 @@ class MessageWriter:
         self._texts.put(text)
 
     async def drain(self, limit: float) -> None:
-        """Until everything has left, or the client has been waited for long enough."""
+        """Wait until everything is written, for at most `limit` seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), limit)
 
     def _write(self) -> None:
         while True:
             left = memoryview(self._texts.get())
-            # A client that closed its end hears nothing more; its other pipe ends too.
+            # A client that closed this pipe closes the other one too, which ends the server.
             with contextlib.suppress(OSError):
                 while left:
                     left = left[os.write(self._descriptor, left) :]
@@ -147,14 +146,14 @@ class MessageWriter:
             self._idle.set()
 
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes of a unix socket's path; the kernel takes no more."""
+MAX_SOCKET_PATH_LENGTH = 107
+"""Bytes; the kernel's limit."""
 _TRIES = 20
 _BACKLOG = 1024
 
 
 def listen_on_loopback(port: int) -> list[socket.socket]:
-    """On 127.0.0.1, and on ::1 where there is one: nobody else shall answer to `localhost` with our number."""
+    """Listen on 127.0.0.1 and, if available, ::1, so that no other program can answer at `localhost` on our port."""
     for _ in range(_TRIES):
         first = _bound(socket.AF_INET, "127.0.0.1", port)
         number = first.getsockname()[1]
@@ -166,7 +165,7 @@ def listen_on_loopback(port: int) -> list[socket.socket]:
                 raise
         except OSError:
             return [first]
-    raise PortTaken("No port is free on both 127.0.0.1 and ::1.", remedy="Name one: --http PORT.")
+    raise PortTaken("No port is free on both 127.0.0.1 and ::1.", remedy="Choose one: --http PORT.")
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
@@ -182,7 +181,7 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             raise PortTaken(
                 f"Port {port} of {host} cannot be used: {os.strerror(error.errno)}.",
-                remedy="Choose another with --http PORT (0 takes any free one), or end the program that has it.",
+                remedy="Choose another with --http PORT (0 picks a free one), or stop the program that uses it.",
                 data={"port": port},
             ) from error
         raise
@@ -191,10 +190,10 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def listen_on_unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Listens at a path that only we can reach: mode 0600, in a folder that others cannot write. Removed at the end."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+    """Listen at a path that only this user can reach: mode 0600, in a folder that others cannot write to."""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_LENGTH:
         raise ConfigError(
-            f"{path} is too long for a unix socket ({LONGEST_SOCKET_PATH} bytes at most).",
+            f"{path} is too long for a unix socket ({MAX_SOCKET_PATH_LENGTH} bytes at most).",
             remedy="Choose a shorter path.",
         )
     _check_folder(path.parent)
@@ -204,7 +203,7 @@ def listen_on_unix_socket(path: Path) -> Iterator[socket.socket]:
         try:
             listener.bind(str(path))
         except OSError as error:
-            raise ConfigError(f"{path} cannot be made: {error.strerror}.", remedy="Choose another path.") from error
+            raise ConfigError(f"{path} cannot be created: {error.strerror}.", remedy="Choose another path.") from error
         finally:
             os.umask(before)
         made = path.lstat()
@@ -212,7 +211,7 @@ def listen_on_unix_socket(path: Path) -> Iterator[socket.socket]:
             listener.listen(_BACKLOG)
             yield listener
         finally:
-            # Another server may have taken the place of a socket that somebody removed under us.
+            # If the socket was deleted meanwhile, the path may belong to another server.
             with contextlib.suppress(OSError):
                 if os.path.samestat(path.lstat(), made):
                     path.unlink()
@@ -222,22 +221,22 @@ def _check_folder(folder: Path) -> None:
     try:
         found = folder.stat()
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}.", remedy="Make the folder first.") from error
+        raise ConfigError(f"{folder}: {error.strerror}.", remedy="Create the folder first.") from error
     if found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
         raise ConfigError(
-            f"Others can write in {folder}, so they could put a socket of theirs in the place of ours.",
-            remedy="Choose a folder that only you can write, such as $XDG_RUNTIME_DIR.",
+            f"Other users can write to {folder}, so they could replace the socket with their own.",
+            remedy="Choose a folder that only you can write to, such as $XDG_RUNTIME_DIR.",
         )
 
 
 def _make_room(path: Path) -> None:
-    """Removes the socket that a killed server left; a living one, or anything else, stays."""
+    """Remove the socket of a killed server; a live socket or any other file is an error."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} exists and is no socket.", remedy="Choose another path.")
+        raise ConfigError(f"{path} exists and is not a socket.", remedy="Choose another path.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -253,20 +252,20 @@ def _make_room(path: Path) -> None:
 
 
 TOKEN_VARIABLE = "TOOLCRIB_WORKSPACE_TOKEN"  # noqa: S105 - a name
-SHORTEST = 32
-"""Characters; what can be guessed is no token."""
+MIN_TOKEN_LENGTH = 32
+"""Characters; a shorter token could be guessed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerToken:
     value: str
     where: str
-    """For a person: where a client finds it. Never the token itself."""
+    """Where to find it, in words for the user. Never the token itself."""
 
 
 @contextlib.contextmanager
 def open_token(environ: Mapping[str, str], file: Path | None, fallback: Path) -> Iterator[ServerToken]:
-    """From the variable, from the named file (made if it is not there), or a new one, which ends with the server."""
+    """From the variable, from the given file (created if missing), or a new token that ends with the server."""
     if file is None and TOKEN_VARIABLE in environ:
         yield ServerToken(value=_checked_token(environ[TOKEN_VARIABLE], TOKEN_VARIABLE), where=f"${TOKEN_VARIABLE}")
     elif file is not None:
@@ -291,13 +290,15 @@ def _write_token(file: Path, value: str) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be made: {error.strerror}.", remedy="Choose another --token-file.") from error
+        raise ConfigError(
+            f"{file} cannot be created: {error.strerror}.", remedy="Choose another --token-file."
+        ) from error
     with os.fdopen(descriptor, "w") as stream:
         stream.write(value + "\n")
 
 
 def _read_token(file: Path) -> str:
-    """Judged by what was opened, so that nothing can be put in its place in between."""
+    """Checks the opened file, so that it cannot be replaced after the check."""
     try:
         with file.open("rb") as stream:
             found = os.fstat(stream.fileno())
@@ -305,39 +306,41 @@ def _read_token(file: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.", remedy="Choose another --token-file.") from error
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
-        raise ConfigError(f"{file} can be read or changed by others.", remedy=f"chmod 600 {file}, and make it yours.")
+        raise ConfigError(f"Other users can read or change {file}.", remedy=f"`chmod 600 {file}`, and own the file.")
     return _checked_token(content.decode(errors="replace").strip(), str(file))
 
 
 def _checked_token(value: str, where: str) -> str:
-    if len(value) < SHORTEST or not value.isascii() or not value.isprintable() or " " in value:
+    if len(value) < MIN_TOKEN_LENGTH or not value.isascii() or not value.isprintable() or " " in value:
         raise ConfigError(
-            f"{where} holds no token: at least {SHORTEST} printable characters without spaces.",
-            remedy="Leave it out; the server makes one.",
+            f"{where} contains no valid token: at least {MIN_TOKEN_LENGTH} printable characters without spaces.",
+            remedy="Omit it; the server generates one.",
         )
     return value
 
 
-LARGEST_BODY = 16 * 1024 * 1024
+MAX_BODY_SIZE = 16 * 1024 * 1024
 MCP_PATH = "/mcp"
 _SINGLE = frozenset({"host", "origin", "authorization", "mcp-session-id", "content-type", "content-length"})
-_HOW_TO_ENTER = "A token is needed: Authorization: Bearer <token>. The server says at its start which file holds it."
+_UNAUTHENTICATED = (
+    "A token is needed: Authorization: Bearer <token>. The server prints at startup which file contains it."
+)
 
 ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class RequestRefused(Exception):
-    def __init__(self, case: ErrorCase, **words: Any) -> None:
+    def __init__(self, case: ErrorCase, **details: Any) -> None:
         super().__init__(case)
         answer = ANSWERS[case]
         self.status = answer.modern or 400
         self.code = answer.code
-        self.text = answer.text.format(**words)
+        self.text = answer.text.format(**details)
 
 
 class AccessCheck:
     def __init__(self, *, hosts: frozenset[str], token: str | None) -> None:
-        """Without a token whoever can reach the socket may use it: its file has mode 0600."""
+        """Without a token, any process that can open the socket may use it; its file has mode 0600."""
         self._hosts = hosts
         self._origins = frozenset(f"http://{host}" for host in hosts) if token is not None else frozenset()
         self._token = token.encode() if token is not None else None
@@ -345,7 +348,7 @@ class AccessCheck:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.app is None:
-            raise RuntimeError("the server took a request before it had an app")
+            raise RuntimeError("the server accepted a request before it had an app")
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -358,7 +361,7 @@ class AccessCheck:
         except RequestRefused as refused:
             await _refuse(refused, send)
         except asyncio.CancelledError:
-            # The server ends, and did not wait any longer.
+            # The server is stopping and no longer waits.
             if not answer.begun:
                 await _refuse(RequestRefused(ErrorCase.STOPPING), send)
 
@@ -384,7 +387,7 @@ class AccessCheck:
 
 
 class _Answer:
-    """Knows whether something was said already."""
+    """Records whether the response has started."""
 
     def __init__(self, send: Any) -> None:
         self._send = send
@@ -396,7 +399,7 @@ class _Answer:
 
 
 def _single(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By lower-case name. One that must be single but stands twice is an attempt to be read in two ways."""
+    """Headers by lower-case name. A repeated header could be read differently by two programs, so it is refused."""
     headers: dict[str, str] = {}
     for raw_name, value in raw:
         name = raw_name.decode("latin-1")
@@ -407,10 +410,10 @@ def _single(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 async def _body(headers: Mapping[str, str], receive: Any) -> bytes | None:
-    """None: the client went away, or took too long to send it."""
+    """None if the client disconnected or took too long to send the body."""
     length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > LARGEST_BODY:
-        raise RequestRefused(ErrorCase.TOO_LARGE, most=f"{LARGEST_BODY} bytes")
+    if not length.isdigit() or int(length) > MAX_BODY_SIZE:
+        raise RequestRefused(ErrorCase.TOO_LARGE, most=f"{MAX_BODY_SIZE} bytes")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -419,8 +422,8 @@ async def _body(headers: Mapping[str, str], receive: Any) -> bytes | None:
             return None
         parts.append(event.get("body", b""))
         size += len(parts[-1])
-        if size > LARGEST_BODY:
-            raise RequestRefused(ErrorCase.TOO_LARGE, most=f"{LARGEST_BODY} bytes")
+        if size > MAX_BODY_SIZE:
+            raise RequestRefused(ErrorCase.TOO_LARGE, most=f"{MAX_BODY_SIZE} bytes")
         if not event.get("more_body", False):
             return b"".join(parts)
 
@@ -440,13 +443,13 @@ def _replaying(body: bytes, receive: Any) -> Any:
 
 async def _refuse(refused: RequestRefused, send: Any) -> None:
     is_token = refused.code == NOT_AUTHENTICATED
-    text = _HOW_TO_ENTER if is_token else refused.text
+    text = _UNAUTHENTICATED if is_token else refused.text
     error = {"code": refused.code, "message": text}
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if is_token:
         headers.append((b"www-authenticate", b"Bearer"))
-    # What is left of the body is not wanted.
+    # The rest of the body is not read.
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

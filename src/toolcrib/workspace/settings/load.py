@@ -1,9 +1,9 @@
-"""All files of settings → the `WorkspaceSettings` in force in one folder.
+"""All settings files → the effective `WorkspaceSettings` of one folder.
 
-In: a user's `workspace.yml`, a project's, or the one that a person named. Out: `LoadedSettings`, always: what is wrong
-stands in its problems. A later file wins; one that nobody trusted only narrows. A folder within a project has the
-project's settings too, those of the outer folder first. The daemon says what is trusted, the stand-alone server trusts
-only what it is given with `--config`.
+In: the `workspace.yml` of the user and of the project, or one named with `--config`. Out: always `LoadedSettings`, with
+any errors in its problems. A later file wins; an untrusted one can only narrow. A folder inside a project has the
+project's settings too, the outer folder's first. The daemon decides which files are trusted; the stand-alone server
+trusts only the file from `--config`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLAG_READ_ONLY = "--read-only"
 
 
 class FileTrust(enum.StrEnum):
-    """Whose word a file is."""
+    """Why a file is trusted, or that it is not."""
 
     YOURS = "yours"
     CHOSEN = "named with --config"
@@ -59,11 +59,11 @@ class LoadedSettings:
     problems: tuple[Problem, ...] = ()
     """Errors first."""
     files: tuple[SettingsFile, ...] = ()
-    """Those that exist, the weakest first."""
+    """Existing files, in increasing order of precedence."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """By key, as in `flat_settings`: the file or flag that a value comes from; the rest is built in."""
+    """The file or flag that set a value, by key as in `flat_settings`; other values are built in."""
     waiting: UntrustedFile | None = None
-    """The project's file, if it would widen and nobody trusted it as it is now."""
+    """The project's file, if it would widen permissions and its current content is not trusted."""
 
     @property
     def ok(self) -> bool:
@@ -71,7 +71,7 @@ class LoadedSettings:
 
     @property
     def effects(self) -> tuple[str, ...]:
-        """What the file that waits would widen, one line each."""
+        """What the `waiting` file would widen, one line each."""
         return self.waiting.effects if self.waiting else ()
 
 
@@ -80,7 +80,7 @@ class _Source:
     file: SettingsFile
     document: ConfigDocument
     folder: Path | None = None
-    """Where its patterns start; None: at the root."""
+    """The folder its patterns are relative to; None: the root."""
 
 
 def load_settings(
@@ -126,7 +126,7 @@ def load_settings(
 
 
 def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Every file that would be read here if it were there."""
+    """Every path where a settings file would be read."""
     projects = [folder / PROJECT_FOLDER for folder in _folders(root, home_of(environ))]
     folders = (Paths.of_user(environ).config_dir, *projects)
     return tuple(folder / name for folder in folders for name in WORKSPACE_NAMES)
@@ -134,7 +134,7 @@ def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 def _user(paths: Paths) -> Iterator[_Source]:
     for path in configs_in(paths.config_dir, WORKSPACE_NAMES)[:1]:
-        document = read_document(path) or _without(path, "a link that leads nowhere")
+        document = read_document(path) or _without(path, "a broken link")
         warn_of_others(configs_in(paths.config_dir, WORKSPACE_NAMES)[1:], document)
         warn_if_open(path, document)
         yield _Source(file=SettingsFile(path=path, trust=FileTrust.YOURS), document=document)
@@ -152,7 +152,7 @@ def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source
         for path in found[:1]:
             document = read_document(path) if has_no_links(path) else _without(path, "a link")
             if document is None:
-                # Gone since it was listed.
+                # Deleted since it was listed.
                 continue
             warn_of_others(found[1:], document)
             trusted = is_trusted(path, digest_of(path, document.content))
@@ -161,8 +161,8 @@ def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source
 
 
 def _folders(root: Path, home: Path) -> tuple[Path, ...]:
-    """The root and the folders it lies in, the outermost first: as far up as they are one person's."""
-    # Absolute and without links, which is what trust is bound to.
+    """The root and its parents, the outermost first; stops at the home folder and at world-writable folders."""
+    # Trust is bound to the real path.
     here = Path(os.path.realpath(root))
     folders = [here]
     for folder in here.parents[:-1]:
@@ -181,7 +181,7 @@ def _is_everybodys(folder: Path) -> bool:
 
 def _without(path: Path, found: str) -> ConfigDocument:
     report = ProblemReport(str(path))
-    report.error((), found=found, expected="a file with settings of the workspace")
+    report.error((), found=found, expected="a workspace settings file")
     return ConfigDocument(data={}, report=report)
 
 
@@ -191,9 +191,9 @@ def _waiting(source: _Source, effects: tuple[str, ...]) -> UntrustedFile | None:
     path = source.file.path
     source.document.report.warning(
         (),
-        found="a project's file that you have not trusted as it is now",
+        found="a project file whose current content you have not trusted",
         expected="your trust",
-        suggestion="What it forbids is in force, what it would allow is not: `toolcrib trust` shows that and asks you.",
+        suggestion="Its prohibitions apply, its permissions do not: `toolcrib trust` shows them and asks you.",
     )
     return UntrustedFile(file=path, digest=digest_of(path, source.document.content), effects=effects)
 
@@ -204,7 +204,7 @@ def _changed(before: WorkspaceSettings, after: WorkspaceSettings) -> list[str]:
 
 
 def _safe(settings: WorkspaceSettings, problems: tuple[Problem, ...]) -> WorkspaceSettings:
-    """What could not be understood may have been a prohibition, so nothing is done until it can be."""
+    """Refuses everything after an error: the invalid part may have been a prohibition."""
     errors = [problem for problem in problems if problem.severity is Severity.ERROR]
     if not errors:
         return settings

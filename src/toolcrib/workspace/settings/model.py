@@ -1,11 +1,9 @@
-"""What a workspace may do: the model of `.toolcrib/workspace.yml`, its keys, its defaults, and which of two allows
-less.
+"""What a workspace may do: the model of `.toolcrib/workspace.yml`, its keys and defaults, and how settings combine.
 
-In: nothing; or settings, and what a file says (`SettingsFromFile`). Out: `WorkspaceSettings`, the keys of its
-limits with the bounds of each, and settings as a file would say them. Everything a person did not trust
-goes through `narrow_settings`, which is the meet of a lattice: its result is never wider than the first in any key,
-whatever the second says. `read` makes settings of a file, `load` puts the layers on top of each other; the tools,
-the session and the sandbox read them, and the documentation is held against the keys.
+In: settings, and the content of a file (`SettingsFromFile`). Out: `WorkspaceSettings`, the keys of its limits with
+their bounds, and settings as flat keys. All untrusted settings go through `narrow_settings`, the meet of a lattice: its
+result never allows more than the first settings in any key. `read` parses a file, `load` combines the layers; the
+tools, the session and the sandbox use the result, and a test compares the documentation with the keys.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ TOOL_SECONDS: Mapping[str, float] = MappingProxyType(
         "project_structure": USUAL_SECONDS,
     }
 )
-"""Every tool by its name, and how long one call of it may take."""
+"""Every tool, with the time limit of one call."""
 
 TOOL_NAMES = tuple(TOOL_SECONDS)
 
 WRITING_TOOLS = frozenset({"write_file", "edit_file", "run_shell_safe"})
-"""What read-only mode takes away. Tests and linters stay: they run with the folder bound read-only."""
+"""Not available in read-only mode. Tests and linters are: they run with the folder bound read-only."""
 
 SHELL_TOOLS = frozenset({"run_shell_safe"})
-"""What `forbid_shell_in_ci` takes away where the environment says CI."""
+"""Not available in CI if `forbid_shell_in_ci` is set."""
 
 
 GUARDED = (
@@ -63,15 +61,15 @@ GUARDED = (
     *(".lefthook.yml", ".lefthook.yaml", ".lefthook.toml", ".lefthook.json", ".lefthook-local.yml"),
     *("lefthook.yml", "lefthook.yaml", "lefthook.toml", "lefthook.json", "lefthook-local.yml"),
 )
-"""What coding agents, editors, debuggers, shells and git's hooks obey by themselves when a person opens the folder,
-goes into it or commits. Not what only the project's own build obeys, nor instructions such as AGENTS.md."""
+"""Files that coding agents, editors, debuggers, shells and git hooks obey as soon as a person opens the folder, enters
+it or commits. Excludes files that only the project's own build obeys, and instructions such as AGENTS.md."""
 
 
 class GitMode(enum.StrEnum):
     READ_ONLY = "read-only"
-    """`.git` cannot be written by anything."""
+    """Nothing can write `.git`."""
     COMMIT = "commit"
-    """Commands may commit; hooks, configuration and whatever runs later stay read-only."""
+    """Commands may commit; hooks, configuration and anything that runs later stay read-only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,22 +79,22 @@ class Limits:
     seconds: Mapping[str, float] = field(default_factory=lambda: TOOL_SECONDS)
     """For one call; every tool has an entry."""
     memory: int = 4096 * MB
-    """Of a command with all that it starts."""
+    """For a command and everything it starts."""
     processes: int = 512
-    """Of a command with all that it starts; threads count."""
+    """For a command and everything it starts, including threads."""
     file_size: int = 1024 * MB
-    """Of the largest file that a command may write."""
+    """The largest file that a command may write."""
     output: int = 16 * KB
-    """What a model gets of a command's output."""
+    """How much of a command's output a model gets."""
     kept: int = 16 * MB
-    """What is kept of a command's output as a file."""
+    """How much of a command's output is kept as a file."""
     read: int = 32 * KB
-    """What one `read_file` gives."""
+    """How much one `read_file` returns."""
     session_calls: int = 10_000
     session_seconds: float = 21_600.0
-    """Of commands, added up."""
+    """Total for commands."""
     session_bytes: int = 1024 * MB
-    """Written by `write_file` and `edit_file`, added up."""
+    """Total written by `write_file` and `edit_file`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,25 +104,25 @@ class WorkspaceSettings:
     """Tools that are switched off, by name."""
     git: GitMode = GitMode.READ_ONLY
     network: bool = False
-    """Whether commands reach the network."""
+    """Whether commands can use the network."""
     forbid_shell_in_ci: bool = True
     environment: tuple[str, ...] = ()
-    """Names of the server's variables that commands get."""
+    """Names of the variables that commands inherit from the server."""
     readable: tuple[Path, ...] = ()
-    """Folders outside that commands may read."""
+    """Outside folders that commands may read."""
     hidden: tuple[str, ...] = ()
-    """Patterns of files that no tool shows, finds, reads or writes; they start at `above`."""
+    """Patterns of files that no tool shows, finds, reads or writes; relative to `above`."""
     guarded: tuple[str, ...] = GUARDED
-    """Patterns of files that tools and commands do not write, as other programs obey them; they start at `above`."""
+    """Patterns of files that tools and commands cannot write because other programs obey them; relative to `above`."""
     repositories: bool = False
-    """Whether tools and commands may make git repositories."""
+    """Whether tools and commands may create git repositories."""
     above: str = ""
-    """The way down to the root from the folder of the outermost settings that hold there; empty: the same folder."""
+    """The path from the folder of the outermost settings file down to the root; empty if they are the same."""
     python: str | None = None
-    """The interpreter for tests and linters; None: found by looking."""
+    """The interpreter for tests and linters; None: searched for."""
     limits: Limits = Limits()
     broken: str = ""
-    """What is wrong with a file of settings. While it says something every tool refuses, with these words."""
+    """The error in a settings file. If not empty, every tool refuses with this text."""
 
 
 DEFAULTS = WorkspaceSettings()
@@ -157,7 +155,7 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 
 
 def in_ci(environ: Mapping[str, str]) -> str:
-    """The first variable that says so, or nothing. One that is set to a no does not."""
+    """The first variable that indicates CI, or an empty string. A value such as "false" doesn't count."""
     return next((name for name in _VARIABLES if environ.get(name, "").strip().lower() not in _NO), "")
 
 
@@ -166,12 +164,12 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKey:
-    """One key beneath `limits:`."""
+    """One key below `limits:`."""
 
     name: str
-    """The field of `Limits`."""
+    """The field in `Limits`."""
     unit: int = 1
-    """What one of it is there."""
+    """Factor from the file's value to the field's."""
     least: float
     most: float
     whole: bool = True
@@ -192,14 +190,14 @@ LIMITS: Mapping[str, LimitKey] = MappingProxyType(
 )
 
 SECONDS_LIMIT = LimitKey(name="seconds", least=0.1, most=_DAY, whole=False)
-"""Every key beneath `limits.seconds`."""
+"""For every key below `limits.seconds`."""
 
 SECONDS_KEYS = ("default", *TOOL_NAMES)
 LIMITS_KEYS = ("seconds", *LIMITS)
 
 
 def flat_settings(settings: WorkspaceSettings) -> dict[str, Any]:
-    """Every value under its key, as a file would give it: `limits.seconds.run_tests` → 600."""
+    """Every value by its key in a settings file: `limits.seconds.run_tests` → 600."""
     limits = settings.limits
     values: dict[str, Any] = {"read_only": settings.read_only}
     values |= {f"tools.{name}": "off" if name in settings.off else "on" for name in TOOL_NAMES}
@@ -225,7 +223,7 @@ def _plain(number: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsFromFile:
-    """What one file says. None, or a name that is missing: nothing is said of it."""
+    """The content of one file. None or a missing name means that the file does not set it."""
 
     read_only: bool | None = None
     tools: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
@@ -248,32 +246,32 @@ class SettingsFromFile:
 _REPLACED = ("read_only", "git", "network", "forbid_shell_in_ci", "environment", "readable", "repositories", "python")
 
 
-def apply_file(below: WorkspaceSettings, said: SettingsFromFile) -> WorkspaceSettings:
-    """The settings of a file that may widen, on top of those below it. What one file hides, no other shows."""
-    chosen = {name: value for name in _REPLACED if (value := getattr(said, name)) is not None}
-    on = {name for name, is_on in said.tools.items() if is_on}
-    guarded = tuple(pattern for pattern, is_on in said.guarded.items() if is_on)
+def apply_file(below: WorkspaceSettings, given: SettingsFromFile) -> WorkspaceSettings:
+    """Applies a trusted file to the settings below it. Patterns hidden by one file stay hidden."""
+    chosen = {name: value for name in _REPLACED if (value := getattr(given, name)) is not None}
+    on = {name for name, is_on in given.tools.items() if is_on}
+    guarded = tuple(pattern for pattern, is_on in given.guarded.items() if is_on)
     return dataclasses.replace(
         below,
         **chosen,
-        off=frozenset((below.off - on) | (said.tools.keys() - on)),
-        hidden=_joined(below.hidden, said.hidden or ()),
-        guarded=_joined(tuple(one for one in below.guarded if said.guarded.get(one) is not False), guarded),
+        off=frozenset((below.off - on) | (given.tools.keys() - on)),
+        hidden=_joined(below.hidden, given.hidden or ()),
+        guarded=_joined(tuple(one for one in below.guarded if given.guarded.get(one) is not False), guarded),
         limits=dataclasses.replace(
-            below.limits, **said.limits, seconds=MappingProxyType({**below.limits.seconds, **said.seconds})
+            below.limits, **given.limits, seconds=MappingProxyType({**below.limits.seconds, **given.seconds})
         ),
     )
 
 
-def anchored_below(way: tuple[str, ...], said: SettingsFromFile) -> SettingsFromFile:
-    """With patterns as they read from further up: a file's own start in the folder that it is for."""
+def anchored_below(way: tuple[str, ...], given: SettingsFromFile) -> SettingsFromFile:
+    """Rewrites a file's patterns, which are relative to its own folder, to start at a folder further up."""
     if not way:
-        return said
+        return given
     start = "/" + "/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in way)
-    hidden = said.hidden and tuple(f"{start}{_anchored(pattern)}" for pattern in said.hidden)
-    # What is no longer guarded is one of the usual patterns, which have no place.
-    guarded = {f"{start}{_anchored(one)}" if is_on else one: is_on for one, is_on in said.guarded.items()}
-    return dataclasses.replace(said, hidden=hidden, guarded=MappingProxyType(guarded))
+    hidden = given.hidden and tuple(f"{start}{_anchored(pattern)}" for pattern in given.hidden)
+    # Patterns that are switched off are built-in ones, which are not tied to a folder.
+    guarded = {f"{start}{_anchored(one)}" if is_on else one: is_on for one, is_on in given.guarded.items()}
+    return dataclasses.replace(given, hidden=hidden, guarded=MappingProxyType(guarded))
 
 
 _SPECIAL = re.compile(r"[\\*?\[\]{}!#]")
@@ -285,7 +283,7 @@ def _anchored(pattern: str) -> str:
 
 
 def narrow_settings(first: WorkspaceSettings, second: WorkspaceSettings) -> WorkspaceSettings:
-    """What both allow. Where two values cannot be compared, as with `python`, the first stands."""
+    """What both allow. If two values cannot be compared, as with `python`, the first one wins."""
     return WorkspaceSettings(
         read_only=first.read_only or second.read_only,
         off=first.off | second.off,
@@ -293,7 +291,7 @@ def narrow_settings(first: WorkspaceSettings, second: WorkspaceSettings) -> Work
         network=first.network and second.network,
         forbid_shell_in_ci=first.forbid_shell_in_ci or second.forbid_shell_in_ci,
         environment=tuple(name for name in first.environment if name in second.environment),
-        # Equal paths only: one that lies beneath another may be a link to somewhere else.
+        # Equal paths only: a path below another may be a link to somewhere else.
         readable=tuple(folder for folder in first.readable if folder in second.readable),
         hidden=_joined(first.hidden, second.hidden),
         guarded=_joined(first.guarded, second.guarded),
@@ -319,7 +317,7 @@ def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def widening_effects(wanted: WorkspaceSettings, allowed: WorkspaceSettings) -> tuple[str, ...]:
-    """One line for each key in which the wanted settings differ from those that are allowed, safe to print."""
+    """One line for each key in which the wanted and the allowed settings differ, safe to print."""
     given, wished = flat_settings(allowed), flat_settings(wanted)
     return tuple(_effect(key, wished[key], given[key]) for key in wished if wished[key] != given[key])
 
@@ -332,7 +330,7 @@ def _effect(key: str, wished: Any, given: Any) -> str:
         case "git":
             return "lets commands commit (git: commit)"
         case "network":
-            return "gives commands the network"
+            return "gives commands network access"
         case "forbid_shell_in_ci":
             return "allows the shell in CI"
         case "environment":
@@ -341,9 +339,9 @@ def _effect(key: str, wished: Any, given: Any) -> str:
             return f"lets commands read {more}"
         case "guarded":
             less = visible(", ".join(one for one in given if one not in wished))
-            return f"lets tools and commands write what other programs obey: {less}"
+            return f"lets tools and commands write files that other programs obey: {less}"
         case "repositories":
-            return "lets tools and commands make git repositories"
+            return "lets tools and commands create git repositories"
         case "python":
             return f"runs tests and linters with {visible(wished)}"
         case _ if key.startswith("tools."):

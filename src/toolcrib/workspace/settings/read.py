@@ -1,10 +1,9 @@
-"""A document → what it says of a workspace, every word checked.
+"""Parses and validates a workspace settings document.
 
-In: a `ConfigDocument` of `config`, from a file that anybody may have written. Out: `SettingsFromFile`; what is wrong
-stands in the document's report with its line, and whoever reads the report decides what a file with an error is
-worth. Nothing that the file names is opened, and no variable is filled in. Variables that would change which code
-runs are not passed on to commands, and folders that hold something private cannot be made readable; a link is
-judged by where it leads as well.
+In: a `ConfigDocument` of `config`, from a file of unknown origin. Out: `SettingsFromFile`; errors go to the document's
+report with their line, and its reader decides how to treat a file with errors. Nothing that the file names is opened,
+and no variable is expanded. Variables that would change which code runs cannot be passed to commands, and private
+folders cannot be made readable; for a link, its target counts too.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ _GIT_PLAIN = ("GIT_AUTHOR_", "GIT_COMMITTER_")
 
 def why_not_passed(name: str) -> str:
     if name.upper().startswith(_OURS):
-        return "What begins with TOOLCRIB_ stays with Toolcrib."
+        return "Variables that begin with TOOLCRIB_ are private to Toolcrib."
     if name.upper().startswith(_LOADERS) or name.upper() in _RUNS_CODE:
         return "It decides which code programs load."
     if name.startswith("GIT_") and not name.startswith(_GIT_PLAIN):
-        return "It decides what git runs; GIT_AUTHOR_* and GIT_COMMITTER_* may be passed on."
+        return "It decides what git runs; GIT_AUTHOR_* and GIT_COMMITTER_* are allowed."
     if name in _SET_INSIDE:
         return "The sandbox sets it itself."
     return ""
@@ -82,7 +81,7 @@ _SYSTEM = (Path("/proc"), Path("/sys"), Path("/dev"), Path("/run"), Path("/var/r
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateFolders:
-    """What is nobody's business but the person's."""
+    """Folders that commands must not read."""
 
     home: Path
     ours: tuple[Path, ...]
@@ -98,7 +97,7 @@ class PrivateFolders:
 def why_not_readable(folder: Path, private: PrivateFolders) -> str:
     for place in {folder, _real(folder)}:
         if any(home.is_relative_to(place) for home in {private.home, _real(private.home)}):
-            return "It is your home, or holds it: name a folder inside."
+            return "It is or contains your home directory: name a folder inside it."
         if any(_touch(place, own) for ours in private.ours for own in {ours, _real(ours)}):
             return "Toolcrib keeps its own files there."
         if any(_touch(place, _real(private.home / keys)) or _touch(place, private.home / keys) for keys in _KEYS):
@@ -109,7 +108,7 @@ def why_not_readable(folder: Path, private: PrivateFolders) -> str:
 
 
 def lies_within(root: Path, folder: Path) -> bool:
-    """Whether a folder lies in the workspace, by its name or by where it leads: whoever works there could turn it."""
+    """Whether a folder is in the workspace, by path or by link target: tools there could redirect the link."""
     real = _real(root)
     return folder.is_relative_to(root) or folder.is_relative_to(real) or _real(folder).is_relative_to(real)
 
@@ -122,16 +121,16 @@ def _touch(one: Path, other: Path) -> bool:
     return other.is_relative_to(one) or one.is_relative_to(other)
 
 
-MOST_ENTRIES = 256
-"""In one list."""
-LONGEST_TEXT = 1024
+MAX_ENTRIES = 256
+"""Entries of one list."""
+MAX_TEXT_LENGTH = 1024
 
 _SWITCH = {"on": True, "off": False}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class SettingsReader(ValueReader):
-    """One document's values: as in every configuration file, but stricter, and without variables."""
+    """Reads values as in other configuration files, but stricter and without variables."""
 
     def __init__(self, report: ProblemReport, private: PrivateFolders) -> None:
         literal = Interpolation.LITERAL
@@ -143,26 +142,26 @@ class SettingsReader(ValueReader):
 
     def limit(self, given: ConfigField, key: LimitKey) -> float | None:
         value = self.number(given, least=key.least, most=key.most, whole=key.whole)
-        # What has no fraction stays a whole number of bytes, calls or processes.
+        # Bytes, calls and processes stay integers.
         return int(value * key.unit) if value is not None and key.whole else value
 
     def text(self, field: ConfigField, *, into: KeyPath = (), secret: bool = False) -> str | None:
-        """A number or yes/no is none here."""
+        """Unlike the base class, refuses numbers and booleans."""
         if not isinstance(field.value, str) or not field.value.strip():
             self.wrong(field, "text")
-        elif not field.value.isprintable() or len(field.value) > LONGEST_TEXT:
-            self.wrong(field, f"printable text of {LONGEST_TEXT} characters at most")
+        elif not field.value.isprintable() or len(field.value) > MAX_TEXT_LENGTH:
+            self.wrong(field, f"printable text of at most {MAX_TEXT_LENGTH} characters")
         else:
             return super().text(field, into=into, secret=secret)
         return None
 
     def entries(self, given: ConfigField) -> list[tuple[ConfigField, str]]:
-        """The texts of a list, each with its own place, for what more is to be said of it."""
+        """The texts of a list, each with its own field for further errors."""
         if not isinstance(given.value, list):
             self.wrong(given, "a list of texts")
             return []
-        if len(given.value) > MOST_ENTRIES:
-            self.report.error(given.path, found=f"{len(given.value)} entries", expected=f"{MOST_ENTRIES} at most")
+        if len(given.value) > MAX_ENTRIES:
+            self.report.error(given.path, found=f"{len(given.value)} entries", expected=f"at most {MAX_ENTRIES}")
             return []
         fields = list(given.parts().values())
         return [(one, text) for one in fields if (text := self.text(one)) is not None]
@@ -175,7 +174,7 @@ class SettingsReader(ValueReader):
 
 
 def read_settings(document: ConfigDocument, private: PrivateFolders) -> SettingsFromFile:
-    """What the file says, as far as it can be understood."""
+    """The valid part of the file; the rest is reported."""
     reader = SettingsReader(document.report, private)
     fields = reader.fields(ConfigField(value=document.data, path=()), TOP_KEYS)
     chosen: dict[str, Any] = {}
@@ -191,7 +190,7 @@ def _flag(name: str) -> Callable[[ConfigField, SettingsReader], dict[str, Any]]:
 def _tools(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     switched: dict[str, bool] = {}
     for name, field in reader.fields(given, TOOL_NAMES).items():
-        # `on` and `off` are plain text in our YAML; whoever writes true or false means the same.
+        # `on` and `off` are plain text in our YAML; true and false are accepted too.
         if (value := _switch(field, reader)) is not None:
             switched[name] = value
     return {"tools": MappingProxyType(switched)}
@@ -216,9 +215,9 @@ def _environment(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     names: set[str] = set()
     for field, name in reader.entries(given):
         if not _NAME.fullmatch(name):
-            reader.wrong(field, "the name of a variable", "Only names stand here: the values come from the server.")
+            reader.wrong(field, "the name of a variable", "List names only: the values come from the server.")
         elif why := why_not_passed(name):
-            reader.wrong(field, "a variable that may be passed on", why)
+            reader.wrong(field, "a variable that commands may have", why)
         else:
             names.add(name)
     return {"environment": tuple(sorted(names))}
@@ -243,20 +242,22 @@ def _hidden(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
         if _hides(pattern):
             patterns.append(pattern)
         else:
-            reader.wrong(field, "a pattern such as .env* or secrets/**", "It can hide, not show; no .., ! or \\.")
+            reader.wrong(
+                field, "a pattern such as .env* or secrets/**", "It can only hide; .., ! and \\ are not allowed."
+            )
     return {"hidden": tuple(dict.fromkeys(patterns))}
 
 
 def _hides(pattern: str) -> bool:
-    """A pattern that hides nothing, as a comment does, was meant otherwise."""
+    """False for a pattern that hides nothing, such as a comment: it is a mistake."""
     if pattern != pattern.strip() or ".." in pattern.split("/") or "\\" in pattern:
         return False
     return ignores_something(pattern)
 
 
 def _guarded(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
-    if not isinstance(given.value, Mapping) or len(given.value) > MOST_ENTRIES:
-        reader.wrong(given, f"a mapping such as {{.vscode: off, deploy/**: on}}, of {MOST_ENTRIES} entries at most")
+    if not isinstance(given.value, Mapping) or len(given.value) > MAX_ENTRIES:
+        reader.wrong(given, f"a mapping such as {{.vscode: off, deploy/**: on}}, with at most {MAX_ENTRIES} entries")
         return {}
     switched: dict[str, bool] = {}
     for key, value in given.value.items():
@@ -267,7 +268,7 @@ def _guarded(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
         if not is_on and pattern not in GUARDED:
             near = difflib.get_close_matches(pattern, GUARDED, n=1)
             hint = f"Did you mean {near[0]}?" if near else ""
-            found = "off for what is not guarded by default"
+            found = "off for a pattern that is not guarded by default"
             reader.report.error((*given.path, key), found=found, expected=", ".join(GUARDED), suggestion=hint)
         elif is_on and not _hides(pattern):
             reader.wrong(
@@ -296,7 +297,7 @@ def _limits(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
 
 
 def _seconds(given: ConfigField, reader: SettingsReader) -> dict[str, float]:
-    """`default` stands for the tools that have the usual time; a tool that is named has its own."""
+    """`default` applies to the tools with the default limit; a named tool has its own."""
     found = {name: reader.limit(field, SECONDS_LIMIT) for name, field in reader.fields(given, SECONDS_KEYS).items()}
     seconds = {name: value for name, value in found.items() if value is not None}
     default = seconds.pop("default", None)

@@ -1,7 +1,7 @@
-"""The table of the workspace's tools, and their definitions as MCP has them.
+"""The table of the workspace's tools, and their MCP definitions.
 
-In: the tool functions of this package. Out: `TOOLS`, and the bytes of a definition. Every word of a description is
-paid for in every conversation: what a schema says is not said again.
+In: the tool functions of this package. Out: `TOOLS`, and the bytes of a definition. Descriptions cost tokens in every
+conversation, so they don't repeat the schema.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TOOLS: tuple[WorkspaceTool, ...] = (
     ),
     WorkspaceTool(
         name="stat_file",
-        title="Look at a file",
+        title="Show file status",
         description="Kind, size, mode and time of a file or folder, and whether it can be written.",
         parameters=listing.StatFileArguments,
         result=listing.StatFileResult,
@@ -89,7 +89,7 @@ TOOLS: tuple[WorkspaceTool, ...] = (
     WorkspaceTool(
         name="run_tests",
         title="Run tests",
-        description="Run pytest; the failures come structured.",
+        description="Run pytest; failures are structured.",
         parameters=run_tests.RunTestsArguments,
         result=run_tests.RunTestsResult,
         do=run_tests.run_tests,
@@ -102,7 +102,7 @@ TOOLS: tuple[WorkspaceTool, ...] = (
     WorkspaceTool(
         name="run_lint",
         title="Run linters",
-        description="Run ruff and mypy where the project uses them. Changes nothing.",
+        description="Run ruff and mypy if the project uses them. Changes nothing.",
         parameters=lint.RunLintArguments,
         result=lint.RunLintResult,
         do=lint.run_lint,
@@ -114,8 +114,8 @@ TOOLS: tuple[WorkspaceTool, ...] = (
         name="run_shell_safe",
         title="Run a command",
         description=(
-            "Run a command in a sandbox: it sees this folder and the system's programs, nothing else. Unless "
-            "configured, there is no network, and .git is read-only."
+            "Run a command in a sandbox that contains only this folder and the system's programs. By default "
+            "there is no network and .git is read-only."
         ),
         parameters=shell.RunShellArguments,
         result=shell.RunShellResult,
@@ -144,7 +144,7 @@ TOOLS: tuple[WorkspaceTool, ...] = (
         do=project_structure.project_structure,
     ),
 )
-"""In the order of the list that clients get, which never changes."""
+"""In the stable order in which clients get them."""
 
 BY_NAME = MappingProxyType({tool.name: tool for tool in TOOLS})
 

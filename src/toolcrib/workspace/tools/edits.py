@@ -1,7 +1,7 @@
 """Exact replacements in a text.
 
-In: a text and what to replace in it. Out: the text afterwards and how often it was found; or a `WorkspaceError` that
-says which lines are near. Line ends of the text stay what they are. `files` reads and writes the text.
+In: a text and an edit. Out: the new text and the number of matches, or a `WorkspaceError` with the nearest lines. Line
+ends are preserved. `files` reads and writes the text.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.text import valid_unicode
 from toolcrib.workspace.tools.text_files import NewlineStyle, check_unicode, newline_style
 
-_MOST_LINES = 5000
-"""Of a text that are looked at for near ones."""
-_LONGEST = 160
-_MOST_NAMED = 5
+_MAX_LINES = 5000
+"""Lines of a text that are searched for similar ones."""
+_MAX_LINE_LENGTH = 160
+_MAX_NAMED_LINES = 5
 _CONTEXT = 2
-_MOST_DIFF = 4096
-_MOST_COMPARED = 1000
+_MAX_DIFF_LENGTH = 4096
+_MAX_COMPARED_LINES = 1000
 _ENDS = "\r\n"
 
 
-OldText = Annotated[str, msgspec.Meta(description="Exact text to replace, with enough around it to be unique.")]
+OldText = Annotated[str, msgspec.Meta(description="Exact text to replace, with enough context to be unique.")]
 ReplaceAll = Annotated[bool, msgspec.Meta(description="Replace every match.")]
-ExpectedMatches = Annotated[int, msgspec.Meta(ge=1, description="Replace this many matches; refuse any other number.")]
+ExpectedMatches = Annotated[
+    int, msgspec.Meta(ge=1, description="Number of matches to replace; any other number fails.")
+]
 
 
 class TextEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +44,7 @@ class TextEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def apply_edit(text: str, edit: TextEdit) -> tuple[str, int]:
-    """The text afterwards, and in how many places it was changed."""
+    """The new text, and the number of replacements."""
     newline = newline_style(text)
     if not edit.old:
         raise WorkspaceError("old is empty.", remedy="Give the text to replace; write_file makes whole files.")
@@ -50,7 +52,7 @@ def apply_edit(text: str, edit: TextEdit) -> tuple[str, int]:
     old, new = _as_text_has(text, newline, edit)
     count = text.count(old)
     if old == new:
-        raise WorkspaceError("The old text and the new are the same.", remedy="Say what shall stand there instead.")
+        raise WorkspaceError("The old text and the new are the same.", remedy="Give the replacement text.")
     if not count:
         raise _not_found(text, newline, edit.old)
     wanted = edit.expected if edit.expected is not None else count if edit.all else 1
@@ -60,7 +62,7 @@ def apply_edit(text: str, edit: TextEdit) -> tuple[str, int]:
 
 
 def _as_text_has(text: str, newline: NewlineStyle, edit: TextEdit) -> tuple[str, str]:
-    """Line ends as the text has them: a model writes LF whatever it read."""
+    """Converts line ends to those of the text: a model always writes LF."""
     if newline in (NewlineStyle.CRLF, NewlineStyle.CR):
         return _with(edit.old, newline.whole), _with(edit.new, newline.whole)
     if newline is NewlineStyle.MIXED and edit.old not in text:
@@ -73,11 +75,11 @@ def _with(text: str, end: str) -> str:
 
 
 def _other_count(text: str, newline: NewlineStyle, old: str, count: int, wanted: int) -> WorkspaceError:
-    lines = list(itertools.islice(_line_numbers(text, newline, old), _MOST_NAMED))
+    lines = list(itertools.islice(_line_numbers(text, newline, old), _MAX_NAMED_LINES))
     where = ", ".join(map(str, lines)) + (" …" if count > len(lines) else "")
     times = "once" if wanted == 1 else f"{wanted} times"
     return WorkspaceError(
-        f"The text to replace is found {count} times (lines {where}), not {times}.",
+        f"The text to replace occurs {count} times (lines {where}), not {times}.",
         remedy=f"Give more of the text around it, or all: true, or expected: {count}.",
         data={"matches": count, "lines": lines, "argument": "all"},
     )
@@ -94,21 +96,21 @@ def _line_numbers(text: str, newline: NewlineStyle, old: str) -> Iterator[int]:
 
 def _not_found(text: str, newline: NewlineStyle, old: str) -> WorkspaceError:
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
-    near = _near(text, newline, wanted[:_LONGEST]) if wanted else []
+    near = _near(text, newline, wanted[:_MAX_LINE_LENGTH]) if wanted else []
     if not near:
         return WorkspaceError(
-            "The text to replace is not found in the file.", remedy="Read the file, and copy the text from it."
+            "The text to replace was not found in the file.", remedy="Read the file, and copy the text from it."
         )
     shown = "\n".join(f"{number}: {valid_unicode(line)}" for number, line in near)
     return WorkspaceError(
-        "The text to replace is not found in the file.",
-        remedy=f"It must match exactly, white space too. The nearest lines are:\n{shown}",
+        "The text to replace was not found in the file.",
+        remedy=f"It must match exactly, including white space. The nearest lines are:\n{shown}",
         data={"near": [number for number, _ in near]},
     )
 
 
 def _near(text: str, newline: NewlineStyle, wanted: str) -> list[tuple[int, str]]:
-    lines = [line.rstrip(_ENDS)[:_LONGEST] for line in itertools.islice(_split(text, newline.end), _MOST_LINES)]
+    lines = [line.rstrip(_ENDS)[:_MAX_LINE_LENGTH] for line in itertools.islice(_split(text, newline.end), _MAX_LINES)]
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if wanted in line:
@@ -132,14 +134,14 @@ def _split(text: str, end: str) -> Iterator[str]:
 
 
 def short_diff(before: str, after: str) -> str:
-    """The lines that differ, as a unified diff without the names of files; cut if it is long."""
+    """A unified diff without file names; shortened if it is long."""
     end = newline_style(before).end
     old, new = list(_split(before, end)), list(_split(after, end))
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
     tails = zip(reversed(old[same:]), reversed(new[same:]), strict=False)
     tail = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], tails))
     removed, added = len(old) - same - tail, len(new) - same - tail
-    if max(removed, added) > _MOST_COMPARED:
+    if max(removed, added) > _MAX_COMPARED_LINES:
         return f"@@ -{same + 1},{removed} +{same + 1},{added} @@\n(too many lines to show)\n"
     top = max(same - _CONTEXT, 0)
     a, b = old[top : len(old) - max(tail - _CONTEXT, 0)], new[top : len(new) - max(tail - _CONTEXT, 0)]
@@ -159,10 +161,10 @@ def _hunks(matcher: difflib.SequenceMatcher[str], a: list[str], b: list[str], to
 
 
 def _marked(mark: str, lines: list[str]) -> Iterator[str]:
-    return (f"{mark}{line.rstrip(_ENDS)[:_LONGEST]}\n" for line in lines)
+    return (f"{mark}{line.rstrip(_ENDS)[:_MAX_LINE_LENGTH]}\n" for line in lines)
 
 
 def _cut(text: str) -> str:
-    if len(text) <= _MOST_DIFF:
+    if len(text) <= _MAX_DIFF_LENGTH:
         return text
-    return text[: text.rfind("\n", 0, _MOST_DIFF) + 1] + "…\n"
+    return text[: text.rfind("\n", 0, _MAX_DIFF_LENGTH) + 1] + "…\n"

@@ -1,7 +1,7 @@
 """The tools that read and write one file: read_file, write_file, edit_file.
 
-In: a `ToolContext` and what a model gave, checked against its schema. Out: `ToolResult`, or a `WorkspaceError` that
-says what would work. `folder` finds files, `text_files` reads ranges, `edits` edits, `atomic_write` writes.
+In: a `ToolContext` and validated arguments. Out: `ToolResult`, or a `WorkspaceError` with a remedy. `folder` finds
+files, `text_files` reads ranges, `edits` edits, `atomic_write` writes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from toolcrib.workspace.tools.text_files import (
     read_lines,
 )
 
-MOST_EDITED = 32 * 1024 * 1024
-"""A larger file is not taken into memory whole."""
+MAX_EDITED_BYTES = 32 * 1024 * 1024
+"""Bytes of a file that is loaded into memory for an edit."""
 
 FilePath = Annotated[str, msgspec.Meta(description="Relative to the workspace's folder.")]
 Encoding = Annotated[
     str | None,
-    msgspec.Meta(description='Default: UTF-8, or what its byte order mark says. "binary": base64.'),
+    msgspec.Meta(description='Default: UTF-8, or as its byte order mark. "binary": base64.'),
 ]
 
 
@@ -53,31 +53,31 @@ class ReadFileArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     start_line: Annotated[int, msgspec.Meta(ge=1, description="First line to read.")] = 1
     lines: Annotated[int, msgspec.Meta(ge=1, description="How many; default: as many as fit.")] | None = None
     offset: Annotated[int, msgspec.Meta(ge=0, description="Start at this byte instead of a line.")] | None = None
-    length: Annotated[int, msgspec.Meta(ge=1, description="At most so many bytes.")] | None = None
+    length: Annotated[int, msgspec.Meta(ge=1, description="Maximum bytes to read.")] | None = None
     encoding: Encoding = None
 
 
 class ReadFileResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is usual is not said: UTF-8, without a byte order mark, lines that end with LF, all of the file."""
+    """Defaults are left out: UTF-8, no byte order mark, LF line ends, the whole file."""
 
     kind: Literal["text", "binary"] = "text"
     text: str | None = None
     base64: str | None = None
     note: str = ""
-    """What is not shown as it is, and how it can be read."""
+    """What is not shown verbatim, and how to read it."""
     encoding: str = ""
     bom: bool = False
     newline: Literal["lf", "crlf", "cr", "mixed", "none"] | None = "lf"
     size: int | None = None
     first_line: int | None = None
     last_line: int | None = None
-    """Where only a part of the file is given."""
+    """Set if only a part of the file is returned."""
     total_lines: int | None = None
     truncated: bool = False
-    """Less than was asked for."""
+    """Less than requested."""
     next_line: int | None = None
     next_offset: int | None = None
-    """What to go on with; neither where the file ends."""
+    """Where to continue; neither is set at the end of the file."""
 
 
 class WriteMode(enum.StrEnum):
@@ -98,20 +98,20 @@ class WriteFileArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     content: str
     mode: Annotated[
         WriteMode,
-        msgspec.Meta(description="overwrite (makes a missing file), create (refuses one that is there), append."),
+        msgspec.Meta(description="overwrite (or create), create (fails if it exists), append."),
     ] = WriteMode.OVERWRITE
     encoding: Encoding = None
-    make_dirs: Annotated[bool, msgspec.Meta(description="Make folders on the way that are missing.")] = True
+    make_dirs: Annotated[bool, msgspec.Meta(description="Create missing parent folders.")] = True
 
 
 class WriteFileResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
-    """Where it really lies, if a link led there."""
+    """The real path, links resolved."""
     written: int
     """Bytes."""
     created: bool = False
     size: int | None = None
-    """Of the whole file, if there was something before."""
+    """Of the whole file, if it was appended to."""
 
 
 class EditFileArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ class EditFileArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     expected: ExpectedMatches | None = None
     more: Annotated[
         tuple[TextEdit, ...],
-        msgspec.Meta(max_length=100, description="Further edits, in order. All are made, or none."),
+        msgspec.Meta(max_length=100, description="Further edits, in order. All are applied, or none."),
     ] = ()
     encoding: Annotated[str | None, msgspec.Meta(description="If it is not UTF-8.")] = None
 
@@ -135,7 +135,7 @@ class EditFileResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_file(context: ToolContext, given: ReadFileArguments) -> ToolResult:
     if given.offset is not None and (given.start_line > 1 or given.lines is not None):
-        raise WorkspaceError("A range is given by lines or by offset, not by both.", remedy="Leave one of them out.")
+        raise WorkspaceError("A range is given by lines or by offset, not by both.", remedy="Omit one of them.")
     target = context.folder.path_of(given.path)
     descriptor = context.folder.open_file(target)
     try:
@@ -166,10 +166,10 @@ def _find(context: ToolContext, given: ReadFileArguments, source: TextSource) ->
 
 
 def _note_shown(context: ToolContext, descriptor: int, before: os.stat_result, found: TextRange) -> None:
-    """What was read is of the file as it was `before`: a change during the reading makes it another one."""
+    """Records the read under the status `before` it, so a change during the read makes it stale."""
     lines = found.lines
     if lines is not None and context.session.overwriting is Overwriting.KNOWN:
-        # Gone from the folder by now: so nobody will replace it here.
+        # No longer in the folder, so it cannot be replaced here.
         with contextlib.suppress(OSError):
             context.session.note_shown(context.folder.real_path(descriptor).parts, before, lines)
 
@@ -184,7 +184,7 @@ def _text_result(
         text=valid_unicode(found.text),
         encoding="" if form.encoding == "utf-8" else form.encoding,
         bom=form.mark != b"",
-        # Of a file that begins with a very long line nothing is known.
+        # If the file starts with a very long line, no complete line was shown.
         newline=None if newline is NewlineStyle.NONE and source.size > SAMPLE_BYTES else newline.value,
         first_line=None if is_whole else found.first,
         last_line=None if is_whole else found.last,
@@ -199,25 +199,25 @@ def _text_result(
 
 def _range(found: TextRange) -> str:
     if found.first is None:
-        said = "" if found.total is None else " is empty"
+        range_text = "" if found.total is None else " is empty"
     else:
-        said = f", lines {found.first}-{found.last}" + (f" of {found.total}" if found.total is not None else "")
+        range_text = f", lines {found.first}-{found.last}" + (f" of {found.total}" if found.total is not None else "")
     if found.next_line is not None:
-        return f"{said} (go on with start_line: {found.next_line})"
-    return said if found.next_offset is None else f"{said} (cut; go on with offset: {found.next_offset})"
+        return f"{range_text} (continue with start_line: {found.next_line})"
+    return range_text if found.next_offset is None else f"{range_text} (cut; continue with offset: {found.next_offset})"
 
 
 def _odd_bytes(count: int) -> str:
     if not count:
         return ""
-    odd = "1 byte is no UTF-8 and shows" if count == 1 else f"{count:,} bytes are no UTF-8 and show"
+    odd = "1 byte is not UTF-8 and shows" if count == 1 else f"{count:,} bytes are not UTF-8 and show"
     return f"{odd} as \ufffd; edit_file keeps such bytes; name the encoding to read them."
 
 
 def _read_binary(
     context: ToolContext, given: ReadFileArguments, target: FolderPath, descriptor: int, size: int
 ) -> ToolResult:
-    # In base64 three bytes take up four.
+    # In base64, three bytes become four.
     most = max(context.settings.limits.read // 4 * 3, 3)
     offset = given.offset or 0
     if offset > size:
@@ -233,12 +233,12 @@ def _read_binary(
         truncated=more is not None and given.length != len(data),
         next_offset=more,
     )
-    rest = "" if more is None else f" (go on with offset: {more})"
+    rest = "" if more is None else f" (continue with offset: {more})"
     return ToolResult(result, f"{target}, bytes {offset}-{ends} of {size} in base64{rest}\n{result.base64}")
 
 
 def _binary_result(target: FolderPath, head: bytes, size: int) -> ToolResult:
-    note = f'It is {describe_binary(head)}. encoding: "binary" gives base64; an encoding\'s name reads it as text.'
+    note = f'It is {describe_binary(head)}. encoding: "binary" returns base64; another encoding reads it as text.'
     data = ReadFileResult(kind="binary", size=size, note=note)
     return ToolResult(data, f"{target}: {count_text(size, 'byte')}. {note}")
 
@@ -248,25 +248,25 @@ def write_file(context: ToolContext, given: WriteFileArguments) -> ToolResult:
     target = folder.path_of(given.path)
     content = _content(given)
     parents = MissingFolders.MADE if given.make_dirs else MissingFolders.NEEDED
-    with folder.writing, open_target(folder, target, parents) as there:
-        if there.before is not None and given.mode is WriteMode.CREATE:
+    with folder.writing, open_target(folder, target, parents) as opened:
+        if opened.before is not None and given.mode is WriteMode.CREATE:
             raise WorkspaceError(
-                f"{target} exists already.",
+                f"{target} already exists.",
                 remedy="mode: overwrite replaces it; edit_file changes it.",
                 data={"argument": "mode"},
             )
-        kept = there.before.st_size if there.before is not None and given.mode is WriteMode.APPEND else 0
-        data = content if isinstance(content, bytes) else _encoded(content, given.encoding, there, appended=kept > 0)
+        kept = opened.before.st_size if opened.before is not None and given.mode is WriteMode.APPEND else 0
+        data = content if isinstance(content, bytes) else _encoded(content, given.encoding, opened, appended=kept > 0)
         _check_room(context, target, kept + len(data))
-        existing = _existing(context, given.mode, there)
+        existing = _existing(context, given.mode, opened)
         context.session.count_written(len(data))
         if kept:
-            context.session.note_changed(there.real.parts, there.before, _append(there, data))
+            context.session.note_changed(opened.real.parts, opened.before, _append(opened, data))
         else:
-            context.session.note_written(there.real.parts, write_atomically(there, data, existing=existing))
+            context.session.note_written(opened.real.parts, write_atomically(opened, data, existing=existing))
     result = WriteFileResult(
-        path=str(there.real),
-        created=there.before is None,
+        path=str(opened.real),
+        created=opened.before is None,
         written=len(data),
         size=kept + len(data) if kept else None,
     )
@@ -275,36 +275,36 @@ def write_file(context: ToolContext, given: WriteFileArguments) -> ToolResult:
     return ToolResult(result, f"{did} {result.path}: {count_text(len(data), 'byte')} written{in_all}.")
 
 
-def _existing(context: ToolContext, mode: WriteMode, there: WriteTarget) -> ExistingFile:
+def _existing(context: ToolContext, mode: WriteMode, opened: WriteTarget) -> ExistingFile:
     if mode is not WriteMode.OVERWRITE or context.session.overwriting is Overwriting.ANY:
         return _EXISTING[mode]
-    if there.before is not None:
-        context.session.check_known(there.real.parts, there.before)
+    if opened.before is not None:
+        context.session.check_known(opened.real.parts, opened.before)
     return ExistingFile.REPLACED_IF_SAME
 
 
 def _content(given: WriteFileArguments) -> bytes | str:
-    """Checked before anything is touched."""
+    """Validates the content before anything is changed."""
     if given.encoding != BINARY:
         check_unicode(given.content, "content")
         return given.content
     try:
         return base64.b64decode(given.content, validate=True)
     except ValueError as error:
-        raise WorkspaceError(f"content is no base64: {error}.", remedy="Or leave encoding out.") from error
+        raise WorkspaceError(f"content is not base64: {error}.", remedy="Or omit encoding.") from error
 
 
-def _encoded(content: str, encoding: str | None, there: WriteTarget, *, appended: bool) -> bytes:
-    form = encoding_to_write(encoding, b"" if there.before is None else there.read(4))
+def _encoded(content: str, encoding: str | None, opened: WriteTarget, *, appended: bool) -> bytes:
+    form = encoding_to_write(encoding, b"" if opened.before is None else opened.read(4))
     data = form.bytes_of(content, "content")
     return data[len(form.mark) :] if appended or content.startswith("\ufeff") else data
 
 
-def _append(there: WriteTarget, data: bytes) -> os.stat_result:
-    """By a copy, as every write: a reader sees all of it or nothing, and a full disk leaves the file as it was."""
-    descriptor = there.open()
+def _append(opened: WriteTarget, data: bytes) -> os.stat_result:
+    """Writes a copy: a reader sees all of it or nothing, and a full disk leaves the file unchanged."""
+    descriptor = opened.open()
     try:
-        return write_atomically(there, data, existing=ExistingFile.REPLACED_IF_SAME, after=descriptor)
+        return write_atomically(opened, data, existing=ExistingFile.REPLACED_IF_SAME, after=descriptor)
     finally:
         os.close(descriptor)
 
@@ -313,7 +313,7 @@ def _check_room(context: ToolContext, target: FolderPath, size: int) -> None:
     most = context.settings.limits.file_size
     if size > most:
         raise WorkspaceError(
-            f"{target} would be {size} bytes long; {most} is the most.", remedy="Write several smaller files."
+            f"{target} would be {size} bytes long; the maximum is {most}.", remedy="Write several smaller files."
         )
     if time.monotonic() > context.deadline:
         raise WorkspaceError(f"{target} was not written: time is up.", remedy="Try again.")
@@ -321,18 +321,18 @@ def _check_room(context: ToolContext, target: FolderPath, size: int) -> None:
 
 def edit_file(context: ToolContext, given: EditFileArguments) -> ToolResult:
     target = context.folder.path_of(given.path)
-    with context.folder.writing, open_target(context.folder, target, MissingFolders.NEEDED) as there:
-        if there.before is not None and there.before.st_size > MOST_EDITED:
+    with context.folder.writing, open_target(context.folder, target, MissingFolders.NEEDED) as opened:
+        if opened.before is not None and opened.before.st_size > MAX_EDITED_BYTES:
             raise WorkspaceError(
-                f"{target} is too large to edit: {there.before.st_size} bytes; {MOST_EDITED} is the most.",
-                remedy="Change it by a command, as with sed.",
+                f"{target} is too large to edit: {opened.before.st_size} bytes; the maximum is {MAX_EDITED_BYTES}.",
+                remedy="Change it with a command such as sed.",
             )
-        raw = there.read(MOST_EDITED)
+        raw = opened.read(MAX_EDITED_BYTES)
         form = detect_encoding(raw[:SAMPLE_BYTES], given.encoding)
         if form is None or given.encoding == BINARY:
             raise WorkspaceError(
                 f"{target} is {describe_binary(raw)}.",
-                remedy="If it is text, name its encoding, as in latin-1 or cp1252.",
+                remedy="If it is text, name its encoding, such as latin-1 or cp1252.",
                 data={"argument": "encoding"},
             )
         before = form.text_of(raw, str(target))
@@ -345,8 +345,8 @@ def edit_file(context: ToolContext, given: EditFileArguments) -> ToolResult:
         _check_room(context, target, len(data))
         context.session.count_written(len(data))
         context.session.note_changed(
-            there.real.parts, there.before, write_atomically(there, data, existing=ExistingFile.REPLACED_IF_SAME)
+            opened.real.parts, opened.before, write_atomically(opened, data, existing=ExistingFile.REPLACED_IF_SAME)
         )
     changed = short_diff(before, after)
-    result = EditFileResult(path=str(there.real), matches=matches, diff=changed)
+    result = EditFileResult(path=str(opened.real), matches=matches, diff=changed)
     return ToolResult(result, f"Edited {result.path} in {count_text(matches, 'place')}.\n{changed}")

@@ -1,8 +1,8 @@
 """`run_lint`: ruff and mypy, where the project uses them, in the sandbox.
 
-In: which files, which linters; the project's configuration and what a linter printed, both the project's own, so
-sizes are bounded and shapes are checked. Out: findings in one form. `runner` says where each linter is. Nothing is
-fixed: a model that wants that has `edit_file`, or the linter's own way in a shell, where it sees what was changed.
+In: files and linters to run; the project's configuration and the linters' output, both untrusted, so their size and
+shape are checked. Out: findings in one form. `runner` finds the linters. Nothing is fixed: for that, a model has
+`edit_file`, or the linter's own fix option in a shell, where it sees the changes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from toolcrib.workspace.tools.runner import (
     real_path,
 )
 
-MOST_CONFIG = 256 * 1024
-MOST_TEXT = 1000
+MAX_CONFIG_BYTES = 256 * 1024
+MAX_MESSAGE_LENGTH = 1000
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
@@ -52,29 +52,29 @@ class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinterFailed(Exception):
-    """A linter did not come to an end that has findings; its message says why."""
+    """A linter failed; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfiguredLinters:
-    """What a project's files say about linters."""
+    """The linters that a project configures."""
 
     names: tuple[str, ...]
-    mypy_knows_its_files: bool = False
+    mypy_has_files: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linter:
     name: str
-    words: Callable[[tuple[str, ...], ConfiguredLinters, FoundPrograms, tuple[str, ...]], tuple[str, ...]]
+    arguments: Callable[[tuple[str, ...], ConfiguredLinters, FoundPrograms, tuple[str, ...]], tuple[str, ...]]
     read: Callable[[bytes, str], LintFinding]
-    """One line of what it prints; the root is taken off file names."""
+    """Parses one output line; file names become relative to the root."""
     cache_in_tmp: Mapping[str, str]
-    """For a folder that cannot be written."""
+    """Environment for a read-only folder."""
 
 
 def configured_linters(folder: Folder) -> ConfiguredLinters:
-    """ruff and mypy as configured; ruff alone, with its defaults, where neither is."""
+    """ruff and mypy if configured; only ruff, with its defaults, if neither is."""
     tool = _toml(folder, "pyproject.toml").get("tool")
     tables = tool if isinstance(tool, dict) else {}
     mypy = tables.get("mypy")
@@ -83,18 +83,18 @@ def configured_linters(folder: Folder) -> ConfiguredLinters:
         sections += _mypy_section(folder, name)
     ruff = "ruff" in tables or any(_text(folder, name) is not None for name in ("ruff.toml", ".ruff.toml"))
     names = (*(("ruff",) if ruff or not sections else ()), *(("mypy",) if sections else ()))
-    knows = any(key in section for section in sections for key in ("files", "packages", "modules"))
-    return ConfiguredLinters(names=names, mypy_knows_its_files=knows)
+    has_files = any(key in section for section in sections for key in ("files", "packages", "modules"))
+    return ConfiguredLinters(names=names, mypy_has_files=has_files)
 
 
 def _text(folder: Folder, name: str) -> str | None:
-    """A small file of the project; None if there is none that can be read."""
+    """The content of a small project file; None if it cannot be read."""
     try:
         descriptor = folder.open_file(FolderPath((name,)))
     except WorkspaceError:
         return None
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(MOST_CONFIG).decode("utf-8", "replace")
+        return file.read(MAX_CONFIG_BYTES).decode("utf-8", "replace")
 
 
 def _toml(folder: Folder, name: str) -> dict[str, Any]:
@@ -113,24 +113,24 @@ def _mypy_section(folder: Folder, name: str) -> list[Mapping[str, object]]:
     return [parser["mypy"]] if parser.has_section("mypy") else []
 
 
-def _ruff_words(
+def _ruff_arguments(
     _: tuple[str, ...], __: ConfiguredLinters, ___: FoundPrograms, paths: tuple[str, ...]
 ) -> tuple[str, ...]:
-    # A project may have `fix = true`; what is asked for here is to look.
+    # A project may have `fix = true`, but this tool only checks.
     return ("check", "--output-format=json-lines", "--no-fix", "--quiet", "--", *(paths or (".",)))
 
 
-def _mypy_words(
+def _mypy_arguments(
     start: tuple[str, ...], used: ConfiguredLinters, found: FoundPrograms, paths: tuple[str, ...]
 ) -> tuple[str, ...]:
-    words = ["--output=json", "--no-pretty", "--no-error-summary"]
+    arguments = ["--output=json", "--no-pretty", "--no-error-summary"]
     tests = found.start("pytest") or tuple(python.path for python in found.pythons)
     if tests and tests[0] != start[0]:
-        # The project's packages are where its tests run, and this mypy is not there.
-        words.append(f"--python-executable={tests[0]}")
-    if paths or not used.mypy_knows_its_files:
-        words += ("--", *(paths or (".",)))
-    return tuple(words)
+        # This mypy is outside the environment that has the project's packages.
+        arguments.append(f"--python-executable={tests[0]}")
+    if paths or not used.mypy_has_files:
+        arguments += ("--", *(paths or (".",)))
+    return tuple(arguments)
 
 
 class _Where(msgspec.Struct, frozen=True):
@@ -163,21 +163,21 @@ def _read_ruff(line: bytes, root: str) -> LintFinding:
 
 def _read_mypy(line: bytes, root: str) -> LintFinding:
     row = msgspec.json.decode(line, type=_MypyFinding)
-    # mypy counts columns from 0; -1 stands for no place.
+    # mypy counts columns from 0; -1 means no position.
     where = _Where(max(row.line, 0), row.column + 1)
     return _finding("mypy", root, row.file, where, row.code, row.message, row.severity)
 
 
 def read_findings(linter: Linter, printed: bytes, code: int, root: str) -> list[LintFinding]:
-    """One JSON object a line; other lines are passed over. A linter that ended with an error and found nothing has
-    not done its work; mypy ends so at a syntax error too, but that is a finding.
+    """Parses one JSON object per line and skips other lines. A linter that exits with an error and no finding has
+    failed. mypy also exits that way at a syntax error, but reports it as a finding.
     """
     found = []
     for line in printed.splitlines():
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             found.append(linter.read(line, root))
     if code and not found:
-        raise LinterFailed(f"{linter.name} ended with exit code {code} and no finding that can be read")
+        raise LinterFailed(f"{linter.name} ended with exit code {code} and no readable finding")
     return found
 
 
@@ -186,11 +186,11 @@ def _finding(
 ) -> LintFinding:
     return LintFinding(
         tool=tool,
-        file=clean_text(posixpath.normpath(file.removeprefix(f"{root}/")))[:MOST_TEXT],
+        file=clean_text(posixpath.normpath(file.removeprefix(f"{root}/")))[:MAX_MESSAGE_LENGTH],
         line=where.row,
         column=where.column,
         code=clean_text(code or "")[:100],
-        message=clean_text(message)[:MOST_TEXT],
+        message=clean_text(message)[:MAX_MESSAGE_LENGTH],
         severity=clean_text(severity)[:20],
     )
 
@@ -198,13 +198,13 @@ def _finding(
 LINTERS: Mapping[str, Linter] = {
     "ruff": Linter(
         name="ruff",
-        words=_ruff_words,
+        arguments=_ruff_arguments,
         read=_read_ruff,
         cache_in_tmp={"RUFF_CACHE_DIR": "/tmp/ruff"},  # noqa: S108
     ),
     "mypy": Linter(
         name="mypy",
-        words=_mypy_words,
+        arguments=_mypy_arguments,
         read=_read_mypy,
         cache_in_tmp={"MYPY_CACHE_DIR": "/tmp/mypy"},  # noqa: S108
     ),
@@ -212,11 +212,11 @@ LINTERS: Mapping[str, Linter] = {
 
 
 NAME = "run_lint"
-MOST_PATHS = 200
-MOST_FINDINGS = 200
-LAST_WORDS = 2000
-MOST_PRINTED = 4 * 1024 * 1024
-"""Bytes of a linter's output that are read."""
+MAX_PATHS = 200
+MAX_FINDINGS = 200
+MAX_FAILURE_OUTPUT = 2000
+MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+"""Bytes that are read of a linter's output."""
 
 LinterState = Literal["ran", "not_available", "failed"]
 
@@ -226,8 +226,8 @@ LinterName = Literal["ruff", "mypy"]
 
 class RunLintArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     paths: Annotated[list[str], msgspec.Meta(description="Files or folders. Default: the project.")] = []
-    tools: Annotated[list[LinterName], msgspec.Meta(description="Default: those that the project uses.")] = []
-    seconds: Annotated[float | None, msgspec.Meta(description="End it after so long; never above the limit.")] = None
+    tools: Annotated[list[LinterName], msgspec.Meta(description="Default: those the project uses.")] = []
+    seconds: Annotated[float | None, msgspec.Meta(description="Time limit; never above the configured one.")] = None
 
 
 class LinterResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -239,10 +239,10 @@ class LinterResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class RunLintResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     findings: list[str]
-    """One a line: file:line:column, the rule, what is wrong."""
+    """One per line: file:line:column, rule, message."""
     tools: list[LinterResult]
     more: int = 0
-    """Findings that are only counted."""
+    """Findings that are counted but not shown."""
     note: str = ""
 
 
@@ -267,7 +267,7 @@ async def run_lint(context: ToolContext, given: RunLintArguments) -> ToolResult:
 
 def run_lint_result(findings: Sequence[LintFinding], ran: list[LinterResult], room: int) -> RunLintResult:
     lines: list[str] = []
-    for finding in findings[:MOST_FINDINGS]:
+    for finding in findings[:MAX_FINDINGS]:
         line = _line(finding)
         room -= json_size(line) + 1
         if room < 0:
@@ -276,7 +276,7 @@ def run_lint_result(findings: Sequence[LintFinding], ran: list[LinterResult], ro
     more = len(findings) - len(lines)
     codes = Counter(finding.code or finding.tool for finding in findings).most_common(5) if more else ()
     common = ", ".join(f"{code} ({count:,})" for code, count in codes)
-    note = f"{more:,} more are not shown; name `paths` for others. The most frequent of all: {common}." if more else ""
+    note = f"{more:,} more are not shown; name `paths` for others. Most frequent overall: {common}." if more else ""
     return RunLintResult(findings=lines, tools=ran, more=more, note=note)
 
 
@@ -291,30 +291,30 @@ async def _lint(
 ) -> tuple[list[LintFinding], LinterResult]:
     start = found.start(linter.name)
     if start is None:
-        detail = f"It is not installed where the sandbox sees it. {install_remedy(linter.name)}"
+        detail = f"It is not installed in the sandbox. {install_remedy(linter.name)}"
         return [], LinterResult(tool=linter.name, state="not_available", findings=0, detail=detail)
     if turn.context.progress:
         turn.context.progress(f"{linter.name} runs")
-    words = linter.words(start, used, found, paths)
+    arguments = linter.arguments(start, used, found, paths)
     env = linter.cache_in_tmp if turn.context.settings.read_only else {}
-    gathered = StdoutCollector(MOST_PRINTED)
-    finished = await turn.run((*start, *words), env={**env, "NO_COLOR": "1"}, on_output=gathered.take)
+    gathered = StdoutCollector(MAX_OUTPUT_BYTES)
+    finished = await turn.run((*start, *arguments), env={**env, "NO_COLOR": "1"}, on_output=gathered.take)
     try:
         if finished.ending is not CommandEnding.EXITED or finished.code is None:
             raise LinterFailed(ending_text(finished, turn))
         findings = read_findings(linter, bytes(gathered.stdout), finished.code, str(turn.context.folder.root))
     except LinterFailed as error:
-        stdout, stderr = output_texts(finished, LAST_WORDS)
-        words_left = head_and_tail("\n".join(part.strip() for part in (stderr, stdout) if part.strip()), LAST_WORDS)
-        detail = f"{error}: {words_left}" if words_left else str(error)
+        stdout, stderr = output_texts(finished, MAX_FAILURE_OUTPUT)
+        output = head_and_tail("\n".join(part.strip() for part in (stderr, stdout) if part.strip()), MAX_FAILURE_OUTPUT)
+        detail = f"{error}: {output}" if output else str(error)
         return [], LinterResult(tool=linter.name, state="failed", findings=0, detail=detail)
-    detail = "It found more than was read; name fewer `paths`." if gathered.is_cut else ""
+    detail = "Its output was cut; name fewer `paths`." if gathered.is_cut else ""
     return findings, LinterResult(tool=linter.name, findings=len(findings), detail=detail)
 
 
 def _checked(folder: Folder, paths: list[str]) -> tuple[str, ...]:
-    """Each lies in the folder, and none can be taken for an option."""
-    if len(paths) > MOST_PATHS:
+    """Each path is in the folder and cannot be mistaken for an option."""
+    if len(paths) > MAX_PATHS:
         raise WorkspaceError(f"{len(paths)} paths are too many.", remedy="Name folders.")
     return tuple(f"./{'/'.join(real_path(folder, path).parts)}" for path in paths)
 

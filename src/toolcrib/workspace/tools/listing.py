@@ -1,8 +1,8 @@
-"""`list_dir`, `find_files` and `stat_file`: what there is, by folder, by pattern and by name.
+"""`list_dir`, `find_files` and `stat_file`: entries by folder, by pattern and by name.
 
-In: what a model wants to see. Out: entries in a stable order, how many there are in all, and how to see less of
-them; of one entry its kind, size, mode and time, and whether it can be written. `walk` goes through the folders,
-`globs` chooses, `project_structure` has the overview of a whole project.
+In: validated arguments. Out: entries in a stable order, their total number, and how to narrow the list; for one entry,
+its kind, size, mode and time, and whether it can be written. `walk` goes through the folders, `globs` filters,
+`project_structure` gives the overview of a whole project.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from toolcrib.workspace.text import (
 )
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.files import FilePath
-from toolcrib.workspace.tools.walk import DEEPEST, FolderEntry, FolderWalk, IgnoredFiles
+from toolcrib.workspace.tools.walk import MAX_DEPTH, FolderEntry, FolderWalk, IgnoredFiles
 
-MOST_SHOWN = 1000
-MOST_PATTERNS = 50
+MAX_SHOWN = 1000
+MAX_PATTERNS = 50
 
-_Limit = Annotated[int, msgspec.Meta(ge=1, le=MOST_SHOWN, description="Most to show.")]
-_Ignored = Annotated[bool, msgspec.Meta(description="Also what .gitignore leaves out.")]
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_SHOWN, description="Maximum to show.")]
+_Ignored = Annotated[bool, msgspec.Meta(description="Include files ignored by .gitignore.")]
 
 
 class ListDirArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(description="The folder.")] = "."
-    depth: Annotated[int, msgspec.Meta(ge=1, le=DEEPEST, description="Levels; 1: only what is in it.")] = 1
-    glob: Annotated[str | None, msgspec.Meta(description="Only names that fit, such as *.py.")] = None
+    depth: Annotated[int, msgspec.Meta(ge=1, le=MAX_DEPTH, description="Levels; 1: direct children only.")] = 1
+    glob: Annotated[str | None, msgspec.Meta(description="Only matching names, such as *.py.")] = None
     ignored: _Ignored = False
     limit: _Limit = 200
 
@@ -59,11 +59,11 @@ class ListDirResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     links: list[str] = []
     other: list[str] = []
     escaped: list[str] = []
-    """Names among the above that are not UTF-8: odd bytes are written \\xNN, and tools cannot open them."""
+    """Listed names that are not UTF-8: their bytes are written \\xNN, and tools cannot open them."""
     total: int
-    """How many there are, shown or not."""
+    """The number of entries, shown or not."""
     ignored: int = 0
-    """How many .gitignore left out, not counting what is in them."""
+    """Entries that .gitignore left out, not counting their contents."""
     truncated: bool = False
     note: str = ""
 
@@ -78,11 +78,11 @@ class FindFilesArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         list[str],
         msgspec.Meta(
             min_length=1,
-            max_length=MOST_PATTERNS,
-            description="Such as *.py (at any depth), src/**/test_*.py, {a,b}.txt; !x leaves out.",
+            max_length=MAX_PATTERNS,
+            description="Such as *.py (at any depth), src/**/test_*.py, {a,b}.txt; !x excludes.",
         ),
     ]
-    path: Annotated[str, msgspec.Meta(description="The folder to look in; globs begin there.")] = "."
+    path: Annotated[str, msgspec.Meta(description="The folder to search; globs are relative to it.")] = "."
     sort: FileOrder = FileOrder.PATH
     ignored: _Ignored = False
     limit: _Limit = 200
@@ -91,7 +91,7 @@ class FindFilesArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class FindFilesResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: list[str]
     modified: list[str] = []
-    """UTC, of each file, where the newest were asked for."""
+    """UTC, for each file, if the newest were requested."""
     escaped: list[str] = []
     total: int
     ignored: int = 0
@@ -131,7 +131,7 @@ def list_dir(context: ToolContext, given: ListDirArguments) -> ToolResult:
 
 
 class _Listing:
-    """What a folder holds, as much as fits."""
+    """The entries of a folder that fit into the result."""
 
     def __init__(self, tray: AnswerBuffer) -> None:
         self.tray = tray
@@ -146,7 +146,7 @@ class _Listing:
         try:
             size = entry.status().st_size if entry.kind is FileKind.FILE else None
         except OSError:
-            # Gone by now.
+            # Deleted in the meantime.
             return
         if not self.tray.takes(_line(path, entry.kind, size)):
             return
@@ -191,7 +191,7 @@ def find_files(context: ToolContext, given: FindFilesArguments) -> ToolResult:
 
 
 class _MatchingFiles:
-    """The files that fit, and how many there were."""
+    """The matching files that fit into the result, and how many matched."""
 
     def __init__(self, walk: FolderWalk, globs: Globs) -> None:
         self._walk = walk
@@ -252,33 +252,33 @@ class StatFileResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     why_not: str = ""
     """Why it cannot be written."""
     target: str = ""
-    """Of a link: where it leads."""
+    """The target of a link."""
 
 
 def stat_file(context: ToolContext, given: StatFileArguments) -> ToolResult:
     folder = context.folder
     place = folder.path_of(given.path)
     with folder.opened(place, FinalLink.LINK) as (descriptor, real):
-        there = os.fstat(descriptor)
-        leads = _target_of(folder, place) if stat.S_ISLNK(there.st_mode) else ""
-    why_not = _why_not_writable(context, real, there)
+        status = os.fstat(descriptor)
+        leads = _target_of(folder, place) if stat.S_ISLNK(status.st_mode) else ""
+    why_not = _why_not_writable(context, real, status)
     result = StatFileResult(
-        kind=file_kind(there.st_mode),
-        size=there.st_size,
-        mode=f"{stat.S_IMODE(there.st_mode):04o}",
-        modified=_iso(there.st_mtime),
+        kind=file_kind(status.st_mode),
+        size=status.st_size,
+        mode=f"{stat.S_IMODE(status.st_mode):04o}",
+        modified=_iso(status.st_mtime),
         writable=not why_not,
         why_not=why_not,
         target=leads,
     )
     to = f" to {leads}" if leads else ""
-    said = "writable" if result.writable else f"not writable: {why_not}"
+    reason = "writable" if result.writable else f"not writable: {why_not}"
     size = count_text(result.size, "byte")
-    return ToolResult(result, f"{place}: {result.kind}{to}, {size}, mode {result.mode}, {result.modified}, {said}.")
+    return ToolResult(result, f"{place}: {result.kind}{to}, {size}, mode {result.mode}, {result.modified}, {reason}.")
 
 
 def _target_of(folder: Folder, place: FolderPath) -> str:
-    """Where a link leads; nothing is said about what lies outside."""
+    """The target of a link; reveals nothing about targets outside."""
     try:
         with folder.opened(place) as (_, real):
             return str(real)
@@ -286,21 +286,21 @@ def _target_of(folder: Folder, place: FolderPath) -> str:
         return f"nowhere: {error.message}"
 
 
-def _why_not_writable(context: ToolContext, real: FolderPath, there: os.stat_result) -> str:
+def _why_not_writable(context: ToolContext, real: FolderPath, status: os.stat_result) -> str:
     if context.settings.read_only:
         return "the workspace is read-only"
     if why := context.folder.why_not_writable(real):
         return why
-    if stat.S_ISLNK(there.st_mode):
-        return "it is a link; what it leads to is judged by itself"
-    if stat.S_ISDIR(there.st_mode):
-        return "" if there.st_mode & 0o222 else "it is read-only"
-    return why_not_replaceable(there)
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a link; check its target instead"
+    if stat.S_ISDIR(status.st_mode):
+        return "" if status.st_mode & 0o222 else "it is read-only"
+    return why_not_replaceable(status)
 
 
 def _iso(moment: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
-        # A file's time may lie beyond all calendars.
+        # A file's time may be beyond the range of datetime.
         return f"{moment:.0f} s after 1970"

@@ -1,10 +1,10 @@
-"""`project_diff`: what has changed in the folder's git repository.
+"""`project_diff`: changes in the folder's git repository.
 
-In: one path or all, staged or not, since which revision. Out: the state of every changed path, lines added and
-deleted per file, and the diff itself as far as it fits, with how to get the rest.
+In: an optional path, staged or not, a base revision. Out: the state of every changed path, lines added and deleted per
+file, and as much of the diff as fits, with how to get the rest.
 
-A repository's own configuration can name programs (fsmonitor, filters, hooks, external diffs, textconv). What can
-be switched off is; what cannot (filters) runs in the sandbox, like all of git here, with the folder read-only.
+A repository's configuration can name programs (fsmonitor, filters, hooks, external diffs, textconv). Most are switched
+off; filters, which cannot be, run in the sandbox with the folder read-only, as all of git does here.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from toolcrib.workspace.text import count_text, decode_output, fit_json, json_si
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.runner import CommandRunner, StdoutCollector, ending_text
 
-MOST_LISTING_BYTES = 1024 * 1024
-"""Bytes of a listing (status, numstat) that are read."""
+MAX_LISTING_BYTES = 1024 * 1024
+"""Bytes that are read of a listing (status, numstat)."""
 
 _DOT_GIT = FolderPath((".git",))
 _LOOK_ONLY = (
     "--no-pager",
     "--no-optional-locks",
-    # Named, the repository needs no search, no ownership that git likes, and cannot claim another work tree.
+    # With an explicit repository, git neither searches for one nor checks its owner or another work tree.
     "--git-dir=.git",
     "--work-tree=.",
     *("-c", "core.fsmonitor=false"),
@@ -67,7 +67,7 @@ _GIT_STATES: dict[str, GitState] = {
 
 
 class GitChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One path that differs, in the index or beside it."""
+    """One changed path, staged or not."""
 
     path: str
     staged: GitState = ""
@@ -100,38 +100,40 @@ class GitOutput:
     err: str
 
 
-async def run_git(turn: CommandRunner, *words: str, limit: int = MOST_LISTING_BYTES, stdin: bytes = b"") -> GitOutput:
+async def run_git(
+    turn: CommandRunner, *arguments: str, limit: int = MAX_LISTING_BYTES, stdin: bytes = b""
+) -> GitOutput:
     gathered = StdoutCollector(limit)
     finished = await turn.run(
-        ("git", *_LOOK_ONLY, *words), writes=False, env=_ENV, stdin=stdin, on_output=gathered.take
+        ("git", *_LOOK_ONLY, *arguments), writes=False, env=_ENV, stdin=stdin, on_output=gathered.take
     )
     if finished.ending is not CommandEnding.EXITED and not (
         finished.ending is CommandEnding.OUTPUT and gathered.is_cut
     ):
-        raise WorkspaceError(f"git {words[0]}: {ending_text(finished, turn)}.", remedy="Ask for one `path`.")
-    said = decode_output(finished.stderr.head).strip()
+        raise WorkspaceError(f"git {arguments[0]}: {ending_text(finished, turn)}.", remedy="Ask for one `path`.")
+    reason = decode_output(finished.stderr.head).strip()
     if finished.code == 127:
-        raise WorkspaceError("git is not installed where the sandbox sees it.", remedy="A person must install git.")
-    return GitOutput(code=finished.code or 0, out=bytes(gathered.stdout), is_cut=gathered.is_cut, err=said)
+        raise WorkspaceError("git is not installed in the sandbox.", remedy="A person must install git.")
+    return GitOutput(code=finished.code or 0, out=bytes(gathered.stdout), is_cut=gathered.is_cut, err=reason)
 
 
 def literal_pathspec(path: str) -> str:
-    """A pathspec that means this very name, whatever characters it has."""
+    """A pathspec that matches exactly this name, whatever characters it contains."""
     return f":(literal){path}" if path else "."
 
 
 def check_revision(base: str) -> str:
-    """A revision that cannot be an option, a range, or a file in a revision."""
+    """Refuses options, ranges, and files in a revision."""
     if not _REVISION.fullmatch(base):
         raise WorkspaceError(
-            f"`base` is no revision: {base[:80]!r}.",
-            remedy="Give one branch, tag or commit, as in main, v1.2, HEAD~3 or a hash.",
+            f"`base` is not a revision: {base[:80]!r}.",
+            remedy="Give one branch, tag or commit, such as main, v1.2, HEAD~3 or a hash.",
         )
     return base
 
 
 async def commit_of(turn: CommandRunner, base: str) -> str:
-    """The hash of a revision; nothing but this reaches git's other commands."""
+    """The hash of a revision. Only the hash is passed to git's other commands."""
     found = await run_git(
         turn, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{check_revision(base)}^{{commit}}"
     )
@@ -145,12 +147,12 @@ async def commit_of(turn: CommandRunner, base: str) -> str:
 
 
 async def empty_tree(turn: CommandRunner) -> str:
-    """What a repository without commits is compared with."""
+    """The base for a repository without commits."""
     return (await run_git(turn, "hash-object", "-t", "tree", "--stdin")).out.decode("ascii", "replace").strip()
 
 
 def check_repository(folder: Folder) -> None:
-    """Raises where git could find nothing, with what is there instead."""
+    """Raises if the folder is not the root of a repository."""
     try:
         folder.status(_DOT_GIT)
     except WorkspaceError:
@@ -161,13 +163,13 @@ def check_repository(folder: Folder) -> None:
                 remedy="Work without project_diff; only a person can make it one, since commands cannot write .git.",
             ) from None
         raise WorkspaceError(
-            f"The git repository of this folder begins above it, in {above}, where the workspace cannot look.",
+            f"The git repository of this folder starts above it, in {above}, outside the workspace.",
             remedy=f"A person can start the workspace with --root {above}.",
         ) from None
 
 
-def git_failure(folder: Folder, said: str) -> WorkspaceError:
-    """What a failed `git status` means."""
+def git_failure(folder: Folder, reason: str) -> WorkspaceError:
+    """Explains why `git status` failed."""
     try:
         is_file = stat.S_ISREG(folder.status(_DOT_GIT).st_mode)
         elsewhere = _points_to(folder) if is_file else ""
@@ -175,10 +177,10 @@ def git_failure(folder: Folder, said: str) -> WorkspaceError:
         elsewhere = ""
     if elsewhere and not Path(os.path.normpath(folder.root / elsewhere)).is_relative_to(folder.root):
         return WorkspaceError(
-            f"This folder's repository is kept in {elsewhere}, outside the workspace, where git cannot look from here.",
-            remedy="A clone of its own works; a person can also put that folder under `readable:` in workspace.yml.",
+            f"This folder's repository is in {elsewhere}, outside the workspace, where git cannot read it.",
+            remedy="A full clone works; a person can also add that folder to `readable:` in workspace.yml.",
         )
-    return WorkspaceError(f"git cannot read this repository: {said[:500] or 'it did not say why'}.")
+    return WorkspaceError(f"git cannot read this repository: {reason[:500] or 'it gave no reason'}.")
 
 
 def _points_to(folder: Folder) -> str:
@@ -197,7 +199,7 @@ async def status_of(turn: CommandRunner, path: str) -> GitStatus:
 
 
 def read_status(raw: bytes, *, is_whole: bool = True) -> GitStatus:
-    """`status --porcelain=v2 -z --branch`. What does not look like it is passed over."""
+    """Parses `status --porcelain=v2 -z --branch`; skips anything else."""
     branch, has_commits = "", True
     changes: list[GitChange] = []
     untracked: list[str] = []
@@ -220,7 +222,7 @@ def read_status(raw: bytes, *, is_whole: bool = True) -> GitStatus:
 
 
 _FIELDS = {"1": 7, "2": 8, "u": 9}
-"""Fields before the path, by the kind of a record."""
+"""Number of fields before the path, by record type."""
 
 
 def _change(kind: str, letters: str, path: str, was: str) -> GitChange:
@@ -232,7 +234,7 @@ def _change(kind: str, letters: str, path: str, was: str) -> GitChange:
 
 
 def read_numstat(raw: bytes) -> tuple[GitFileStat, ...]:
-    """`diff --numstat -z`. What does not look like it is passed over."""
+    """Parses `diff --numstat -z`; skips anything else."""
     found = []
     records = iter(raw.split(b"\0"))
     for record in records:
@@ -263,22 +265,22 @@ def _number(digits: bytes) -> int:
 Listed = TypeVar("Listed", str, GitChange, GitFileStat)
 
 NAME = "project_diff"
-MOST_LISTED = 500
+MAX_LISTED = 500
 """Paths in a result."""
-MOST_SHOWN = 200
-"""Files whose diff is asked for at once."""
-MOST_NAMES = 200_000
-"""Bytes of their names."""
+MAX_SHOWN = 200
+"""Files in one diff."""
+MAX_NAMES = 200_000
+"""Bytes of the names of those files."""
 
 _DIFF_OPTIONS = ("--no-ext-diff", "--no-textconv", "--no-color", "--find-renames", "--ignore-submodules=dirty")
 
 
 class ProjectDiffArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(description="Only this file or folder.")] = "."
-    staged: Annotated[bool, msgspec.Meta(description="Only what is staged.")] = False
+    staged: Annotated[bool, msgspec.Meta(description="Only staged changes.")] = False
     base: Annotated[str, msgspec.Meta(description="Compare with this branch, tag or commit.")] = "HEAD"
-    stat_only: Annotated[bool, msgspec.Meta(description="Names and numbers, no diff.")] = False
-    limit: Annotated[int, msgspec.Meta(description="Characters of diff, at most.", ge=1)] | None = None
+    stat_only: Annotated[bool, msgspec.Meta(description="Names and line counts, no diff.")] = False
+    limit: Annotated[int, msgspec.Meta(description="Maximum characters of diff.", ge=1)] | None = None
 
 
 class ProjectDiffResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -286,17 +288,17 @@ class ProjectDiffResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     base: str = ""
     """If it is not HEAD."""
     changes: list[GitChange] = []
-    """Against HEAD, as git status."""
+    """Against HEAD, like git status."""
     untracked: list[str] = []
     files: list[GitFileStat] = []
-    """Against base, where no diff was asked for."""
+    """Against base; only with `stat_only`."""
     added: int = 0
     deleted: int = 0
     diff: str = ""
     not_shown: list[str] = []
-    """Files whose diff is missing or cut: each can be asked for as `path`."""
+    """Files whose diff is missing or cut; pass one as `path` to see it."""
     more: int = 0
-    """Paths left out of the lists, at least."""
+    """Minimum number of paths left out of the lists."""
 
 
 async def project_diff(context: ToolContext, given: ProjectDiffArguments) -> ToolResult:
@@ -307,16 +309,16 @@ async def project_diff(context: ToolContext, given: ProjectDiffArguments) -> Too
     check_repository(folder)
     turn = CommandRunner(context, NAME)
     status = await status_of(turn, path)
-    # What is hidden is masked in the sandbox: it always differs, and git could not read it.
+    # Hidden files are masked in the sandbox, so they always differ and git cannot read them.
     masked = [f":(exclude,literal){change.path}" for change in status.changes if not _is_readable(folder, change.path)]
     base = await commit_of(turn, given.base) if status.has_commits else await empty_tree(turn)
     against = ("--cached", base) if given.staged else (base,)
-    numbers = await _diff(turn, ("--numstat", "-z", *against), (path, *masked), MOST_LISTING_BYTES)
+    numbers = await _diff(turn, ("--numstat", "-z", *against), (path, *masked), MAX_LISTING_BYTES)
     files = [file for file in read_numstat(numbers.out) if _is_readable(folder, file.path, file.was)]
     changes = [change for change in status.changes if _is_readable(folder, change.path, change.was)]
     untracked = [path for path in status.untracked if _is_readable(folder, path)]
     if not (changes or untracked or files):
-        # A deleted file still has a diff; a path that never was has not, and says so here.
+        # A deleted file has a diff. A path that never existed has none, and this raises.
         folder.status(place)
     limit = min(context.settings.limits.output, given.limit or context.settings.limits.output)
     text, missing = ("", []) if given.stat_only else await _shown(turn, against, files, limit)
@@ -340,13 +342,13 @@ async def project_diff(context: ToolContext, given: ProjectDiffArguments) -> Too
 
 
 def _first(rows: list[Listed], room: int) -> list[Listed]:
-    """As many as there is room for in JSON."""
-    ends = itertools.accumulate(len(msgspec.json.encode(row)) + 1 for row in rows[:MOST_LISTED])
+    """The rows that fit into `room` bytes of JSON."""
+    ends = itertools.accumulate(len(msgspec.json.encode(row)) + 1 for row in rows[:MAX_LISTED])
     return rows[: sum(1 for _ in itertools.takewhile(lambda end: end <= room, ends))]
 
 
 def _inside(folder: Folder, path: str) -> FolderPath:
-    """What leads out is refused, as everywhere. A file that is gone has a diff all the same, and a link has its own."""
+    """Refuses paths that lead outside. Allows a deleted file, which still has a diff, and does not follow a link."""
     place = folder.path_of(path)
     try:
         with folder.opened(place):
@@ -360,10 +362,10 @@ def _inside(folder: Folder, path: str) -> FolderPath:
         return real
 
 
-async def _diff(turn: CommandRunner, words: Sequence[str], paths: Sequence[str], limit: int) -> GitOutput:
-    if sum(len(os.fsencode(path)) for path in paths) > 2 * MOST_NAMES:
+async def _diff(turn: CommandRunner, arguments: Sequence[str], paths: Sequence[str], limit: int) -> GitOutput:
+    if sum(len(os.fsencode(path)) for path in paths) > 2 * MAX_NAMES:
         raise WorkspaceError("Too many files are hidden here for one diff.", remedy="Ask for one `path`.")
-    answer = await run_git(turn, "diff", *_DIFF_OPTIONS, *words, "--", *paths, limit=limit)
+    answer = await run_git(turn, "diff", *_DIFF_OPTIONS, *arguments, "--", *paths, limit=limit)
     if answer.code:
         raise git_failure(turn.context.folder, answer.err)
     return answer
@@ -372,21 +374,21 @@ async def _diff(turn: CommandRunner, words: Sequence[str], paths: Sequence[str],
 async def _shown(
     turn: CommandRunner, against: tuple[str, ...], files: Sequence[GitFileStat], limit: int
 ) -> tuple[str, list[str]]:
-    """The diff of the first files, and the names of those that it does not show whole."""
+    """The diff of the first files, and the names of files that it doesn't show completely."""
     asked: list[str] = []
     names: list[str] = []
     size = 0
-    for file in files[:MOST_SHOWN]:
+    for file in files[:MAX_SHOWN]:
         size += len(os.fsencode(file.path)) + len(os.fsencode(file.was))
-        if size > MOST_NAMES:
+        if size > MAX_NAMES:
             break
         asked.append(file.path)
-        # Both names, or git would not see that it is a renamed file.
+        # With only one name, git would not detect the rename.
         names += (literal_pathspec(name) for name in (file.path, file.was) if name)
     rest = [file.path for file in files[len(asked) :]]
     if not asked:
         return "", rest
-    # A character has four bytes at most.
+    # A character has at most four bytes.
     answer = await _diff(turn, ("--patch", "--src-prefix=a/", "--dst-prefix=b/", *against), names, 4 * limit)
     text = diff_text(answer.out)
     if json_size(text) <= limit and not answer.is_cut:
@@ -398,13 +400,13 @@ async def _shown(
 
 
 def diff_text(raw: bytes) -> str:
-    """A diff as text that shows what is there: only control characters are marked, and CR LF is LF."""
+    """Decodes a diff: control characters become �, and CR LF becomes LF."""
     text = raw.decode("utf-8", "replace").replace("\r\n", "\n")
     return "".join(char if char >= " " or char in "\n\t" else "\ufffd" for char in text)
 
 
 def _is_readable(folder: Folder, *paths: str) -> bool:
-    """What the settings hide is hidden here too."""
+    """Whether none of the paths is hidden by the settings."""
     return all(folder.readable(FolderPath(tuple(part for part in path.split("/") if part))) for path in paths if path)
 
 
@@ -432,7 +434,7 @@ def project_diff_text(result: ProjectDiffResult, differing: int) -> str:
         parts.append(f"{result.more} or more paths are left out; name a `path`.")
     if result.not_shown:
         names = ", ".join(result.not_shown[:10]) + (" …" if len(result.not_shown) > 10 else "")
-        parts.append(f"The diff is cut. Not shown whole: {names}. Ask again with one of these as `path`.")
+        parts.append(f"The diff is cut. Incomplete: {names}. Ask again with one of these as `path`.")
     if result.diff:
         parts.append(result.diff)
     return "\n".join(parts)

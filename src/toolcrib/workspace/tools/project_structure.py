@@ -1,8 +1,7 @@
 """`project_structure`: a project at a glance.
 
-In: how deep and how long. Out: its folders with how much is in them, its languages by file names, its largest
-files, and what kind of project its files say it is; nothing is run, and nobody vouches for what they say. `walk`
-goes through it.
+In: maximum depth and length. Out: its folders with their sizes, its languages by file name, its largest files, and the
+kind of project according to its files. Nothing is run, and the files are not trusted. `walk` goes through the folders.
 """
 
 from __future__ import annotations
@@ -103,9 +102,9 @@ def language_of(name: str) -> str | None:
     return _ENDINGS.get(name.rpartition(".")[2]) if "." in name else None
 
 
-MOST_PROJECT_FILE_BYTES = 128 * 1024
-_MOST_FACTS = 20
-_LONGEST_FACT = 60
+MAX_PROJECT_FILE_BYTES = 128 * 1024
+_MAX_FACTS = 20
+_MAX_FACT_LENGTH = 60
 
 PROJECT_KINDS = {
     "pyproject.toml": "Python",
@@ -133,9 +132,9 @@ PROJECT_KINDS = {
     "docker-compose.yml": "Docker Compose",
     "flake.nix": "Nix",
 }
-"""By the name of the file that shows it."""
+"""The kind of project, by the name of its project file."""
 
-# At most a few names on a line and no nesting: linear whatever the file holds.
+# At most a few names on a line and no nesting, so it is linear for any input.
 _TARGET = re.compile(r"^([A-Za-z0-9][\w.-]{0,59})[ \t]{0,8}:(?![=:])", re.MULTILINE)
 
 
@@ -145,12 +144,12 @@ class ProjectFact(msgspec.Struct, frozen=True):
 
 
 def project_facts(name: str, content: bytes) -> list[ProjectFact]:
-    """What can be said without running anything; nothing of a file that cannot be understood."""
+    """Facts found without running anything; none from an invalid file."""
     reader = _READERS.get(name)
     if reader is None:
         return []
     try:
-        facts = reader(content[:MOST_PROJECT_FILE_BYTES].decode())
+        facts = reader(content[:MAX_PROJECT_FILE_BYTES].decode())
     except (UnicodeDecodeError, ValueError, RecursionError, msgspec.DecodeError):
         return []
     return [fact for fact in facts if fact.names]
@@ -204,22 +203,22 @@ def _part(found: Any, *names: str) -> dict[str, Any]:
 
 
 def _fact(what: str, names: Iterable[Any]) -> ProjectFact:
-    kept = [name[:_LONGEST_FACT] for name in names if isinstance(name, str) and name]
-    return ProjectFact(what, kept[:_MOST_FACTS])
+    kept = [name[:_MAX_FACT_LENGTH] for name in names if isinstance(name, str) and name]
+    return ProjectFact(what, kept[:_MAX_FACTS])
 
 
-_MOST_LARGEST = 5
-_MOST_LANGUAGES = 20
-_MOST_PROJECTS = 20
-_MOST_TOP_FILES = 50
+_MAX_LARGEST_FILES = 5
+_MAX_LANGUAGES = 20
+_MAX_PROJECTS = 20
+_MAX_TOP_FILES = 50
 _PROJECTS_DEEPEST = 3
-"""Names on the way to a file that shows a project: one for each package of a repository of several."""
+"""Depth at which project files are found, for repositories of several packages."""
 
 
 class ProjectStructureArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(description="The folder.")] = "."
     depth: Annotated[int, msgspec.Meta(ge=1, le=20, description="Levels of folders.")] = 3
-    limit: Annotated[int, msgspec.Meta(ge=10, le=1000, description="Most lines of the tree.")] = 150
+    limit: Annotated[int, msgspec.Meta(ge=10, le=1000, description="Maximum lines of the tree.")] = 150
 
 
 class LanguageCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,11 +255,11 @@ class _FolderTotal:
 
 @dataclass(slots=True)
 class _StructureCount:
-    """What is added up on the way."""
+    """Totals collected during the walk."""
 
     depth: int
     folders: dict[tuple[str, ...], _FolderTotal] = field(default_factory=dict)
-    """Of those that the tree may show, with all that is below them."""
+    """Folders that the tree may show, with everything below them."""
     top_files: list[str] = field(default_factory=list)
     everything: _FolderTotal = field(default_factory=_FolderTotal)
     number_of_folders: int = 0
@@ -291,14 +290,14 @@ class _StructureCount:
             self.by_files[language] += 1
             self.by_bytes[language] += size
         heapq.heappush(self.largest, (size, entry.parts))
-        if len(self.largest) > _MOST_LARGEST:
+        if len(self.largest) > _MAX_LARGEST_FILES:
             heapq.heappop(self.largest)
-        if entry.name in PROJECT_KINDS and len(way) <= _PROJECTS_DEEPEST and len(self.projects) < _MOST_PROJECTS:
+        if entry.name in PROJECT_KINDS and len(way) <= _PROJECTS_DEEPEST and len(self.projects) < _MAX_PROJECTS:
             self.projects.append(self._project(entry))
 
     def _project(self, entry: FolderEntry) -> DetectedProject:
         with os.fdopen(entry.open(), "rb") as file:
-            content = file.read(MOST_PROJECT_FILE_BYTES)
+            content = file.read(MAX_PROJECT_FILE_BYTES)
         return DetectedProject(
             kind=PROJECT_KINDS[entry.name], file=shown_path(entry.parts), facts=project_facts(entry.name, content)
         )
@@ -320,7 +319,7 @@ def project_structure(context: ToolContext, given: ProjectStructureArguments) ->
         bytes=count.everything.size,
         languages=[
             LanguageCount(name=name, files=count.by_files[name], bytes=size)
-            for name, size in count.by_bytes.most_common(_MOST_LANGUAGES)
+            for name, size in count.by_bytes.most_common(_MAX_LANGUAGES)
         ],
         largest={shown_path(parts): size for size, parts in sorted(count.largest, reverse=True)},
         projects=count.projects,
@@ -332,7 +331,7 @@ def project_structure(context: ToolContext, given: ProjectStructureArguments) ->
 
 
 def _tree(count: _StructureCount, given: ProjectStructureArguments, size: int) -> tuple[list[str], str]:
-    """Whole levels as long as they fit; of the first one that does not, as much as fits. And what is not shown."""
+    """Complete levels as long as they fit, then a part of the next one; and a note on the rest."""
     per_level = Counter(len(way) for way in count.folders)
     depth, lines = 1, per_level[1]
     while depth < given.depth and lines + per_level[depth + 1] <= given.limit:
@@ -353,11 +352,11 @@ def _tree(count: _StructureCount, given: ProjectStructureArguments, size: int) -
 
 
 def _top_files(names: list[str]) -> list[str]:
-    """On one line, which is not to become longer than the tree."""
+    """On one line, no longer than the tree."""
     if not names:
         return []
-    line = " ".join(one_line(shown_path((name,))) for name in names[:_MOST_TOP_FILES])
-    more = len(names) - _MOST_TOP_FILES
+    line = " ".join(one_line(shown_path((name,))) for name in names[:_MAX_TOP_FILES])
+    more = len(names) - _MAX_TOP_FILES
     return [f"  {line} … {more:,} more" if more > 0 else f"  {line}"]
 
 
@@ -370,14 +369,14 @@ def _text(data: ProjectStructureResult) -> str:
     if data.projects:
         parts.append("Projects: " + "; ".join(_project_text(project) for project in data.projects))
     if data.languages:
-        words = (f"{one.name} {count_text(one.files, 'file')} {size_text(one.bytes)}" for one in data.languages)
-        parts.append("Languages: " + ", ".join(words))
+        languages = (f"{one.name} {count_text(one.files, 'file')} {size_text(one.bytes)}" for one in data.languages)
+        parts.append("Languages: " + ", ".join(languages))
     if data.largest:
         parts.append(
             "Largest: " + ", ".join(f"{one_line(path)} {size_text(size)}" for path, size in data.largest.items())
         )
     if data.ignored:
-        parts.append(f"{count_text(data.ignored, 'entry', 'entries')} left out by .gitignore.")
+        parts.append(f"{count_text(data.ignored, 'entry', 'entries')} ignored by .gitignore.")
     if data.note:
         parts.append(data.note)
     return "\n".join(parts)

@@ -1,10 +1,10 @@
-"""Runs pytest and reports, line by line, what happens. Stand-alone: it runs in the sandbox, under the project's Python.
+"""Runs pytest and reports events line by line. Stand-alone: it runs in the sandbox, with the project's Python.
 
-In: pytest's arguments; the number of a pipe in TOOLCRIB_REPORT_FD. Out: one JSON object a line on that pipe, each
-written at once, so that a run that is ended or ends itself has still reported what it was doing. `run_tests` sends this
-file's own text as `python -c`, since the sandbox need not see where Toolcrib is installed, and reads the lines.
+In: pytest's arguments; the number of a pipe in TOOLCRIB_REPORT_FD. Out: one JSON object per line on that pipe, written
+immediately, so that a run that is killed has still reported its progress. `run_tests` passes this file's source to
+`python -c`, because Toolcrib may not be installed inside the sandbox, and reads the lines.
 
-It imports nothing of ours, and nothing that Python 3.8 does not have: the project chooses its Python.
+It imports nothing from Toolcrib and supports Python 3.8, because the project chooses its Python.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 from typing import Any
 
 DETAILED = 20
-"""So many failures come with a traceback; the ones after them with a message."""
+"""Failures reported with a traceback; later ones only have a message."""
 NAMED = 200
-"""So many failures are reported at all; the ones after them are only counted."""
+"""Failures that are reported; later ones are only counted."""
 NAME, MESSAGE, TRACE, OUTPUT = 500, 1000, 4000, 2000
 
 
 class Reporter:
-    """A plugin for pytest. The words for outcomes are those of pytest's last line."""
+    """A pytest plugin. Outcomes have the names of pytest's summary line."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -33,7 +33,7 @@ class Reporter:
         self.config: Any = None
 
     def report(self, what: str, **fields: Any) -> None:
-        # A test that forks has this plugin twice; only the first one counts.
+        # A forked test has a copy of this plugin; only the original reports.
         if self.fd < 0 or os.getpid() != self.owner:
             return
         line = memoryview(json.dumps({"is": what, **fields}).encode() + b"\n")
@@ -97,14 +97,14 @@ class Reporter:
 
 
 def place(report: Any) -> tuple[str, int, str]:
-    """File, line and message of a failure: where the project's own code raised it, else where the test stands."""
+    """File, line and message of a failure: where the project's code raised it, or else the test's location."""
     location = getattr(report, "location", None) or (str(report.nodeid).partition("::")[0], None, "")
     file, line = str(location[0]), int(location[1] or 0) + 1
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         lines = str(report.longrepr or "").strip().splitlines()
-        said = next((line for line in reversed(lines) if line.startswith("E ")), lines[-1] if lines else "")
-        return file, line, said[2:].strip() if said.startswith("E ") else said
+        message = next((line for line in reversed(lines) if line.startswith("E ")), lines[-1] if lines else "")
+        return file, line, message[2:].strip() if message.startswith("E ") else message
     path = str(crash.path)
     if path.startswith(os.getcwd() + os.sep) and "site-packages" not in path:  # noqa: PTH109 - for Python 3.8
         file, line = path, int(crash.lineno)
@@ -117,7 +117,7 @@ def cut(text: object, limit: int) -> str:
 
 
 def ends(text: str, limit: int) -> str:
-    """A quarter from the beginning, the rest from the end, where what matters stands."""
+    """A quarter from the beginning, the rest from the end, which matters more."""
     text = sound(text)
     if len(text) <= limit:
         return text
@@ -126,18 +126,18 @@ def ends(text: str, limit: int) -> str:
 
 
 def sound(text: str) -> str:
-    """Without halves of surrogate pairs, which are no text to whoever reads the lines."""
+    """Removes lone surrogates, which the reader of the lines cannot decode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def main() -> int:
-    # Children of the tests shall neither know of the pipe nor keep it open.
+    # Child processes of the tests must neither find the pipe nor keep it open.
     fd = int(os.environ.pop("TOOLCRIB_REPORT_FD", "-1"))
     if fd >= 0:
         os.set_inheritable(fd, False)
     reporter = Reporter(fd)
     try:
-        import pytest  # noqa: PLC0415 - it is the project's, and may be missing
+        import pytest  # noqa: PLC0415 - the project's pytest, which may be missing
     except ImportError:
         reporter.report("missing")
         return 4

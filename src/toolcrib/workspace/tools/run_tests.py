@@ -1,9 +1,9 @@
-"""`run_tests`: the project's tests, by pytest, in the sandbox.
+"""`run_tests`: runs the project's tests with pytest in the sandbox.
 
-In: which tests, as a model names them. Out: counts, the first failures with file, line and traceback, and what
-pytest's end means. `pytest_report` runs inside and writes events to a pipe; they come from a process in which the
-project's code runs, so whatever is no event is passed over and everything that is kept is bounded: the worst that a
-hostile project can do is to lie about its own tests. `runner` says which Python.
+In: the tests to run, as a model names them. Out: counts, the first failures with file, line and traceback, and how the
+run ended. `pytest_report` runs inside and writes events to a pipe. They come from a process that runs the project's
+code, so invalid events are skipped and all data is bounded: the worst that a hostile project can do is lie about its
+own tests. `runner` finds the Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolcrib.workspace.sandbox.command import CommandEnding, SandboxResult
 from toolcrib.workspace.text import ProgressThrottle, clean_text, count_text, head_and_tail
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.runner import (
-    LONGEST_ARGUMENT,
+    MAX_ARGUMENT_LENGTH,
     CommandRunner,
     ending_text,
     find_programs,
@@ -35,14 +35,14 @@ from toolcrib.workspace.tools.runner import (
     real_path,
 )
 
-LONGEST_EVENT = 64 * 1024
-"""Bytes of a line; a longer one is passed over."""
-MOST_EVENT_BYTES = 64 * 1024 * 1024
-MOST_EVENTS = 1_000_000
-"""Of a whole report: some 300,000 tests. To read on would take the server's time from everybody else."""
-MOST_FAILURES = 200
-MOST_RUNNING = 64
-MOST_CATEGORIES = 20
+MAX_EVENT_LENGTH = 64 * 1024
+"""Bytes of a line; a longer one is skipped."""
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+MAX_EVENTS = 1_000_000
+"""Of a whole report: some 300,000 tests. Reading more would block other calls."""
+MAX_FAILURES = 200
+MAX_RUNNING = 64
+MAX_CATEGORIES = 20
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 Text = Annotated[str, msgspec.Meta(max_length=5000)]
@@ -50,7 +50,7 @@ Name = Annotated[str, msgspec.Meta(max_length=600)]
 
 
 class _Event(msgspec.Struct, tag_field="is"):
-    """One line of the pipe."""
+    """One line from the pipe."""
 
 
 class _MissingEvent(_Event, tag="missing"):
@@ -106,7 +106,7 @@ _READ = msgspec.json.Decoder(
 
 
 class PytestProgress:
-    """What is known of a run of tests so far."""
+    """The state of a test run so far."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -118,7 +118,7 @@ class PytestProgress:
         self.internal = ""
         self.is_missing = False
         self.code: int | None = None
-        """What pytest itself said at its end; None: it never came to that."""
+        """pytest's own exit code; None if it never got that far."""
         self.done = 0
         self._bytes = 0
         self._lines = 0
@@ -127,15 +127,15 @@ class PytestProgress:
 
     def take(self, chunk: bytes) -> None:
         self._bytes += len(chunk)
-        if self._bytes > MOST_EVENT_BYTES or self._lines > MOST_EVENTS:
+        if self._bytes > MAX_EVENT_BYTES or self._lines > MAX_EVENTS:
             return
         *lines, rest = (self._rest + chunk).split(b"\n")
         self._lines += len(lines)
         for line in lines:
-            if not self._is_skipping and len(line) <= LONGEST_EVENT:
+            if not self._is_skipping and len(line) <= MAX_EVENT_LENGTH:
                 self._read(line)
             self._is_skipping = False
-        if len(rest) > LONGEST_EVENT:
+        if len(rest) > MAX_EVENT_LENGTH:
             rest, self._is_skipping = b"", True
         self._rest = rest
 
@@ -159,27 +159,27 @@ class PytestProgress:
     def _of_a_test(self, line: _OutcomeEvent | _StartEvent | _FinishEvent | FailureEvent) -> None:
         match line:
             case _OutcomeEvent(category=category):
-                if category in self.counts or len(self.counts) < MOST_CATEGORIES:
+                if category in self.counts or len(self.counts) < MAX_CATEGORIES:
                     self.counts[category] += 1
             case _StartEvent(id=name):
-                if len(self.running) < MOST_RUNNING:
+                if len(self.running) < MAX_RUNNING:
                     self.running[clean_text(name)] = None
             case _FinishEvent(id=name):
                 self.done += 1
                 self.running.pop(clean_text(name), None)
             case FailureEvent():
-                if len(self.failures) < MOST_FAILURES:
+                if len(self.failures) < MAX_FAILURES:
                     self.failures.append(line)
 
 
 NAME = "run_tests"
-MOST_PATHS = 200
-MOST_SHOWN_FAILURES = 50
-"""Failures in a result; the others are counted."""
-LAST_WORDS = 4000
-"""Characters of what pytest printed, where its report does not say enough."""
+MAX_PATHS = 200
+MAX_SHOWN_FAILURES = 50
+"""Failures in a result; others are only counted."""
+MAX_FAILURE_OUTPUT = 4000
+"""Characters of pytest's output, if its report is not sufficient."""
 SHORT_MESSAGE = 300
-"""Characters of the message of a failure that there is no room for."""
+"""Characters of the message of a failure whose details don't fit."""
 
 Outcome = Literal["passed", "failed", "no_tests", "interrupted", "usage_error", "internal_error", "stopped", "crashed"]
 
@@ -201,19 +201,19 @@ class RunTestsArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = []
     select: Annotated[str, msgspec.Meta(description="Only tests whose names match (pytest -k).")] = ""
     marker: Annotated[str, msgspec.Meta(description="Only tests with these marks (pytest -m).")] = ""
-    last_failed: Annotated[bool, msgspec.Meta(description="Only what failed last time.")] = False
-    max_failures: Annotated[int, msgspec.Meta(description="Stop after so many failures.", ge=1)] | None = None
-    seconds: Annotated[float | None, msgspec.Meta(description="End it after so long; never above the limit.")] = None
+    last_failed: Annotated[bool, msgspec.Meta(description="Only tests that failed last time.")] = False
+    max_failures: Annotated[int, msgspec.Meta(description="Stop after this many failures.", ge=1)] | None = None
+    seconds: Annotated[float | None, msgspec.Meta(description="Time limit; never above the configured one.")] = None
 
 
 class FailedTest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     kind: Literal["failed", "error"] = "failed"
-    """An error is a failure outside of the test itself: in a fixture, or while collecting."""
+    """An error is a failure outside the test itself: in a fixture or during collection."""
     file: str
     line: int
     message: str = ""
-    """What the traceback does not say."""
+    """If the traceback doesn't contain it."""
     traceback: str = ""
     output: str = ""
 
@@ -221,7 +221,7 @@ class FailedTest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RunTestsResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: Outcome
     ending: str = ""
-    """How it ended, if the outcome does not say it all."""
+    """How it ended, if the outcome is not sufficient."""
     passed: int = 0
     failed: int = 0
     errors: int = 0
@@ -231,30 +231,30 @@ class RunTestsResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     warnings: int = 0
     deselected: int = 0
     collected: int | None = None
-    """If not all of them came to their end."""
+    """If not all of them finished."""
     seconds: float
     failures: list[FailedTest] = []
     more_failures: int = 0
-    """Failures that are only counted: `paths` or `max_failures` show others."""
+    """Failures that are only counted; use `paths` or `max_failures` to see others."""
     running: list[str] = []
-    """What was running when it ended."""
+    """Tests that were running at the end."""
     other: dict[str, int] = {}
     """Outcomes that plugins add."""
     printed: str = ""
-    """What was printed last, if the rest says too little."""
+    """The end of the output, if the rest is not sufficient."""
     output_file: str | None = None
-    """All that was printed, if it was much."""
+    """The file with the whole output, if it was long."""
 
 
 async def run_tests(context: ToolContext, given: RunTestsArguments) -> ToolResult:
-    words = pytest_arguments(context, given)
+    arguments = pytest_arguments(context, given)
     turn = CommandRunner(context, NAME, given.seconds)
     found = await find_programs(turn, "pytest")
     python = found.start("pytest")
     if python is None:
         raise missing_module_error(context, found, "pytest")
     tally = PytestProgress()
-    finished = await _run(turn, (python[0], "-c", plugin_source(), *words), tally)
+    finished = await _run(turn, (python[0], "-c", plugin_source(), *arguments), tally)
     if tally.is_missing:
         forget_programs(context.folder)
         raise missing_module_error(context, found, "pytest")
@@ -288,48 +288,48 @@ async def _run(turn: CommandRunner, argv: tuple[str, ...], tally: PytestProgress
 
 @functools.cache
 def plugin_source() -> str:
-    """The text of `pytest_report`, which runs where this package cannot be imported."""
+    """The source of `pytest_report`, which runs where this package cannot be imported."""
     return resources.files("toolcrib.workspace.tools").joinpath("pytest_report.py").read_text()
 
 
 def pytest_arguments(context: ToolContext, given: RunTestsArguments) -> tuple[str, ...]:
-    """pytest's arguments. Nothing that a model gave stands where it could be taken for an option or an `@file`."""
-    words = ["-q", "--tb=short", "--color=no"]
+    """pytest's arguments. A model's values cannot be mistaken for an option or an `@file`."""
+    arguments = ["-q", "--tb=short", "--color=no"]
     for option, value in (("-k", given.select), ("-m", given.marker)):
         if value:
-            words.append(f"{option}={_argument(value)}")
+            arguments.append(f"{option}={_argument(value)}")
     if given.last_failed:
-        words.append("--last-failed")
+        arguments.append("--last-failed")
     elif context.settings.read_only:
-        # The cache could not be written, and a project may have made that warning an error.
-        words += ("-p", "no:cacheprovider")
+        # The cache is not writable, and a project may turn that warning into an error.
+        arguments += ("-p", "no:cacheprovider")
     if given.max_failures is not None:
-        words.append(f"--maxfail={given.max_failures}")
-    if len(given.paths) > MOST_PATHS:
+        arguments.append(f"--maxfail={given.max_failures}")
+    if len(given.paths) > MAX_PATHS:
         raise WorkspaceError(f"{len(given.paths)} paths are too many.", remedy="Name folders, or use `select`.")
-    words += (_node(context.folder, path) for path in given.paths)
-    return tuple(words)
+    arguments += (_node(context.folder, path) for path in given.paths)
+    return tuple(arguments)
 
 
 def _node(folder: Folder, path: str) -> str:
-    """Rules judge it as one path, so it must lead to where pytest goes, whoever reads it."""
+    """Permission rules see it as one path, so pytest must interpret it the same way."""
     file, colons, test = path.partition("::")
     place = folder.path_of(file)
     status = folder.status(place)
     if "[" in file:
         raise WorkspaceError(
-            f"{place}: pytest would take what stands before the [ for the path.",
-            remedy="Name the folder above it, and choose with `select`.",
+            f"{place}: pytest would treat the part before the [ as the path.",
+            remedy="Name its parent folder, and use `select`.",
         )
     if colons and not stat.S_ISREG(status.st_mode):
         raise WorkspaceError(
-            f"{place} is no file, so no test in it can be named with `::`.", remedy="Name the file itself, not a link."
+            f"{place} is not a file, so it has no tests to name with `::`.", remedy="Name the file itself, not a link."
         )
     name, _, parameters = test.partition("[")
     if "/" in name or ".." in parameters.split("/"):
         raise WorkspaceError(
-            f"{test!r} is no test's name: behind `::` a / stands only in [ ], and no `..` by itself.",
-            remedy="Give it as pytest shows it: tests/test_a.py::TestB::test_c. `select` chooses by words.",
+            f"{test!r} is not a test name: after `::`, use / only in [ ], and no `..` as a part.",
+            remedy="Give it as pytest shows it: tests/test_a.py::TestB::test_c. `select` matches names.",
         )
     real = real_path(folder, file)
     return _argument(f"./{'/'.join(real.parts)}{colons}{test}")
@@ -340,8 +340,8 @@ def _argument(text: str) -> str:
         raw = text.encode(errors="strict")
     except UnicodeEncodeError:
         raise WorkspaceError("An argument is not valid Unicode.", remedy="Give names as the files have them.") from None
-    if b"\0" in raw or b"\n" in raw or len(raw) > LONGEST_ARGUMENT:
-        raise WorkspaceError("An argument holds a NUL or a newline, or is too long.", remedy="Shorten it.")
+    if b"\0" in raw or b"\n" in raw or len(raw) > MAX_ARGUMENT_LENGTH:
+        raise WorkspaceError("An argument contains a NUL or a newline, or is too long.", remedy="Shorten it.")
     return text
 
 
@@ -354,7 +354,7 @@ def progress_text(tally: PytestProgress) -> str:
 
 
 def run_tests_result(finished: SandboxResult, tally: PytestProgress, turn: CommandRunner) -> RunTestsResult:
-    """What the run's end means: pytest's own word where it had the last one, else what the sandbox saw."""
+    """The outcome of the run: from pytest's exit code if there is one, or else from the sandbox."""
     context = turn.context
     outcome, ending = _outcome(finished, tally, turn)
     failures = _failures(tally, context.folder, context.settings.limits.output)
@@ -394,7 +394,7 @@ def _outcome(finished: SandboxResult, tally: PytestProgress, turn: CommandRunner
         return "failed", f"pytest ended with exit code {tally.code}."
     meaning = {
         "interrupted": "pytest was interrupted" + (": tests could not be collected." if tally.counts["error"] else "."),
-        "internal_error": "pytest failed inside; a plugin or conftest.py may be the cause.",
+        "internal_error": "pytest had an internal error; a plugin or conftest.py may be the cause.",
         "usage_error": "pytest could not use its arguments or configuration.",
         "no_tests": "No test was collected, or all were deselected.",
     }
@@ -402,9 +402,9 @@ def _outcome(finished: SandboxResult, tally: PytestProgress, turn: CommandRunner
 
 
 def _failures(tally: PytestProgress, folder: Folder, room: int) -> list[FailedTest]:
-    """With all that is known of them as long as there is room for it, then with a line each."""
+    """With full details as long as they fit, then with one line each."""
     failures: list[FailedTest] = []
-    for found in tally.failures[:MOST_SHOWN_FAILURES]:
+    for found in tally.failures[:MAX_SHOWN_FAILURES]:
         whole = _failure(found, folder)
         short = msgspec.structs.replace(
             whole, message=head_and_tail(clean_text(found.message), SHORT_MESSAGE), traceback="", output=""
@@ -431,15 +431,15 @@ def _failure(found: FailureEvent, folder: Folder) -> FailedTest:
 
 
 def path_in_folder(folder: Folder, file: str) -> str:
-    """As a model names it, where it lies in the folder."""
+    """Relative to the folder, if it is inside."""
     root = f"{folder.root}/"
     return os.path.normpath(file.removeprefix(root)) if file else ""
 
 
 def _last_words(finished: SandboxResult, tally: PytestProgress) -> str:
-    stdout, stderr = output_texts(finished, LAST_WORDS)
+    stdout, stderr = output_texts(finished, MAX_FAILURE_OUTPUT)
     return head_and_tail(
-        "\n".join(part.strip() for part in (tally.internal, stdout, stderr) if part.strip()), LAST_WORDS
+        "\n".join(part.strip() for part in (tally.internal, stdout, stderr) if part.strip()), MAX_FAILURE_OUTPUT
     )
 
 
@@ -458,14 +458,14 @@ def run_tests_text(ran: RunTestsResult, limit: int) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in counted.items() if count) or "nothing ran"
     parts = [f"{ran.outcome.replace('_', ' ').upper()}: {counts} in {ran.seconds:g} s. {ran.ending}".rstrip()]
     for failure in ran.failures:
-        said = (failure.message, failure.traceback, failure.output)
+        details = (failure.message, failure.traceback, failure.output)
         parts.append(f"\n{failure.kind.upper()} {failure.id} ({failure.file}:{failure.line})")
-        parts += (text.rstrip() for text in said if text)
+        parts += (text.rstrip() for text in details if text)
     if ran.more_failures:
         more = count_text(ran.more_failures, "more failure")
-        parts.append(f"\n{more}; ask with `paths` or `max_failures` for others.")
+        parts.append(f"\n{more}; use `paths` or `max_failures` to see others.")
     if ran.output_file:
-        parts.append(f"\nAll that was printed: {ran.output_file}")
+        parts.append(f"\nFull output: {ran.output_file}")
     if ran.printed:
         parts.append(f"\nPrinted last:\n{ran.printed}")
     return head_and_tail("\n".join(parts), limit)

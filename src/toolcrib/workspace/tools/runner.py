@@ -1,10 +1,10 @@
-"""Runs commands for one call of a tool: how long they may take, where they run, with which Python, how they ended.
+"""Runs the commands of one tool call: time limit, folder, Python interpreter, and how they ended.
 
-In: the call's context, the tool's name, what the model asked for. Out: what the sandbox's commands gave, or a
-`WorkspaceError` that says why none was run; for tests and linters, the first interpreter that has the module. What
-a candidate interpreter says is the project's own word (a `.venv` in a repository is as hostile as the rest of it);
-it only decides which program runs next, and that one runs in the sandbox too. `shell`, `run_tests`, `lint` and
-`project_diff` run everything through a `CommandRunner`.
+In: the call's context, the tool's name, the model's arguments. Out: results of the sandbox's commands, or a
+`WorkspaceError` that says why none ran; for tests and linters, the first interpreter that has the module. The answers
+of candidate interpreters are not trusted (a `.venv` in a repository is as hostile as the rest of it): they only decide
+which program runs next, also in the sandbox. `shell`, `run_tests`, `lint` and `project_diff` run everything through a
+`CommandRunner`.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from toolcrib.workspace.text import json_size, shown_output
 from toolcrib.workspace.tool import ToolContext
 
 FOLDER_ROOT = FolderPath(())
-LONGEST_ARGUMENT = 100_000
-"""Bytes. Linux takes 131,072 for one argument."""
+MAX_ARGUMENT_LENGTH = 100_000
+"""Bytes. Linux allows 131,072 for one argument."""
 NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 OnOutput = Callable[[str, bytes], None]
 
 
 class CommandRunner:
-    """The time of one call. Several commands of one call share it."""
+    """The commands of one call, which share its time limit."""
 
     def __init__(self, context: ToolContext, tool: str, asked: float | None = None) -> None:
         self.context = context
         limit = min(context.settings.limits.seconds[tool], context.session.seconds_left())
         if asked is not None:
             if not asked > 0:
-                raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Give more than 0, or leave it out.")
+                raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Give more than 0, or omit it.")
             limit = min(limit, asked)
         self.tool = tool
         self.limit = limit
         self.used = 0.0
-        """Seconds of commands; waiting for the sandbox's self-test is not the call's fault."""
+        """Seconds of commands, without waiting for the sandbox's self-test."""
 
     async def run(
         self,
@@ -63,12 +63,12 @@ class CommandRunner:
         most: float | None = None,
         keeps: bool = False,
     ) -> SandboxResult:
-        """Runs one command in the sandbox, no longer than the turn has left, or `most`."""
+        """Runs one command in the sandbox, for at most the remaining time, or `most` seconds."""
         sandbox = await self.context.sandbox()
         left = self.limit - self.used
         if left <= 0:
             raise WorkspaceError(
-                f"{self.tool} was not done after {self.limit:.3g} seconds.", remedy=more_time_remedy(self.tool)
+                f"{self.tool} did not finish within {self.limit:.3g} seconds.", remedy=more_time_remedy(self.tool)
             )
         command = SandboxCommand(
             argv=tuple(argv),
@@ -91,18 +91,18 @@ class CommandRunner:
 
 
 def more_time_remedy(tool: str) -> str:
-    return f"Ask for less at once; `limits.seconds.{tool}` in .toolcrib/workspace.yml allows more."
+    return f"Ask for less at once, or raise `limits.seconds.{tool}` in .toolcrib/workspace.yml."
 
 
 def ending_text(finished: SandboxResult, turn: CommandRunner) -> str:
-    """In words, without a full stop."""
+    """How a command ended, without a full stop."""
     if finished.ending is CommandEnding.TIMEOUT:
         return f"Ended at the time limit of {turn.limit:.3g} s"
     if finished.ending is not CommandEnding.EXITED:
         return f"Ended at the {finished.ending}" if finished.ending is not CommandEnding.CANCELLED else "Cancelled"
     if finished.signal is None:
         return f"Exit code {finished.code}"
-    # Inside, a signal shows as 128 + its number, which a command may also give by itself.
+    # In the sandbox, a signal becomes exit code 128 + its number, which a command can also return.
     by = f"by signal {_signal_name(finished.signal)}"
     return f"Ended {by}" if finished.code is None else f"Exit code {finished.code} (as {by})"
 
@@ -115,10 +115,10 @@ def _signal_name(number: int) -> str:
 
 
 def output_texts(finished: SandboxResult, limit: int) -> tuple[str, str]:
-    """stdout and stderr as a model gets them: together within the limit, each at least half of it if it needs that."""
+    """stdout and stderr for a model: together within the limit, each up to at least half of it."""
     out, err = finished.stdout, finished.stderr
     if out.total + err.total <= limit:
-        # So little is not kept as a file, so nothing may be left out.
+        # Short output is not kept as a file, so nothing may be left out.
         return shown_output(out, None), shown_output(err, None)
     stdout = shown_output(out, max(limit // 2, limit - err.total))
     return stdout, shown_output(err, max(limit // 2, limit - json_size(stdout)))
@@ -129,7 +129,7 @@ def output_file(finished: SandboxResult) -> str | None:
 
 
 class StdoutCollector:
-    """The beginning of what a command prints to stdout, where more of it is wanted than a model gets to see."""
+    """Collects the beginning of stdout, up to a limit that may be larger than a model's."""
 
     def __init__(self, limit: int) -> None:
         self.stdout = bytearray()
@@ -144,13 +144,13 @@ class StdoutCollector:
 
 
 def real_path(folder: Folder, path: str) -> FolderPath:
-    """A file or folder inside, by its real place, as for `real_folder`."""
+    """The real path of a file or folder inside, as in `real_folder`."""
     with folder.opened(folder.path_of(path)) as (_, real):
         return real
 
 
 def real_folder(folder: Folder, path: str) -> FolderPath:
-    """A folder inside, by its real place: links that lead to it are resolved now, not by the command."""
+    """The real path of a folder inside: links are resolved now, not by the command."""
     target = folder.path_of(path)
     descriptor = folder.open_dir(target)
     try:
@@ -161,10 +161,10 @@ def real_folder(folder: Folder, path: str) -> FolderPath:
 
 VENVS = (".venv", "venv", "env")
 PROGRAMS = ("ruff", "mypy")
-"""What also runs without a Python of the project."""
+"""Linters that can also run without the project's Python."""
 MODULES = ("pytest", *PROGRAMS)
-MOST_LOOKING_SECONDS = 20.0
-"""For asking all candidates: one that hangs shall not take the time of the tests."""
+MAX_LOOKUP_SECONDS = 20.0
+"""For probing all candidates: one that hangs must not use up the time of the tests."""
 
 _ASK = """
 import json, sys
@@ -199,11 +199,11 @@ class Interpreter:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPrograms:
-    """What can be run in one folder."""
+    """Interpreters and linters that can run in one folder."""
 
     pythons: tuple[Interpreter, ...]
     programs: frozenset[str]
-    """Linters that are there without a Python of the project."""
+    """Linters that are installed as programs."""
 
     def start(self, module: str) -> tuple[str, ...] | None:
         for python in self.pythons:
@@ -216,8 +216,8 @@ _known: WeakKeyDictionary[Folder, tuple[object, FoundPrograms]] = WeakKeyDiction
 
 
 async def find_programs(turn: CommandRunner, *wanted: str) -> FoundPrograms:
-    """Asks the candidates, unless it is known already who has all of `wanted`. Only finds are remembered: what is
-    missing may be installed at any time.
+    """Probes the candidates, unless a cached result has all of `wanted`: a missing module may be installed at any
+    time.
     """
     context = turn.context
     mark = (context.settings.python, tuple(_venv_changed(context.folder, venv) for venv in VENVS))
@@ -229,7 +229,7 @@ async def find_programs(turn: CommandRunner, *wanted: str) -> FoundPrograms:
         ("/bin/sh", "-c", _ASK_ALL, "sh", _ASK, " ".join(MODULES), *candidates),
         writes=False,
         env={"PYTHONDONTWRITEBYTECODE": "1"},
-        most=MOST_LOOKING_SECONDS,
+        most=MAX_LOOKUP_SECONDS,
     )
     found = read_answers(finished.stdout.head, candidates)
     _known[context.folder] = (mark, found)
@@ -237,14 +237,14 @@ async def find_programs(turn: CommandRunner, *wanted: str) -> FoundPrograms:
 
 
 def forget_programs(folder: Folder) -> None:
-    """What was found turned out to be gone."""
+    """Call it when a cached program turns out to be missing."""
     _known.pop(folder, None)
 
 
 def interpreter_candidates(folder: Folder, settings: WorkspaceSettings) -> tuple[str, ...]:
-    """The candidates, the likeliest first. One that a person has named is the only one."""
+    """The likeliest first. If the settings name an interpreter, it is the only one."""
     if settings.python:
-        # A path in the settings is meant from the root, a bare name is looked up inside.
+        # A path is relative to the root; a bare name is looked up in the sandbox's PATH.
         named = str(folder.root / settings.python) if "/" in settings.python else settings.python
         return (named,)
     venvs = (str(folder.root / venv / "bin" / "python") for venv in VENVS)
@@ -271,27 +271,25 @@ def read_answers(printed: bytes, candidates: tuple[str, ...]) -> FoundPrograms:
 def missing_module_error(context: ToolContext, found: FoundPrograms, module: str) -> WorkspaceError:
     root = f"{context.folder.root}/"
     known = [python.path for python in found.pythons]
-    # Of the places where an environment may be, only those where there is something.
-    there = [
+    # Only candidates that exist.
+    pythons = [
         name
         for name in interpreter_candidates(context.folder, context.settings)
         if name in known or os.path.lexists(name)
     ]
-    named = ", ".join(f"{name.removeprefix(root)}{'' if name in known else ' (cannot be run here)'}" for name in there)
-    message = f"{module} cannot be run: {f'none of these has it: {named}' if there else 'there is no Python here'}."
-    lost = next((name for name in there if name not in known), None)
-    hint = (
-        f" If {lost.removeprefix(root)} leads out of the folder, where it leads belongs under `readable:`."
-        if lost
-        else ""
+    named = ", ".join(
+        f"{name.removeprefix(root)}{'' if name in known else ' (cannot be run here)'}" for name in pythons
     )
+    message = f"{module} cannot be run: {f'none of these has it: {named}' if pythons else 'there is no Python here'}."
+    lost = next((name for name in pythons if name not in known), None)
+    hint = f" If {lost.removeprefix(root)} leads out of the folder, add its target to `readable:`." if lost else ""
     return WorkspaceError(message, remedy=install_remedy(module) + hint)
 
 
 def install_remedy(module: str) -> str:
-    """Not for a model to do: commands have no network, as a rule."""
+    """A model cannot do it: by default, commands have no network."""
     return (
-        f"A person must install {module}, as in a .venv of this folder, or name a Python that has it as `python:` in "
+        f"A person must install {module}, for example in this folder's .venv, or set `python:` to one that has it in "
         "workspace.yml."
     )
 

@@ -1,10 +1,10 @@
-"""`search_text`: the lines of files that a pattern fits.
+"""`search_text`: the lines of files that match a pattern.
 
-In: a pattern, where to look, how much to show. Out: lines with their place and what stands around. `walk` gives the
-files and `regex` searches them, in a thread; where that takes long, ripgrep in the sandbox says meanwhile which
-others to open. Its word is only a hint: we walk, read and match by ourselves and open only these, so a link put in
-ripgrep's way, a rule that it reads differently, or a forged answer can hide a file but never show one. What is
-found goes to a `MatchCollector`, of which a program may bring its own.
+In: a pattern, a path, how much to show. Out: matching lines with their position and context. `walk` finds the files and
+`regex` searches them, in a thread. If that takes long, ripgrep in the sandbox finds out which of the remaining files to
+open. Its answer is only a hint: we still walk, read and match ourselves, so a planted link, a rule that ripgrep reads
+differently, or a forged answer can hide a file but never show one. Matches go to a `MatchCollector`; a program can
+provide its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import FolderPath
 from toolcrib.workspace.globs import Globs
 from toolcrib.workspace.regex import (
-    LONGEST_PATTERN,
+    MAX_PATTERN_LENGTH,
     CaseRule,
     ContextLines,
     IsBinary,
@@ -54,8 +54,8 @@ from toolcrib.workspace.tools.runner import StdoutCollector
 from toolcrib.workspace.tools.walk import FolderWalk, IgnoredFiles, WalkLimit, is_toolcrib_folder, refuse_git
 
 RIPGREP = "rg"
-MOST_OUTPUT = 4 * 1024 * 1024
-"""Of names. Where there are more, nearly every file fits and nothing is gained."""
+MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+"""Bytes of file names. With more, nearly every file matches and nothing is gained."""
 _ALIKE_IN_BOTH = re.compile(r"[\w*.-]+")
 _FOUND, _NOTHING = 0, 1
 
@@ -83,11 +83,11 @@ async def files_worth_opening(
     ignored: IgnoredFiles,
     until: float,
 ) -> set[tuple[str, ...]] | None:
-    """By their names from the root; every file that fits is among them."""
+    """Paths from the root; they include every matching file."""
     program = find_program(RIPGREP, context.environ, context.folder.root)
     if program is None:
         return None
-    names = StdoutCollector(MOST_OUTPUT)
+    names = StdoutCollector(MAX_OUTPUT_BYTES)
     argv = (
         str(program.resolve()),
         *_OPTIONS,
@@ -104,7 +104,7 @@ async def files_worth_opening(
     except (WorkspaceError, OSError):
         return None
     if finished.ending is not CommandEnding.EXITED or finished.code not in (_FOUND, _NOTHING) or names.is_cut:
-        # It did not take the pattern, could not read a file that we perhaps can, or found more than it helps to know.
+        # It refused the pattern, could not read a file that we might, or found too many files to help.
         return None
     return {tuple(name.removeprefix("./").split("/")) for name in os.fsdecode(bytes(names.stdout)).split("\0")[:-1]}
 
@@ -117,7 +117,7 @@ def _ripgrep_options(
         options.append("--crlf")
     if ignored is IgnoredFiles.SHOWN or any(is_toolcrib_folder(name) for name in start.parts):
         options.append("--no-ignore")
-    # Only what means the same to both; the rest is looked at afterwards anyway.
+    # Only globs that mean the same in both; all are checked afterwards anyway.
     if globs and all(_ALIKE_IN_BOTH.fullmatch(glob) and "**" not in glob for glob in globs):
         options += [f"--glob={glob}" for glob in globs]
     return [*options, "--glob=!.git", "--glob=!.toolcrib/runs"]
@@ -127,11 +127,11 @@ log = logging.getLogger(__name__)
 
 NAME = "search_text"
 RIPGREP_AFTER = 0.3
-"""Seconds alone, before ripgrep is asked. To start it in the sandbox costs 20 to 40 ms and a core, and most searches
-are done sooner: 8,000 files are read to the end in 0.2 s, and what is frequent fills the answer at once. Asked after
-0.1 s it made that 0.26 s (`bench/workspace.py`); it is for trees several times as large."""
-MOST_MATCHES = 1000
-MOST_CONTEXT = 10
+"""Seconds before ripgrep starts. Starting it in the sandbox costs 20 to 40 ms and a core, and most searches finish
+sooner: reading 8,000 files takes 0.2 s, and frequent matches fill the result at once. Starting ripgrep after 0.1 s
+turned these 0.2 s into 0.26 s (`bench/workspace.py`); it pays off for trees several times as large."""
+MAX_MATCHES = 1000
+MAX_CONTEXT = 10
 _NARROW_ADVICE = "Narrow the path or glob."
 
 
@@ -139,60 +139,58 @@ class SearchTextArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     pattern: Annotated[
         str,
         msgspec.Meta(
-            min_length=1, max_length=LONGEST_PATTERN, description="A regular expression (RE2), matched line by line."
+            min_length=1, max_length=MAX_PATTERN_LENGTH, description="A regular expression (RE2), matched line by line."
         ),
     ]
     path: Annotated[str, msgspec.Meta(description="A folder or a file.")] = "."
-    glob: Annotated[list[str], msgspec.Meta(description="Only files that fit, such as *.py; !x leaves out.")] = []
+    glob: Annotated[list[str], msgspec.Meta(description="Only matching files, such as *.py; !x excludes.")] = []
     literal: Annotated[bool, msgspec.Meta(description="The pattern is plain text.")] = False
-    case: Annotated[CaseRule, msgspec.Meta(description="smart: a capital letter in the pattern counts.")] = (
+    case: Annotated[CaseRule, msgspec.Meta(description="smart: sensitive if the pattern has a capital.")] = (
         CaseRule.SENSITIVE
     )
-    context: Annotated[int, msgspec.Meta(ge=0, le=MOST_CONTEXT, description="Lines around each match.")] = 0
-    ignored: Annotated[bool, msgspec.Meta(description="Also what .gitignore leaves out.")] = False
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_MATCHES, description="Most matching lines.")] = 100
+    context: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTEXT, description="Lines around each match.")] = 0
+    ignored: Annotated[bool, msgspec.Meta(description="Include files ignored by .gitignore.")] = False
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_MATCHES, description="Maximum matching lines.")] = 100
 
 
 class FileMatches(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     lines: list[str]
-    """With their numbers: `12: text` matches, `13- text` stands beside a match."""
+    """With line numbers: `12: text` is a match, `13- text` a context line."""
     escaped: bool = False
 
 
 class SearchTextResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: list[FileMatches]
     matches: int
-    """Lines that match, of those that are shown."""
+    """Matching lines among those shown."""
     binary: int = 0
-    """Files that were skipped because they are no text."""
+    """Files that were skipped because they are not text."""
     ignored: int = 0
-    """How many entries .gitignore left out, at least: what is not looked into is not counted."""
+    """Minimum number of entries that .gitignore left out; their contents are not counted."""
     truncated: bool = False
     note: str = ""
 
 
 class MatchCollector(Protocol):
-    """Where what is found is written down, file after file, until it is full."""
+    """Collects matches, file by file, until it is full."""
 
     tray: AnswerBuffer
 
     def take(self, parts: tuple[str, ...], lines: Iterator[MatchedLine]) -> None:
-        """What matches in one file, as it is found: whoever has enough of it stops. It raises `IsBinary` at any time,
-        and what came before does not count then.
+        """Takes the matches of one file as they are found, and may stop early. `lines` can raise `IsBinary` at any
+        time; then discard the lines that came before.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSearch:
-    """What is looked for, and where."""
-
     pattern: SearchPattern
     path: str = "."
     globs: Sequence[str] = ()
     kinds: Sequence[str] = ()
-    """More globs: a file has to fit both."""
+    """More globs: a file must match both."""
     around: ContextLines = field(default_factory=ContextLines)
     ignored: IgnoredFiles = IgnoredFiles.LEFT_OUT
 
@@ -210,7 +208,7 @@ async def search_text(context: ToolContext, given: SearchTextArguments) -> ToolR
 
 
 async def run_search(context: ToolContext, search: TextSearch, sheet: MatchCollector) -> SearchSummary:
-    """Fills the sheet."""
+    """Fills `sheet`."""
     going = _RunningSearch(context, search, sheet)
     work = asyncio.ensure_future(asyncio.to_thread(going.go))
     hint: asyncio.Task[None] | None = None
@@ -223,15 +221,15 @@ async def run_search(context: ToolContext, search: TextSearch, sheet: MatchColle
         going.is_given_up = True
         if hint is not None:
             hint.cancel()
-        # Soon: a thread that nobody waits for stops at the next file, and a process at once.
+        # This is short: an abandoned thread stops at the next file, and a process at once.
         await asyncio.wait([task for task in (work, hint) if task is not None])
     if hint is not None and not hint.cancelled() and (fault := hint.exception()):
-        log.warning("ripgrep could not be asked", exc_info=fault)
+        log.warning("ripgrep failed", exc_info=fault)
     return found
 
 
 async def _ask_ripgrep(context: ToolContext, going: _RunningSearch) -> None:
-    """While the thread goes on by itself."""
+    """Runs while the thread continues."""
     if going.walk is not None:
         search = going.search
         found = await files_worth_opening(
@@ -243,12 +241,12 @@ async def _ask_ripgrep(context: ToolContext, going: _RunningSearch) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSummary:
-    """What was passed over, beside what stands on the sheet."""
+    """What a search skipped; the matches are in the collector."""
 
     binary: int
     ignored: int
     unseen: str
-    """Why not everything was searched; empty if it was, or if the sheet was full first."""
+    """Why the search is incomplete; empty if it is complete or stopped because the collector was full."""
 
 
 class _RunningSearch:
@@ -264,7 +262,7 @@ class _RunningSearch:
         self.start, self.walk = self._begin()
 
     def _begin(self) -> tuple[FolderPath, FolderWalk | None]:
-        """Where it really lies, links resolved. A file that is named is searched whatever .gitignore says of it."""
+        """Resolves links. A file named explicitly is searched even if .gitignore ignores it."""
         asked = self._folder.path_of(self.search.path)
         with self._folder.opened(asked) as (descriptor, real):
             refuse_git(real.parts, asked)
@@ -274,7 +272,7 @@ class _RunningSearch:
         ) if is_folder else None
 
     def go(self) -> SearchSummary:
-        """To the end, or until the sheet is full or the time is up."""
+        """Searches to the end, or until the collector is full or time is up."""
         files = self._opened()
         try:
             for parts, descriptor in files:
@@ -322,12 +320,12 @@ class _RunningSearch:
         if self._sheet.tray.is_full:
             return ""
         if self._is_late:
-            return f"Not everything was searched: {WalkLimit.TIME}. {_NARROW_ADVICE}"
+            return f"Incomplete: {WalkLimit.TIME}. {_NARROW_ADVICE}"
         return incomplete_note(self.walk, _NARROW_ADVICE) if self.walk is not None else ""
 
 
 class _MatchList:
-    """Files with the lines of theirs that match, as many as fit."""
+    """Files with their matching lines, as many as fit."""
 
     def __init__(self, limit: int, size: int) -> None:
         self.tray = AnswerBuffer(limit, size)
@@ -336,7 +334,7 @@ class _MatchList:
         self._limit = limit
 
     def take(self, parts: tuple[str, ...], lines: Iterator[MatchedLine]) -> None:
-        # One more than is shown, to know that there are more.
+        # One more than shown, to know whether there are more.
         matches = with_context(lines, most=self._limit - self.matches + 1, room=self.tray.room)
         path = shown_path(parts) if matches else ""
         found = FileMatches(path=path, lines=[], escaped=not is_utf8("/".join(parts)))

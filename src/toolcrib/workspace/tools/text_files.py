@@ -1,8 +1,8 @@
-"""Files as text: encoding, line ends, and ranges read without loading more of the file than they need.
+"""Files as text: encoding, line ends, and ranges that load no more of the file than needed.
 
-In: a file's first bytes or an encoding's name, a descriptor, a range of lines or a byte to start at. Out: a
-`TextEncoding`, or that it is no text; a `TextRange`, which says how to go on. Consecutive ranges put together are
-the whole text. `files` and `edits` use it.
+In: a file's first bytes or an encoding's name, a descriptor, a range of lines or a start offset. Out: a `TextEncoding`,
+or None for a binary file; a `TextRange`, which says where to continue. Consecutive ranges add up to the whole text.
+`files` and `edits` use it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.text import count_undecodable, fit_json
 
 SAMPLE_BYTES = 65_536
-"""So many bytes show what a file is."""
+"""Bytes that are read to detect the kind of a file."""
 BINARY = "binary"
-"""Stands where an encoding's name stands, for bytes as they are."""
+"""Used as an encoding's name for raw bytes."""
 
-# In the order in which they are looked for: that of UTF-32-LE begins with that of UTF-16-LE.
+# The order matters: the mark of UTF-32-LE begins with that of UTF-16-LE.
 _BOMS = {
     "utf-8": codecs.BOM_UTF8,
     "utf-32-le": codecs.BOM_UTF32_LE,
@@ -31,14 +31,14 @@ _BOMS = {
     "utf-16-le": codecs.BOM_UTF16_LE,
     "utf-16-be": codecs.BOM_UTF16_BE,
 }
-# Named without their byte order: what is written begins with a mark.
+# Encodings without a byte order: written files begin with a mark.
 _WITH_BOM = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-# Not for files, or slow beyond measure on hostile ones.
+# Not meant for files, or extremely slow on hostile ones.
 _ODD = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7", "mbcs", "oem"})
 _SHIFTING = ("iso2022", "hz")
-"""A byte means something else after a shift, so no range of them can be read alone."""
-_MOST_ODD = 0.1
-"""Of the bytes that may be no UTF-8 in a text."""
+"""The meaning of a byte depends on earlier ones, so no range can be read alone."""
+_MAX_ODD_SHARE = 0.1
+"""Share of bytes in a text that may be invalid UTF-8."""
 _MAGIC = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
@@ -63,7 +63,7 @@ class NewlineStyle(enum.StrEnum):
 
     @property
     def end(self) -> str:
-        """The last character of a line. A lone CR is it only where there is nothing else: tools count by LF."""
+        """The line end. A lone CR counts only if there is no LF, because tools count lines by LF."""
         return "\r" if self is NewlineStyle.CR else "\n"
 
     @property
@@ -79,25 +79,27 @@ class TextEncoding:
 
     @property
     def errors(self) -> str:
-        """Bytes that are no UTF-8 live through an edit; of other encodings they are an error."""
+        """Invalid bytes survive an edit in UTF-8; in other encodings they are an error."""
         return "surrogateescape" if self.encoding == "utf-8" else "strict"
 
     def text_of(self, data: bytes, name: str) -> str:
-        """Only if the very same bytes can be made of it again."""
+        """Refuses a text that would not encode to the same bytes again."""
         try:
             text = data[len(self.mark) :].decode(self.encoding, self.errors)
             if self._encode(text) == data:
                 return text
         except UnicodeError:
             pass
-        raise WorkspaceError(f"{name} is no valid {self.encoding}.", remedy="Name its encoding; latin-1 fits any file.")
+        raise WorkspaceError(
+            f"{name} is not valid {self.encoding}.", remedy="Name its encoding; latin-1 reads any file."
+        )
 
     def bytes_of(self, text: str, name: str) -> bytes:
         try:
             return self._encode(text)
         except UnicodeEncodeError as error:
             raise WorkspaceError(
-                f"{name} holds {text[error.start]!r}, which {self.encoding} does not have.",
+                f"{name} contains {text[error.start]!r}, which {self.encoding} does not have.",
                 remedy="Use other characters, or another encoding.",
             ) from error
 
@@ -106,7 +108,7 @@ class TextEncoding:
 
 
 def detect_encoding(head: bytes, named: str | None) -> TextEncoding | None:
-    """None: it is no text, as far as one can see. A name that was given is taken at its word."""
+    """None: it does not look like text. A given name is used without detection."""
     if named is None:
         return _marked_as(head, _BOMS) or (None if _is_binary(head) else TextEncoding())
     encoding = checked_encoding(named)
@@ -116,7 +118,7 @@ def detect_encoding(head: bytes, named: str | None) -> TextEncoding | None:
 
 
 def encoding_to_write(named: str | None, head: bytes) -> TextEncoding:
-    """Of a file that is there the mark is kept, unless another encoding is asked for."""
+    """Keeps the byte order mark of an existing file, unless another encoding is requested."""
     if named is None:
         return _marked_as(head, _BOMS) or TextEncoding()
     encoding = checked_encoding(named)
@@ -126,13 +128,13 @@ def encoding_to_write(named: str | None, head: bytes) -> TextEncoding:
 
 
 def _marked_as(head: bytes, names: Collection[str]) -> TextEncoding | None:
-    """By the byte order mark that the file begins with, if it is that of one of these."""
+    """By the file's byte order mark, if it belongs to one of these."""
     fitting = (TextEncoding(encoding=name, mark=mark) for name, mark in _BOMS.items() if name in names)
     return next((form for form in fitting if head.startswith(form.mark)), None)
 
 
 def checked_encoding(name: str) -> str:
-    """The encoding's own name."""
+    """The encoding's canonical name."""
     try:
         found = codecs.lookup(name).name
         "x".encode(found)
@@ -140,7 +142,7 @@ def checked_encoding(name: str) -> str:
         found = ""
     if not found or found.replace("_", "-") in _ODD or found.startswith(_SHIFTING):
         raise WorkspaceError(
-            f"{name[:40]!r} is no encoding of texts.", remedy="Leave it out for UTF-8; latin-1, cp1252, utf-16 … work."
+            f"{name[:40]!r} is not a text encoding.", remedy="Omit it for UTF-8; latin-1, cp1252, utf-16 … work."
         )
     return found
 
@@ -157,13 +159,13 @@ def newline_style(text: str) -> NewlineStyle:
 
 
 def check_unicode(text: str, name: str) -> None:
-    """A lone surrogate would become a byte of its own in the file."""
+    """Refuses lone surrogates, which would become raw bytes in the file."""
     if count_undecodable(text):
         raise WorkspaceError(f"{name} is not valid Unicode.", remedy='Bytes can be written with encoding: "binary".')
 
 
 def describe_binary(head: bytes) -> str:
-    """What a file that is no text may be."""
+    """The likely kind of a binary file."""
     return next((what for magic, what in _MAGIC if head.startswith(magic)), "binary data, or text that is not UTF-8")
 
 
@@ -171,43 +173,43 @@ def _is_binary(head: bytes) -> bool:
     if b"\0" in head:
         return True
     try:
-        # The last character may be cut; that is no sign.
+        # The last character may be cut, which is not an error.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         odd = sum("\udc80" <= letter <= "\udcff" for letter in head.decode(errors="surrogateescape"))
-        return odd > 3 and odd > len(head) * _MOST_ODD
+        return odd > 3 and odd > len(head) * _MAX_ODD_SHARE
     return False
 
 
 _CHUNK = 262_144
 COUNTED_BYTES = 1_048_576
-"""Of a file up to this size all lines are counted."""
+"""All lines are counted in files up to this size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextRange:
     text: str
     first: int | None = None
-    """The number of the first line; None if it starts at a byte, or there is none."""
+    """The number of the first line; None if the range starts at a byte or is empty."""
     last: int | None = None
     total: int | None = None
-    """None: not known without reading on."""
+    """None: unknown without reading further."""
     next_line: int | None = None
     next_offset: int | None = None
-    """Where to go on if that is within a line. Nothing left: neither of the two."""
+    """Where to continue within a line. At the end of the file, both are None."""
     cut: bool = False
-    """Less than was asked for: it would have been too long."""
+    """Less than requested, because it would be too long."""
 
     @property
     def lines(self) -> tuple[int, float] | None:
-        """The first line and the last of those that are here whole; where the file ends with them, there is no last."""
+        """The first and last complete line; the last is infinity if the range reaches the end of the file."""
         if self.next_offset is not None or (self.first is None and self.total is None):
             return None
         return self.first or 1, math.inf if self.next_line is None else self.next_line - 1
 
 
 class TextSource:
-    """The text from some byte on, chunk by chunk."""
+    """Reads text from an offset, chunk by chunk."""
 
     def __init__(self, descriptor: int, form: TextEncoding, *, head: bytes, end: float) -> None:
         self._descriptor = descriptor
@@ -216,7 +218,7 @@ class TextSource:
         self._end = end
         self.size = os.fstat(descriptor).st_size
         self.first = len(form.mark)
-        """The byte that the text begins at."""
+        """The offset at which the text begins."""
         self.start(0)
 
     def start(self, offset: int) -> None:
@@ -224,7 +226,7 @@ class TextSource:
         self._decoder = codecs.getincrementaldecoder(self._form.encoding)(self._form.errors)
 
     def newline(self) -> NewlineStyle:
-        """As the file begins. It stays the same for every range, so lines have the same numbers in all of them."""
+        """From the start of the file, so that lines have the same numbers in every range."""
         decoder = codecs.getincrementaldecoder(self._form.encoding)(self._form.errors)
         text = self._decode(decoder, self._head[self.first :])
         # The other half of a cut CRLF is not seen.
@@ -235,7 +237,7 @@ class TextSource:
         while True:
             if time.monotonic() > self._end:
                 raise WorkspaceError(
-                    "The file is too long to be counted through in time.",
+                    "The file is too long to count its lines in time.",
                     remedy="Give a byte as offset instead.",
                     data={"argument": "offset"},
                 )
@@ -246,11 +248,11 @@ class TextSource:
                 return text
 
     def _read(self) -> bytes:
-        # A buffer is made for all that is asked for. The file may have grown: somewhat beyond its end, too.
+        # Python allocates a buffer of the requested size. Reads a little more, because the file may have grown.
         return os.pread(self._descriptor, min(_CHUNK, max(self.size - self._offset, 0) + 512), self._offset)
 
     def offset_of(self, unused: str) -> int:
-        """Where the text begins that was read and not used."""
+        """The offset of text that was read but not used."""
         pending = self._decoder.getstate()[0]
         return self._offset - len(pending) - self.length_of(unused)
 
@@ -262,14 +264,14 @@ class TextSource:
             return decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             raise WorkspaceError(
-                f"The bytes near {self._offset + error.start} are no {self._form.encoding}.",
+                f"The bytes near {self._offset + error.start} are not {self._form.encoding}.",
                 remedy='Name another encoding (latin-1 reads any byte), or "binary" for base64.',
                 data={"argument": "encoding"},
             ) from error
 
 
 def read_lines(source: TextSource, *, line_end: str, start: int, count: int | None, most: int, room: int) -> TextRange:
-    """Lines from `start` (the first is 1): as many as asked for, as `most` bytes hold, and as there is room for."""
+    """Lines from `start` (the first is 1), limited by count, by `most` bytes, and by the room in JSON."""
     unused = _skip(source, line_end, start)
     begins = source.offset_of(unused)
     asked, rest = _take(source, unused, line_end, count, most)
@@ -293,7 +295,7 @@ def read_lines(source: TextSource, *, line_end: str, start: int, count: int | No
 
 
 def read_from(source: TextSource, *, offset: int, most: int, room: int) -> TextRange:
-    """From a byte on, as `most` bytes hold and there is room for; for lines that are too long to be given whole."""
+    """Text from a byte offset, limited by `most` bytes and the room in JSON; for lines that are too long."""
     if offset > source.size:
         raise no_such_byte(offset, source.size)
     source.start(offset)
@@ -309,7 +311,7 @@ def no_such_byte(offset: int, size: int) -> WorkspaceError:
 
 
 def _skip(source: TextSource, line_end: str, start: int) -> str:
-    """What was read of the line to start with, and of those after it."""
+    """Text read so far, from the start line on."""
     line, piece, missing = 1, "", start - 1
     while missing:
         ends_at = piece[-1:]
@@ -324,7 +326,7 @@ def _skip(source: TextSource, line_end: str, start: int) -> str:
 
 
 def _take(source: TextSource, unused: str, line_end: str, count: int | None, most: int) -> tuple[str, str]:
-    """The text asked for, or somewhat more than `most` of it; and what was read beyond."""
+    """The requested text, or slightly more than `most` bytes of it; and the rest that was read."""
     taken: list[str] = []
     size, left = 0, count
     piece = unused or source.chunk()
@@ -352,7 +354,7 @@ def _count(source: TextSource, piece: str, line_end: str) -> int:
 
 
 def _fit_utf8(text: str, most: int) -> str:
-    """So much of the text as takes up `most` bytes in UTF-8, but one character at least."""
+    """The beginning of the text that fits into `most` bytes of UTF-8; at least one character."""
     if len(text) * 4 <= most:
         return text
     data = text.encode(errors="surrogateescape")
@@ -365,4 +367,4 @@ def _fit_utf8(text: str, most: int) -> str:
 
 
 def _no_line(start: int, total: int) -> WorkspaceError:
-    return WorkspaceError(f"There is no line {start}: the file has {total}.", remedy="Ask for lines that it has.")
+    return WorkspaceError(f"There is no line {start}: the file has {total}.", remedy="Ask for existing lines.")

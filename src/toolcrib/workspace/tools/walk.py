@@ -1,9 +1,9 @@
-"""What lies in a folder and below, in order, whatever changes meanwhile.
+"""Walks a folder in order, safe against concurrent changes.
 
-In: a folder, where to begin, how deep, how long. Out: one `FolderEntry` after another, sorted by name, a folder
-before what it holds. Every step goes down from an opened folder by one name and never through a link, so nothing
-outside can be put in the way. `globs` says what `.gitignore` leaves out; `listing`, `project_structure` and
-`search_text` walk, and `workspace` looks for a file that a model named in the wrong folder.
+In: a folder, a start, depth and time limits. Out: one `FolderEntry` after another, sorted by name, a folder before its
+contents. Every step opens one name in an open folder and never follows a link, so it cannot be led outside. `globs`
+applies `.gitignore`. `listing`, `project_structure` and `search_text` walk; `workspace` uses it to suggest places of a
+file that a model looked for in the wrong folder.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ToolcribError, WorkspaceError
 from toolcrib.workspace.confined_open import FileKind, open_child
 from toolcrib.workspace.folder import Folder, FolderPath
-from toolcrib.workspace.globs import MOST_IGNORE_BYTES, MOST_IGNORE_WEIGHT, IgnoreRules, IgnoreRulesCache, IgnoreVerdict
+from toolcrib.workspace.globs import MAX_IGNORE_BYTES, MAX_IGNORE_WEIGHT, IgnoreRules, IgnoreRulesCache, IgnoreVerdict
 from toolcrib.workspace.protected_paths import GIT_FOLDER, normalized
 from toolcrib.workspace.text import is_utf8
 
-DEEPEST = 100
-"""Levels below the beginning; each holds a descriptor open."""
-MOST_IN_ONE = 200_000
-"""Names of one folder that are read; they are kept in memory to be sorted."""
-MOST_ENTRIES = 500_000
-MOST_RULES = 20 * MOST_IGNORE_WEIGHT
-"""Of all `.gitignore` files that one walk comes by: two seconds' work at worst."""
+MAX_DEPTH = 100
+"""Levels below the start; each keeps a descriptor open."""
+MAX_FOLDER_NAMES = 200_000
+"""Names that are read of one folder; they are sorted in memory."""
+MAX_ENTRIES = 500_000
+MAX_RULES = 20 * MAX_IGNORE_WEIGHT
+"""Weight of all `.gitignore` files in one walk: two seconds at worst."""
 _IGNORE_FILE = ".gitignore"
 _known_rules = IgnoreRulesCache()
 
@@ -43,13 +43,13 @@ class IgnoredFiles(enum.Enum):
 
 
 class WalkLimit(enum.StrEnum):
-    """Why not everything was seen, in words for a model."""
+    """Why a walk is incomplete, as a model reads it."""
 
-    TIME = "the time was up"
-    ENTRIES = f"there are more than {MOST_ENTRIES:,} entries"
-    ONE_FOLDER = f"a folder holds more than {MOST_IN_ONE:,} names"
-    RULES = "the .gitignore files are too large or too many to heed all of them"
-    DEPTH = f"folders lie more than {DEEPEST} levels deep"
+    TIME = "time was up"
+    ENTRIES = f"there are more than {MAX_ENTRIES:,} entries"
+    ONE_FOLDER = f"a folder has more than {MAX_FOLDER_NAMES:,} names"
+    RULES = "the .gitignore files are too large or too many to apply them all"
+    DEPTH = f"folders are more than {MAX_DEPTH} levels deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class FolderEntry:
     parts: tuple[str, ...]
     kind: FileKind
     folder: int
-    """The descriptor of the folder that it lies in; open until the next step."""
+    """The descriptor of its folder; open until the next step."""
 
     @property
     def name(self) -> str:
         return self.parts[-1]
 
     def status(self) -> os.stat_result:
-        """Of the link itself, if it is one."""
+        """Does not follow a link."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
     def open(self) -> int:
-        """For reading; OSError if it is no regular file any more."""
+        """For reading; raises OSError if it is no longer a regular file."""
         return open_regular(self.folder, self.name)
 
 
@@ -82,17 +82,17 @@ def open_regular(above: int, name: str) -> int:
 
 @dataclass(slots=True)
 class _Level:
-    """One opened folder on the way down."""
+    """One open folder of the walk."""
 
     descriptor: int
     parts: tuple[str, ...]
     rules: tuple[tuple[int, IgnoreRules], ...]
-    """With how many names lead to the folder of each."""
+    """Each with the depth of its folder."""
     names: Iterator[tuple[str, FileKind]] = field(default_factory=lambda: iter(()))
 
 
 class FolderWalk:
-    """Walks once. Afterwards `stops` says what was not seen, `left_out` how many entries were ignored."""
+    """Walks once. Then `stops` says why it is incomplete, and `left_out` is the number of ignored entries."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class FolderWalk:
         self._ignored = ignored
         self._until = until
         self._seen = 0
-        self._rules_left = MOST_RULES
+        self._rules_left = MAX_RULES
         self._base = 0
         self.only: Collection[tuple[str, ...]] | None = None
-        """While it is set, nothing but these is looked at. Folders on the way to something must be among them."""
+        """If set, only these entries are visited. It must include their parent folders."""
         self.stops: list[WalkLimit] = []
         self.left_out = 0
         self.unreadable = 0
 
     def __iter__(self) -> Iterator[FolderEntry]:
-        """Raises WorkspaceError if the beginning is no folder, or not to be looked at."""
+        """Raises WorkspaceError if the start is not a folder or may not be read."""
         levels: list[_Level] = []
         try:
             levels.append(self._begin())
@@ -139,18 +139,18 @@ class FolderWalk:
                 os.close(level.descriptor)
 
     def relative(self, entry: FolderEntry) -> tuple[str, ...]:
-        """The names that led to the entry from where the walk began."""
+        """The path of the entry relative to the start."""
         return entry.parts[self._base :]
 
     def _is_over(self) -> bool:
         self._seen += 1
-        if self._seen >= MOST_ENTRIES:
+        if self._seen >= MAX_ENTRIES:
             self._stop(WalkLimit.ENTRIES)
             return True
         return self._is_late()
 
     def _is_late(self) -> bool:
-        """Asked at every step: patterns of a repository that nobody has looked at may make one of them slow."""
+        """Checked at every step: the patterns of an unreviewed repository may make any of them slow."""
         if time.monotonic() <= self._until:
             return False
         self._stop(WalkLimit.TIME)
@@ -163,13 +163,13 @@ class FolderWalk:
     def _begin(self) -> _Level:
         descriptor = self._folder.open_dir(self._start)
         try:
-            # Where it really lies: a link inside may have led there.
+            # The real path, because the start may be a link.
             real = self._folder.real_path(descriptor).parts
             refuse_git(real, self._start)
             self._base = len(real)
             level = _Level(descriptor, real, ())
             if any(is_toolcrib_folder(name) for name in real):
-                # Toolcrib keeps git from its own files; who names them wants to see them.
+                # Toolcrib's own files are ignored by git, but here they were named explicitly.
                 self._ignored = IgnoredFiles.SHOWN
             if self._ignored is IgnoredFiles.LEFT_OUT:
                 level.rules = self._rules_above(real) + self._rules_in(descriptor, real)
@@ -180,7 +180,7 @@ class FolderWalk:
         return level
 
     def _rules_above(self, parts: tuple[str, ...]) -> tuple[tuple[int, IgnoreRules], ...]:
-        """None at all if they ignore the beginning itself: who names a folder wants to see what is in it."""
+        """Empty if the rules ignore the start itself, because it was named explicitly."""
         rules: tuple[tuple[int, IgnoreRules], ...] = ()
         for length in range(len(parts)):
             above = self._folder.open_dir(FolderPath(parts[:length]))
@@ -200,7 +200,7 @@ class FolderWalk:
         except OSError:
             return ()
         with os.fdopen(opened, "rb") as file:
-            content = file.read(MOST_IGNORE_BYTES + 1)
+            content = file.read(MAX_IGNORE_BYTES + 1)
         if self._rules_left <= 0:
             self._stop(WalkLimit.RULES)
             return ()
@@ -213,13 +213,13 @@ class FolderWalk:
     def _down(self, level: _Level, entry: FolderEntry, depth: int) -> _Level | None:
         if depth == self._depth:
             return None
-        if depth >= DEEPEST:
+        if depth >= MAX_DEPTH:
             self._stop(WalkLimit.DEPTH)
             return None
         try:
             descriptor = open_child(level.descriptor, entry.name, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
-            # Gone, closed to us, or no folder any more.
+            # Deleted, not permitted, or no longer a folder.
             self.unreadable += 1
             return None
         below = _Level(descriptor, entry.parts, level.rules)
@@ -237,7 +237,7 @@ class FolderWalk:
         found: list[tuple[str, FileKind]] = []
         with os.scandir(level.descriptor) as names:
             for name in names:
-                if len(found) >= MOST_IN_ONE:
+                if len(found) >= MAX_FOLDER_NAMES:
                     self._stop(WalkLimit.ONE_FOLDER)
                     break
                 if self._is_late():
@@ -252,7 +252,7 @@ class FolderWalk:
             if self._is_late():
                 return None
             parts = (*level.parts, name)
-            # What is left out is counted also where only some are looked at.
+            # Ignored entries are counted even if only some entries are visited.
             if self._is_left_out(parts, kind, level.rules):
                 continue
             if self.only is not None and parts not in self.only:
@@ -273,7 +273,7 @@ class FolderWalk:
         return False
 
     def _is_ignored(self, rules: tuple[tuple[int, IgnoreRules], ...], parts: tuple[str, ...], kind: FileKind) -> bool:
-        """What there is no time to judge counts as ignored: nothing is shown that should not be."""
+        """When time is up, an entry counts as ignored, so that nothing is shown by mistake."""
         for length, some in reversed(rules):
             if self._is_late():
                 return True
@@ -286,7 +286,7 @@ class FolderWalk:
 def refuse_git(real: tuple[str, ...], asked: FolderPath) -> None:
     if any(normalized(name) == GIT_FOLDER for name in real):
         raise WorkspaceError(
-            f"{asked} is git's own and is not listed or searched.",
+            f"{asked} belongs to git and is not listed or searched.",
             remedy="project_diff shows what changed; read_file reads a single file of it.",
         )
 
@@ -305,11 +305,11 @@ def _kind(name: os.DirEntry[str]) -> FileKind:
 
 SUGGESTION_SECONDS = 0.3
 SUGGESTION_ENTRIES = 20_000
-MOST_SUGGESTIONS = 3
+MAX_SUGGESTIONS = 3
 
 
 def is_missing_path(error: ToolcribError) -> bool:
-    """`explain_os_error` says then what is near."""
+    """Whether `explain_os_error` reported a missing path."""
     return isinstance(error, WorkspaceError) and "near" in error.data and bool(error.data.get("path"))
 
 
@@ -319,8 +319,8 @@ def suggest_places(folder: Folder, error: ToolcribError) -> ToolcribError:
     walk = FolderWalk(folder, FolderPath(), until=time.monotonic() + SUGGESTION_SECONDS)
     entries = itertools.islice(walk, SUGGESTION_ENTRIES)
     same = ("/".join(entry.parts) for entry in entries if entry.name == name)
-    found = list(itertools.islice(filter(is_utf8, same), MOST_SUGGESTIONS))
+    found = list(itertools.islice(filter(is_utf8, same), MAX_SUGGESTIONS))
     if not found:
         return error
-    near = list(dict.fromkeys([*found, *error.data["near"]]))[:MOST_SUGGESTIONS]
+    near = list(dict.fromkeys([*found, *error.data["near"]]))[:MAX_SUGGESTIONS]
     return WorkspaceError(error.message, remedy=f"Did you mean {', '.join(near)}?", data={"path": asked, "near": near})

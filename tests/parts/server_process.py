@@ -1,7 +1,7 @@
 """Our own test servers as running processes.
 
 In: the words that start a server which prints `listening on PORT`. Out: its port, and its end with the test.
-`stdio_words` gives the words for servers that the daemon starts itself.
+`stdio_command` gives the words for servers that the daemon starts itself.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ StartServer = Callable[..., RunningServer]
 """`start_server(words, env=None)`."""
 
 
-def stdio_words(name: str, *flags: str) -> list[str]:
-    """How to start `own_v2`, `own_v1` or `raw_server` as a stdio server."""
-    python = fleet.command("mcp-v1")[0] if name == "own_v1" else sys.executable
+def stdio_command(name: str, *flags: str) -> list[str]:
+    """How to start `sdk_v2`, `sdk_v1` or `raw_server` as a stdio server."""
+    python = fleet.command("mcp-v1")[0] if name == "sdk_v1" else sys.executable
     isolated = ["-I", "-S"] if name == "raw_server" else []
     return [python, *isolated, str(fleet.SERVERS / f"{name}.py"), *flags]
 

@@ -1,4 +1,4 @@
-"""A legacy server over WebSocket, written by hand on aiohttp, with the tools of `parts/servers/own_tools.py`.
+"""A legacy server over WebSocket, written by hand on aiohttp, with the tools of `parts/servers/sdk_tools.py`.
 
 In: text frames, subprotocol `mcp`. Out: the same. Prints `listening on PORT` when it can be reached.
 """
@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "parts" / "servers"))
 
-from own_tools import RpcError, Toolbox
+from sdk_tools import RpcError, Toolbox
 
 
 class Peer:

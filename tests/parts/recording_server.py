@@ -31,7 +31,7 @@ MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 
 
-class Witness:
+class RecordingServer:
     """A message in, the messages to say out."""
 
     def __init__(self, *, era: str, tools: list[str], reads: list[str], notes: str) -> None:
@@ -148,7 +148,7 @@ def main() -> None:
         for name, value in os.environ.items():
             print(f"{name}={value}", file=sys.stderr, flush=True)
     tools, reads = ([name for name in names.split(",") if name] for names in (options.tools, options.reads))
-    witness = Witness(era=options.era, tools=tools, reads=reads, notes=options.notes)
+    witness = RecordingServer(era=options.era, tools=tools, reads=reads, notes=options.notes)
     while line := sys.stdin.buffer.readline():
         for message in witness.hear(json.loads(line)):
             sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")

@@ -1,23 +1,26 @@
-"""What a scenario plays on: a project, a person with a coding agent, a scripted model, servers, and the audit log.
+"""The world of a scenario: a project, a user with a coding agent, a scripted model, servers, and the audit log.
 
-In: what a scenario says. Out: runs of the real program by `toolcrib run`, and what the model, the servers, the disk
-and the audit log saw of them.
+In: the steps of a scenario. Out: runs of the real program with `toolcrib run`, and what the model, the servers, the
+disk and the audit log saw of them. `step` matches the wording of a step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_bdd import parsers
+
 from parts import runs
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.runs import Begun, Desk, Log, Told
+from parts.recording_server import Notes
+from parts.runs import FinishedRun, Log, ProgramUser, StartedRun
 from parts.waiting import wait_for
-from parts.witness import Notes
 from toolcrib.testing.conversation import Hold, ToolOffering
 from toolcrib.testing.script import Call, Step
 from toolcrib.testing.server import ScriptedModel, serving
@@ -29,23 +32,28 @@ TEST = "from halving import halve\n\n\ndef test_six_halved_is_three() -> None:\n
 OUR_FOLDERS = {".git", ".toolcrib"}
 
 
+def step(text: str) -> parsers.re:
+    """`{name}` stands for a word, `"{name}"` for a text without quotes, so no step matches a longer one."""
+    quoted = re.sub(r'"\{(\w+)\}"', r'"(?P<\1>[^"]*)"', re.sub(r"[.+*?()|]", r"\\\g<0>", text))
+    return parsers.re(re.sub(r"\{(\w+)\}", r"(?P<\1>\\w+)", quoted) + r"\Z")
+
+
 @dataclass(kw_only=True)
-class Stage:
+class World:
     home: Home
     cli: Cli
     start_daemon: StartDaemon
     parts: Callable[[str], list[str]]
     open: contextlib.ExitStack
-    """What is to be closed with the scenario."""
-    desk: Desk = field(init=False)
+    """Closed at the end of the scenario."""
+    user: ProgramUser = field(init=False)
     daemon: Daemon | None = None
     models: list[ScriptedModel] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
-    """The runs that are over."""
+    finished: list[FinishedRun] = field(default_factory=list)
     hold: Hold = field(default_factory=Hold)
-    """Where the model thinks for a long time."""
+    """Reached when the model thinks for a long time."""
     tokens: dict[str, str] = field(default_factory=dict)
-    """Of the run that was killed."""
+    """Tokens of the killed run."""
     _settings: dict[str, object] = field(default_factory=dict)
     _files: dict[str, str] = field(default_factory=dict)
 
@@ -55,7 +63,6 @@ class Stage:
 
     @property
     def ledger(self) -> Notes:
-        """What the server `ledger` wrote down."""
         return Notes(self.home.path / "ledger.jsonl")
 
     @property
@@ -63,8 +70,8 @@ class Stage:
         return self.models[-1]
 
     @property
-    def run(self) -> Told:
-        return self.told[-1]
+    def run(self) -> FinishedRun:
+        return self.finished[-1]
 
     def make_project(self) -> None:
         self.project.mkdir()
@@ -75,7 +82,7 @@ class Stage:
         self.git("commit", "-q", "-m", "Double numbers")
 
     def git(self, *words: str) -> None:
-        who = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
+        who = ("-c", "user.name=A ProgramSetup", "-c", "user.email=person@example.org")
         alone = {**self.home.environ(), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
         subprocess.run(["git", *who, *words], cwd=self.project, env=alone, check=True, timeout=20, capture_output=True)
 
@@ -83,49 +90,48 @@ class Stage:
         self.daemon = self.start_daemon(config)
 
     def plays(self, agent: str, *steps: Step, offering: ToolOffering | None = None) -> None:
-        """From now on the model of the agent follows these steps."""
+        """Starts a new model for the agent, which follows these steps."""
         self.parts(agent)
         if not self.models:
-            self.desk = self.open.enter_context(runs.desk(runs.ALL[agent], self.home, self.project))
-        self.models.append(self.open.enter_context(serving(self.desk.person.agent.provider, steps)))
+            self.user = self.open.enter_context(runs.program_user(runs.ALL[agent], self.home, self.project))
+        self.models.append(self.open.enter_context(serving(self.user.setup.agent.provider, steps)))
         self.use(self.model, offering)
         self._files = self.files()
 
     def use(self, model: ScriptedModel, offering: ToolOffering | None = None) -> None:
-        """From now on this is the person's model."""
-        self.desk.use(model.url, offering)
-        self._settings = self.desk.settings()
+        self.user.use(model.url, offering)
+        self._settings = self.user.settings()
 
-    def runs(self, prompt: str, *words: str) -> None:
-        self.told.append(self.desk.run(prompt, *words))
+    def runs(self, prompt: str, *args: str) -> None:
+        self.finished.append(self.user.run(prompt, *args))
 
-    def begins(self, prompt: str, *words: str) -> Begun:
-        begun = self.desk.start(prompt, "--json", *words)
-        self.open.callback(_end, begun)
-        return begun
+    def begins(self, prompt: str, *args: str) -> StartedRun:
+        started = self.user.start(prompt, "--json", *args)
+        self.open.callback(_end, started)
+        return started
 
     def files(self) -> dict[str, str]:
-        """The project's own, by name."""
+        """The project's files, by name."""
         return dict(_files(self.project))
 
     def changed(self) -> set[str]:
-        """The names of the project's files that are other than before the run."""
+        """The project's files that the run changed."""
         now, before = self.files(), self._files
         return {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
 
     def calls(self) -> list[dict[str, Any]]:
-        """The calls that the audit log knows, the oldest first."""
+        """The calls in the audit log, the oldest first."""
         entries = self.cli("audit", "--json", "-n", "100", cwd=self.project).ok().json["entries"]
         found = [entry for entry in entries if entry["kind"] == "outcome"]
         return sorted(found, key=lambda entry: int(entry["seq"]))
 
     def logs(self) -> list[Log]:
-        return [Log.read(path) for path in self.desk.logs()]
+        return [Log.read(path) for path in self.user.logs()]
 
     def is_clean(self) -> None:
-        """Of all that the runs made only their logs are there, and the person's own settings are as they were."""
-        self.desk.wait_until_alone()
-        settings = self.desk.settings()
+        """Only the logs of the runs remain, and the user's settings are unchanged."""
+        self.user.wait_until_alone()
+        settings = self.user.settings()
         assert settings == self._settings, f"{settings} were {self._settings}"
         files = list((self.home.toolcrib / "state" / "agents").rglob("*"))
         assert not files, f"files of agents are left: {files}"
@@ -135,18 +141,17 @@ class Stage:
         assert not faults, f"the script did not fit what came: {faults}"
 
     def remove_agent(self) -> None:
-        [name] = self.desk.tokens()
+        [name] = self.user.tokens()
         self.cli("agent", "remove", name, cwd=self.project).ok()
 
     def ledger_dies_in(self, nonce: str) -> None:
-        """While it works on this call."""
+        """Kills the ledger during this call."""
         wait_for(lambda: nonce in self.ledger.nonces(), f"the call {nonce} to reach the ledger", runs.LIMIT)
         [call] = [call for call in self.ledger.calls() if call["arguments"]["nonce"] == nonce]
         subprocess.run(["kill", "-9", str(call["pid"])], check=True, timeout=10)
 
 
 def note(nonce: str, **more: Any) -> Call:
-    """A call of the ledger."""
     first = more.pop("first", None)
     hold = more.pop("hold_answer", None)
     return Call("ledger_note", {"nonce": nonce, **more}, first=first, hold=hold)
@@ -159,6 +164,6 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
             yield str(name), path.read_text()
 
 
-def _end(begun: Begun) -> None:
-    if begun.process.poll() is None:
-        begun.kill()
+def _end(started: StartedRun) -> None:
+    if started.process.poll() is None:
+        started.kill()

@@ -1,4 +1,4 @@
-"""What our own test servers offer, without any SDK: `own_v1.py` and `own_v2.py` put it on the wire.
+"""What our own test servers offer, without any SDK: `sdk_v1.py` and `sdk_v2.py` put it on the wire.
 
 In: a tool's arguments and a `Caller`. Out: a tools/call result as plain JSON, which both adapters send as it is.
 Each call is appended to the file named by TOOLCRIB_TEST_SEEN as one JSON line, so that a test can assert on what

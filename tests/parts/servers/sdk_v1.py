@@ -1,6 +1,6 @@
 """Our test server on the last SDK of the first generation (`mcp` 1.30): speaks the legacy era only.
 
-In: MCP over stdio, Streamable HTTP (`/mcp`), SSE (`/sse`) or WebSocket (`/ws`). Out: the tools of `own_tools.py`.
+In: MCP over stdio, Streamable HTTP (`/mcp`), SSE (`/sse`) or WebSocket (`/ws`). Out: the tools of `sdk_tools.py`.
 Runs in the `mcp-v1` part's own environment. A network server prints `listening on PORT` when it can be reached.
 """
 
@@ -24,7 +24,7 @@ from mcp.server.sse import SseServerTransport
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
-from own_tools import RpcError, Toolbox
+from sdk_tools import RpcError, Toolbox
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response

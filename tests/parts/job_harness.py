@@ -63,7 +63,7 @@ class Worker:
 
 
 @dataclass(eq=False)
-class House:
+class JobHarness:
     """A daemon's rooms without its process; `again` is the next daemon on the same files."""
 
     home: Path

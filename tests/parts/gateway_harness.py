@@ -1,7 +1,7 @@
-"""The endpoint without a process or a port: requests as ASGI has them, at a crib whose parts a test can hold still.
+"""The gateway called in-process over ASGI, without a port, with one server (`slow`) that a test can hold.
 
-In: a folder. Out: a `House` with its gateway and one server of its own, `slow`. For what cannot be brought about from
-outside: a change between two steps of one request, a limit of hours, a failure of our own.
+In: a directory. Out: a `GatewayHarness`. For states that can't be produced from outside: a change between two steps of
+one request, a limit of hours, an internal failure.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Exchange:
                 await self._more.wait()
 
 
-class House:
+class GatewayHarness:
     """A crib with its gateway, without a process or a port."""
 
     owners_token = OWNERS_TOKEN
@@ -214,7 +214,7 @@ def legacy_body(method: str, **params: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[House]:
+async def opened(folder: Path) -> AsyncIterator[GatewayHarness]:
     home = folder / "home"
     home.mkdir()
     slow = Slow()
@@ -225,7 +225,7 @@ async def opened(folder: Path) -> AsyncIterator[House]:
         builtins={"slow": slow},
     )
     async with crib:
-        house = House(crib, slow)
-        yield house
+        harness = GatewayHarness(crib, slow)
+        yield harness
         slow.go_on.set()
-        await house.close()
+        await harness.close()

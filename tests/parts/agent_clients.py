@@ -1,7 +1,7 @@
-"""Many agents at once, each a lean client of either era that writes its own bytes; and the owner who rules over them.
+"""Clients of many agents at once, in either era, that write their own bytes; and the owner who manages the agents.
 
-In: a running daemon. Out: a `Member` for each agent, with a token, a connection and (legacy) a session of its own; what
-it is told comes back as it came. `Owner` speaks to the command socket, without starting a process for each word.
+In: a running daemon. Out: an `AgentClient` per agent with its own token, connection and (legacy) session. `Owner` sends
+commands over the daemon's socket, without starting a process for each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from parts.daemon import Daemon
-from parts.raw_client import META, Connection, Endpoint, Header, HttpAnswer, legacy_request, notice, request
+from parts.raw_client import META, Endpoint, Header, RawAnswer, RawConnection, legacy_request, notice, request
 
 ERAS = ("modern", "legacy")
 MOST_ROWS = 20_000
@@ -85,7 +85,7 @@ class AgentEndpoint(Endpoint):
         return self.raw([self.host, self.auth, ("Mcp-Session-Id", session), *self.labels], verb="DELETE")
 
 
-class Member:
+class AgentClient:
     """One agent's client, with a connection of its own. Every request it makes has the id 0, as everybody's has."""
 
     def __init__(self, daemon: Daemon, name: str, token: str, era: str, *, conversation: str | None = None) -> None:
@@ -95,9 +95,9 @@ class Member:
         self.token = token
         self.door = AgentEndpoint(daemon, token, *labels)
         self.session = self.door.begin() if era == "legacy" else ""
-        self._connection: Connection | None = None
+        self._connection: RawConnection | None = None
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> AgentClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +109,7 @@ class Member:
             self._connection = None
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> RawConnection:
         if self._connection is None:
             self._connection = self.door.connect()
         return self._connection
@@ -126,7 +126,7 @@ class Member:
     def send_call(self, tool: str, /, *, meta: Any = None, **arguments: Any) -> None:
         self.connection.send(self.bytes_of("tools/call", {"name": tool, "arguments": arguments}, meta=meta))
 
-    def told(self) -> HttpAnswer:
+    def answer(self) -> RawAnswer:
         """The next answer. One that ends the connection is answered on a new one next time."""
         try:
             answer = self.connection.answer()
@@ -137,13 +137,13 @@ class Member:
             self.close()
         return answer
 
-    def ask(self, method: str, params: Mapping[str, Any] | None = None) -> HttpAnswer:
+    def ask(self, method: str, params: Mapping[str, Any] | None = None) -> RawAnswer:
         self.connection.send(self.bytes_of(method, params))
-        return self.told()
+        return self.answer()
 
-    def call(self, tool: str, /, **arguments: Any) -> HttpAnswer:
+    def call(self, tool: str, /, **arguments: Any) -> RawAnswer:
         self.send_call(tool, **arguments)
-        return self.told()
+        return self.answer()
 
     def cancel(self) -> None:
         """Takes back its request 0, as a legacy client does."""
@@ -156,7 +156,7 @@ class Member:
         return {tool["name"] for tool in self.ask("tools/list").result["tools"]}
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[Connection]:
+    def listening(self) -> Iterator[RawConnection]:
         """The stream on which this client hears that its tools changed."""
         with self.door.connect() as stream:
             if self.era == "legacy":
@@ -169,7 +169,7 @@ class Member:
             yield stream
 
 
-def nonce_of(answer: HttpAnswer) -> str | None:
+def nonce_of(answer: RawAnswer) -> str | None:
     """The nonce of the call that a witness answered; None: the answer is not a witness's."""
     if answer.status != 200:
         return None
@@ -178,7 +178,7 @@ def nonce_of(answer: HttpAnswer) -> str | None:
     return nonce
 
 
-def refusal(answer: HttpAnswer) -> str:
+def refusal(answer: RawAnswer) -> str:
     """Why the answer is a no; empty: it is none. As a client sees it: a status, an error, or a result that says so."""
     if answer.status in (401, 403, 404):
         return f"{answer.status} {answer.error['message']}"
@@ -189,7 +189,7 @@ def refusal(answer: HttpAnswer) -> str:
     return str(result["content"][0]["text"]) if result.get("isError") else ""
 
 
-def heard(stream: Connection) -> list[dict[str, Any]]:
+def heard(stream: RawConnection) -> list[dict[str, Any]]:
     """Every message on the stream until its end."""
     messages: list[dict[str, Any]] = []
     with contextlib.suppress(ConnectionError):

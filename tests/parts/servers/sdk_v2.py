@@ -1,6 +1,6 @@
 """Our test server on the present SDK (`mcp` 2.3): serves both eras, or one of them when told so.
 
-In: MCP over stdio, Streamable HTTP (`/mcp`) or legacy SSE (`/sse`). Out: the tools of `own_tools.py`.
+In: MCP over stdio, Streamable HTTP (`/mcp`) or legacy SSE (`/sse`). Out: the tools of `sdk_tools.py`.
 Results go around the SDK's typed sieve, which would drop unknown fields: a middleware that answers by itself is
 trusted with its own result. An HTTP server prints `listening on PORT` when it can be reached.
 """
@@ -24,7 +24,7 @@ from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ToolsListChanged
-from own_tools import RpcError, Toolbox
+from sdk_tools import RpcError, Toolbox
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
