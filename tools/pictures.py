@@ -76,7 +76,9 @@ def main() -> None:
             run("toolcrib down", project, environ)
     PICTURE.parent.mkdir(exist_ok=True)
     theme = TerminalTheme(*map(rgb, ("0d1117", "e6edf3")), [rgb(color) for color in PALETTE.split()])
-    PICTURE.write_text(shown.export_svg(title="Toolcrib", theme=theme, unique_id="toolcrib"))
+    picture = shown.export_svg(title="Toolcrib", theme=theme, unique_id="toolcrib")
+    # Without fonts from other sites: the viewer's own monospaced font does.
+    PICTURE.write_text(re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL))
 
 
 def rgb(color: str) -> tuple[int, int, int]:
