@@ -1,0 +1,38 @@
+"""An audit log on a test's own database, and a wait for the thread that writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from toolcrib.audit.log import AuditLog
+from toolcrib.config.masking import Masker
+from toolcrib.store.commits import MAX_BYTES, MAX_ITEMS, GroupCommit
+from toolcrib.store.database import Store
+
+LIMIT = 60.0
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    url: str | Path, folder: Path, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES, **options: Any
+) -> AsyncIterator[tuple[AuditLog, Store]]:
+    folder.mkdir(exist_ok=True)
+    store = await Store.open(url)
+    commits = GroupCommit(store, max_items=max_items, max_bytes=max_bytes)
+    audit_log = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
+    try:
+        yield audit_log, store
+    finally:
+        await audit_log.close()
+        await commits.close()
+        await store.close()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():  # noqa: ASYNC110 - the writing thread signals no event
+            await asyncio.sleep(0.005)
