@@ -17,18 +17,26 @@ LIMIT = 60.0
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    url: str | Path, folder: Path, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES, **options: Any
-) -> AsyncIterator[tuple[AuditLog, Store]]:
+async def opened_on(
+    store: Store, folder: Path, *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES, **options: Any
+) -> AsyncIterator[AuditLog]:
     folder.mkdir(exist_ok=True)
-    store = await Store.open(url)
     commits = GroupCommit(store, max_items=max_items, max_bytes=max_bytes)
     audit_log = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
-        yield audit_log, store
+        yield audit_log
     finally:
         await audit_log.close()
         await commits.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str | Path, folder: Path, **options: Any) -> AsyncIterator[tuple[AuditLog, Store]]:
+    store = await Store.open(url)
+    try:
+        async with opened_on(store, folder, **options) as audit_log:
+            yield audit_log, store
+    finally:
         await store.close()
 
 
