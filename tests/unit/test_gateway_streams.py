@@ -124,10 +124,7 @@ class TestEventStream:
 
 
 async def exchanged(
-    wire: Wire,
-    work: Callable[[PostExchange, PendingRequest], Awaitable[Reply]],
-    *,
-    cancelled_by_leaving: bool = True,
+    wire: Wire, work: Callable[[PostExchange, PendingRequest], Awaitable[Reply]], *, cancelled_by_leaving: bool = True
 ) -> tuple[PostExchange, PendingRequest]:
     """One exchange in a task of its own, as the gateway holds it."""
     made: list[tuple[PostExchange, PendingRequest]] = []

@@ -1,22 +1,22 @@
-"""Group commit: few transactions, nothing lost, nobody kept waiting, on every engine."""
+"""Group commit: few transactions, nothing lost, no caller kept waiting, on every engine."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from parts.audit_logs import LIMIT, eventually
 from toolcrib.errors import StoreError
 from toolcrib.store.commits import GroupCommit, LostItems
 from toolcrib.store.database import Store
-
-LIMIT = 60.0
 
 TABLE = sa.table("items", sa.column("id"), sa.column("text"))
 
@@ -29,26 +29,35 @@ def put(connection: sa.Connection, items: list[tuple[int, str]]) -> None:
     connection.execute(TABLE.insert(), [{"id": number, "text": text} for number, text in items])
 
 
-def kept(connection: sa.Connection) -> list[int]:
+def add(commits: GroupCommit, *numbers: int) -> None:
+    for number in numbers:
+        commits.add(put, (number, "x" * 20))
+
+
+def stored(connection: sa.Connection) -> list[int]:
     return list(connection.execute(sa.select(TABLE.c.id).order_by(TABLE.c.id)).scalars())
 
 
-class Counting:
+def mistaken(connection: sa.Connection, items: list[int]) -> None:
+    raise TypeError("a mistake")
+
+
+class Counter:
     """Counts the transactions, and can hold one up."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
-        self.began = threading.Event()
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.started = threading.Event()
+        self.released = threading.Event()
+        self.released.set()
 
     def __call__(self, connection: sa.Connection, items: list[Any]) -> None:
-        self.began.set()
-        assert self.go_on.wait(LIMIT)
+        self.started.set()
+        assert self.released.wait(LIMIT)
         self.batches.append(list(items))
 
 
-class Watching:
+class Watcher:
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
@@ -56,24 +65,30 @@ class Watching:
         self.seen.append("committed")
 
     def reported(self) -> None:
-        self.seen.append("told")
+        self.seen.append("reported")
 
     def lost(self, lost: LostItems) -> None:
         self.seen.append(lost.count)
 
 
-async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not is_so():  # noqa: ASYNC110 - the thread that writes rings no bell here
-            await asyncio.sleep(0.005)
+@contextlib.asynccontextmanager
+async def opened(url: str | Path) -> AsyncIterator[Store]:
+    store = await Store.open(url, busy_timeout=0.1)
+    await store.write(make_table)
+    yield store
+    await store.close()
 
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
-    opened = await Store.open(store_url, busy_timeout=0.1)
-    await opened.write(make_table)
-    yield opened
-    await opened.close()
+    async with opened(store_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def sqlite_store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened(tmp_path / "crib.db") as store:
+        yield store
 
 
 @pytest.fixture
@@ -83,40 +98,26 @@ async def commits(store: Store) -> AsyncIterator[GroupCommit]:
     await made.close()
 
 
-@pytest.fixture
-async def sqlite_store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(tmp_path / "crib.db", busy_timeout=0.2)
-    await opened.write(make_table)
-    yield opened
-    await opened.close()
-
-
-class Locked:
-    """Another process that holds the database."""
-
-    def __init__(self, file: Path) -> None:
-        self._connection = sqlite3.connect(file, isolation_level=None)
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.execute("ROLLBACK")
-        self._connection.close()
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """As if another process wrote."""
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
 
 
 @pytest.mark.req("KSI-5")
-async def test_what_settled_waited_for_is_there_in_its_order(store: Store, commits: GroupCommit) -> None:
-    for number in range(20):
-        commits.add(put, (number, "x"))
+async def test_flushed_items_are_stored_in_order(store: Store, commits: GroupCommit) -> None:
+    add(commits, *range(20))
     await commits.flush()
-    assert await store.read(kept) == list(range(20))
+    assert await store.read(stored) == list(range(20))
     await commits.flush()
 
 
 @pytest.mark.req("KSI-5")
-async def test_what_nobody_waits_for_is_written_soon_and_together(store: Store) -> None:
-    work = Counting()
+async def test_items_that_nobody_flushes_are_soon_written_together(store: Store) -> None:
+    work = Counter()
     commits = GroupCommit(store, linger=0.05)
     for number in range(5):
         commits.add(work, number)
@@ -128,23 +129,23 @@ async def test_what_nobody_waits_for_is_written_soon_and_together(store: Store) 
 
 
 @pytest.mark.req("KSI-5")
-async def test_what_comes_while_a_transaction_is_written_shares_the_next(store: Store, commits: GroupCommit) -> None:
-    work = Counting()
-    work.go_on.clear()
+async def test_items_added_during_a_transaction_share_the_next(store: Store, commits: GroupCommit) -> None:
+    work = Counter()
+    work.released.clear()
     commits.add(work, 0)
     waiters = [asyncio.create_task(commits.flush())]
-    await eventually(work.began.is_set)
+    await eventually(work.started.is_set)
     for number in range(1, 50):
         commits.add(work, number)
         waiters.append(asyncio.create_task(commits.flush()))
         await asyncio.sleep(0)
-    work.go_on.set()
+    work.released.set()
     await asyncio.wait_for(asyncio.gather(*waiters), LIMIT)
     assert work.batches == [[0], list(range(1, 50))]
 
 
-async def test_items_of_several_works_share_a_transaction(store: Store, commits: GroupCommit) -> None:
-    first, second = Counting(), Counting()
+async def test_items_of_several_kinds_share_a_transaction(store: Store, commits: GroupCommit) -> None:
+    first, second = Counter(), Counter()
     for number in range(3):
         commits.add(first, number)
         commits.add(second, -number)
@@ -152,67 +153,66 @@ async def test_items_of_several_works_share_a_transaction(store: Store, commits:
     assert (first.batches, second.batches) == ([[0, 1, 2]], [[0, -1, -2]])
 
 
-async def test_a_watcher_hears_of_the_commit_before_anybody_who_waits(store: Store, commits: GroupCommit) -> None:
-    watching = Watching()
-    commits.watch(put, watching)
-    commits.add(put, (1, "x"))
+async def test_a_watcher_hears_of_the_commit_and_its_failure_does_not_repeat_the_commit(
+    store: Store, commits: GroupCommit
+) -> None:
+    watcher = Watcher()
+    commits.watch(put, watcher)
+    add(commits, 1)
     await commits.flush()
-    assert watching.seen == ["committed", "told"]
+    assert watcher.seen == ["committed", "reported"]
 
-
-async def test_a_watcher_that_fails_has_nothing_written_twice(store: Store, commits: GroupCommit) -> None:
-    class Failing(Watching):
+    class Failing(Watcher):
         def committed(self) -> None:
             raise ValueError("a mistake")
 
     commits.watch(put, Failing())
-    commits.add(put, (1, "x"))
+    add(commits, 2)
     await commits.flush()
-    assert await store.read(kept) == [1]
+    assert await store.read(stored) == [1, 2]
     assert commits.dropped == 0
 
 
-async def test_who_no_longer_waits_does_not_disturb_the_others(store: Store, commits: GroupCommit) -> None:
-    commits.add(put, (1, "x"))
+async def test_a_cancelled_flush_does_not_disturb_others(store: Store, commits: GroupCommit) -> None:
+    add(commits, 1)
     gone, stays = asyncio.create_task(commits.flush()), asyncio.create_task(commits.flush())
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.wait_for(stays, LIMIT)
-    assert await store.read(kept) == [1]
+    assert await store.read(stored) == [1]
 
 
 @pytest.mark.req("KSI-5")
-async def test_a_locked_database_is_told_at_once_and_nothing_is_lost(
+async def test_a_locked_database_is_an_immediate_error_and_nothing_is_lost(
     sqlite_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = GroupCommit(sqlite_store)
-    with Locked(tmp_path / "crib.db"):
-        commits.add(put, (1, "x"))
+    with locked(tmp_path / "crib.db"):
+        add(commits, 1)
         with pytest.raises(StoreError, match="locked"):
             await commits.flush()
         assert commits.failure is not None
-        tried = 0
-        run = sqlite_store.run
+        tries, run = 0, sqlite_store.run
 
         async def counted(*work: Any) -> Any:
-            nonlocal tried
-            tried += 1
+            nonlocal tries
+            tries += 1
             return await run(*work)
 
         monkeypatch.setattr(sqlite_store, "run", counted)
         for number in range(2, 102):
-            commits.add(put, (number, "x"))
+            add(commits, number)
             with pytest.raises(StoreError, match="locked"):
                 await commits.flush()
-        assert tried < 50, "a caller is refused at once, and does not wait for the lock itself"
+        assert tries < 50, "a caller is refused at once and does not wait for the lock"
     await eventually(lambda: commits.failure is None)
     await commits.flush()
-    assert await sqlite_store.read(kept) == list(range(1, 102))
+    assert await sqlite_store.read(stored) == list(range(1, 102))
     assert commits.dropped == 0
     await commits.close()
 
 
-async def test_however_often_somebody_asks_it_is_tried_seldom_while_it_fails(store: Store) -> None:
+async def test_failing_work_is_retried_seldom_no_matter_how_often_flush_is_called(store: Store) -> None:
     tries = 0
 
     def fails(connection: sa.Connection, items: list[int]) -> None:
@@ -222,92 +222,82 @@ async def test_however_often_somebody_asks_it_is_tried_seldom_while_it_fails(sto
 
     commits = GroupCommit(store)
     commits.add(fails, 1)
-    asked = 0
+    flushes = 0
     while tries < 3:
         with pytest.raises(StoreError):
             await commits.flush()
-        asked += 1
+        flushes += 1
         await asyncio.sleep(0)
-    assert asked > 10 * tries
+    assert flushes > 10 * tries
     await commits.close()
 
 
 @pytest.mark.req("KSI-5")
-async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
+async def test_after_a_full_disk_writing_continues_automatically(sqlite_store: Store) -> None:
     def room(connection: sa.Connection, pages: int) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
     commits = GroupCommit(sqlite_store)
     await sqlite_store.write(room, 1)
-    for number in range(2000):
-        commits.add(put, (number, "x" * 20))
+    add(commits, *range(2000))
     with pytest.raises(StoreError, match="disk is full"):
         await commits.flush()
     await sqlite_store.write(room, 1_000_000)
     await eventually(lambda: commits.failure is None)
     await commits.flush()
-    assert await sqlite_store.read(kept) == list(range(2000))
+    assert await sqlite_store.read(stored) == list(range(2000))
     await commits.close()
 
 
 @pytest.mark.req("KSI-5")
-async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: Store, tmp_path: Path) -> None:
+async def test_beyond_the_limit_the_newest_items_are_dropped_and_counted(sqlite_store: Store, tmp_path: Path) -> None:
     commits = GroupCommit(sqlite_store, max_items=10)
-    watching = Watching()
-    commits.watch(put, watching)
-    with Locked(tmp_path / "crib.db"):
-        for number in range(25):
-            commits.add(put, (number, "x"))
+    watcher = Watcher()
+    commits.watch(put, watcher)
+    with locked(tmp_path / "crib.db"):
+        add(commits, *range(25))
         with pytest.raises(StoreError):
             await commits.flush()
-    await eventually(lambda: 15 in watching.seen)
-    assert await sqlite_store.read(kept) == list(range(10))
+    await eventually(lambda: 15 in watcher.seen)
+    assert await sqlite_store.read(stored) == list(range(10))
     assert commits.dropped == 15
-    commits.add(put, (99, "x"))
+    add(commits, 99)
     await commits.flush()
-    assert await sqlite_store.read(kept) == [*range(10), 99]
+    assert await sqlite_store.read(stored) == [*range(10), 99]
     await commits.close()
 
 
-async def test_large_items_count_by_their_size(store: Store) -> None:
+async def test_large_items_count_by_size_but_a_single_one_always_fits(store: Store) -> None:
     commits = GroupCommit(store, max_bytes=1000)
-    work, watching = Counting(), Watching()
-    commits.watch(work, watching)
+    work, watcher = Counter(), Watcher()
+    commits.watch(work, watcher)
     for number in range(5):
         commits.add(work, number, 400)
-    await eventually(lambda: 3 in watching.seen)
+    await eventually(lambda: 3 in watcher.seen)
     assert (work.batches, commits.dropped) == ([[0, 1]], 3)
-    commits.add(work, 5, 400)
-    await commits.flush()
-    assert work.batches[-1] == [5]
-    await commits.close()
-
-
-async def test_one_item_alone_is_never_too_large(store: Store) -> None:
-    commits = GroupCommit(store, max_bytes=1000)
-    work = Counting()
-    commits.add(work, 0, 4000)
-    await commits.flush()
-    assert (work.batches, commits.dropped) == ([[0]], 0)
+    for number, size in ((5, 400), (6, 4000)):
+        commits.add(work, number, size)
+        await commits.flush()
+        assert (work.batches[-1], commits.dropped) == ([number], 3)
     await commits.close()
 
 
 @pytest.mark.req("KSI-5")
-async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -> None:
+async def test_flushing_an_item_that_found_no_room_is_an_error(store: Store) -> None:
     commits = GroupCommit(store, max_items=3)
-    work, watching = Counting(), Watching()
-    commits.watch(work, watching)
-    work.go_on.clear()
+    work, watcher = Counter(), Watcher()
+    commits.watch(work, watcher)
+    work.released.clear()
     for number in range(3):
         commits.add(work, number)
     before = asyncio.create_task(commits.flush())
-    await eventually(work.began.is_set)
+    await eventually(work.started.is_set)
     commits.add(work, 3)
     with pytest.raises(StoreError, match="was dropped"):
         await asyncio.wait_for(commits.flush(), LIMIT)
-    work.go_on.set()
+    work.released.set()
     await asyncio.wait_for(before, LIMIT)
-    await eventually(lambda: 1 in watching.seen)
+    await eventually(lambda: 1 in watcher.seen)
     commits.add(work, 4)
     await asyncio.wait_for(commits.flush(), LIMIT)
     assert work.batches == [[0, 1, 2], [4]]
@@ -315,94 +305,69 @@ async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -
 
 
 @pytest.mark.req("KSI-5")
-async def test_who_waits_for_an_item_that_is_dropped_is_told_so_and_who_waits_for_one_before_it_is_not(
+async def test_only_a_flush_after_a_dropped_item_fails_and_items_of_other_work_are_stored(
     store: Store, commits: GroupCommit
 ) -> None:
-    def never(connection: sa.Connection, items: list[int]) -> None:
-        raise ValueError("a mistake")
-
-    commits.add(put, (1, "x"))
+    add(commits, 1)
     before = asyncio.create_task(commits.flush())
     await asyncio.sleep(0)
-    commits.add(never, 2)
+    commits.add(mistaken, 2)
+    add(commits, 3)
     with pytest.raises(StoreError, match="dropped"):
         await asyncio.wait_for(commits.flush(), LIMIT)
     await asyncio.wait_for(before, LIMIT)
-    assert await store.read(kept) == [1]
+    await commits.flush()
+    assert await store.read(stored) == [1, 3]
 
 
 @pytest.mark.req("KSI-5")
-@pytest.mark.parametrize(
-    "poison", [(7, "x"), (1000, "x\ud800"), (1000, None)], ids=["number taken", "no Unicode", "no text"]
-)
-async def test_an_item_that_the_database_never_takes_holds_nobody_up(
+@pytest.mark.parametrize("poison", [(7, "x"), (1000, "x\ud800"), (1000, None)], ids=["duplicate", "surrogate", "null"])
+async def test_an_item_that_the_database_refuses_delays_no_others(
     store: Store, commits: GroupCommit, poison: Any
 ) -> None:
-    for number in range(30):
-        commits.add(put, (number, "x"))
+    add(commits, *range(30))
     await commits.flush()
-    for number in range(30, 60):
-        commits.add(put, (number, "x"))
+    add(commits, *range(30, 60))
     commits.add(put, poison)
-    for number in range(60, 90):
-        commits.add(put, (number, "x"))
+    add(commits, *range(60, 90))
     with pytest.raises(StoreError, match="dropped"):
         await commits.flush()
     await commits.flush()
-    assert await store.read(kept) == list(range(90))
-    assert commits.dropped == 1
-    assert commits.failure is None
+    assert await store.read(stored) == list(range(90))
+    assert (commits.dropped, commits.failure) == (1, None)
 
 
-async def test_a_mistake_of_one_work_does_not_take_the_others_along(store: Store, commits: GroupCommit) -> None:
-    def mistaken(connection: sa.Connection, items: list[int]) -> None:
-        raise TypeError("a mistake")
-
-    commits.add(put, (1, "x"))
-    commits.add(mistaken, 2)
-    commits.add(put, (3, "x"))
-    with pytest.raises(StoreError):
-        await commits.flush()
-    await commits.flush()
-    assert await store.read(kept) == [1, 3]
-
-
-async def test_a_work_that_never_succeeds_is_not_told_of_its_losses_without_end(store: Store) -> None:
-    def mistaken(connection: sa.Connection, items: list[int]) -> None:
-        raise TypeError("a mistake")
-
+async def test_a_watcher_whose_work_never_succeeds_causes_no_endless_loop(store: Store) -> None:
     commits = GroupCommit(store)
-    add = commits.add
 
-    class Telling(Watching):
+    class Repeating(Watcher):
         def lost(self, lost: LostItems) -> None:
             super().lost(lost)
-            add(mistaken, 0)
+            commits.add(mistaken, 0)
 
-    watching = Telling()
-    commits.watch(mistaken, watching)
+    watcher = Repeating()
+    commits.watch(mistaken, watcher)
     commits.add(mistaken, 1)
     with pytest.raises(StoreError, match="dropped"):
         await commits.flush()
     await asyncio.wait_for(commits.close(), LIMIT)
-    assert (watching.seen, commits.dropped) == ([], 1)
+    assert (watcher.seen, commits.dropped) == ([], 1)
 
 
-async def test_the_end_writes_what_there_is(store: Store) -> None:
+async def test_closing_writes_the_remaining_items(store: Store) -> None:
     commits = GroupCommit(store, linger=60)
-    for number in range(1200):
-        commits.add(put, (number, "x"))
+    add(commits, *range(1200))
     await commits.close()
-    assert await store.read(kept) == list(range(1200))
-    commits.add(put, (5000, "x"))
+    assert await store.read(stored) == list(range(1200))
+    add(commits, 5000)
     with pytest.raises(StoreError, match="closed"):
         await commits.flush()
 
 
-async def test_the_end_comes_also_while_nothing_can_be_written(sqlite_store: Store, tmp_path: Path) -> None:
+async def test_closing_ends_even_if_nothing_can_be_written(sqlite_store: Store, tmp_path: Path) -> None:
     commits = GroupCommit(sqlite_store)
-    with Locked(tmp_path / "crib.db"):
-        commits.add(put, (1, "x"))
+    with locked(tmp_path / "crib.db"):
+        add(commits, 1)
         with pytest.raises(StoreError):
             await commits.flush()
         await asyncio.wait_for(commits.close(), LIMIT)

@@ -259,11 +259,7 @@ async def test_a_store_that_does_not_open_leaves_no_thread(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [
-        ("mysql://u:hush@h/d", "not supported"),
-        ("://hush", "is invalid"),
-        ("postgresql://u:hush@h:x/d", "is invalid"),
-    ],
+    [("mysql://u:hush@h/d", "not supported"), ("://hush", "is invalid"), ("postgresql://u:hush@h:x/d", "is invalid")],
 )
 def test_a_url_that_is_not_for_us_is_refused_without_its_password(url: str, message: str) -> None:
     with pytest.raises(StoreError, match=message) as raised:

@@ -128,11 +128,7 @@ def test_a_lost_session_is_locked_again_before_anything_is_written(postgres: Pos
         )
 
     third = StoreHolder(home="/third", daemon=True)
-    with (
-        postgres.database() as url,
-        Database.open(url) as onlooker,
-        Database.open(url, holder=ours()) as database,
-    ):
+    with postgres.database() as url, Database.open(url) as onlooker, Database.open(url, holder=ours()) as database:
         onlooker.write(lose)
         database.write(row)
         assert onlooker.read(rows) == 1
