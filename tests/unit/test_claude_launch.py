@@ -30,37 +30,27 @@ def value(made: Launch, flag: str) -> str:
     return found
 
 
-def kept(made: Launch) -> Any:
-    """The settings that it is given instead of the person's file."""
+def settings_of(made: Launch) -> Any:
+    """The settings that replace the user's file."""
     return json.loads(made.files[Path(value(made, "--settings")).name])
 
 
 @pytest.mark.req("KSI-2")
 @pytest.mark.parametrize("own_tools", list(OwnTools))
-def test_token_and_prompt_are_not_on_the_command_line(tmp_path: Path, own_tools: OwnTools) -> None:
+def test_prompt_and_token_are_not_arguments(tmp_path: Path, own_tools: OwnTools) -> None:
     made = launch(launch_request(tmp_path, own_tools))
     assert not any(TOKEN in arg or PROMPT in arg for arg in made.args)
     assert not any(TOKEN in value for value in made.environ.values())
     assert made.stdin == PROMPT
     file = Path(value(made, "--mcp-config"))
     assert file.parent == tmp_path / "private"
-    entry = json.loads(made.files[file.name])["mcpServers"]
-    assert entry == {
-        "toolcrib": {
-            "type": "http",
-            "url": URL,
-            "headers": {"Authorization": f"Bearer {TOKEN}", **LABELS},
-            "timeout": 3_600_000,
-        }
-    }
-
-
-@pytest.mark.parametrize("own_tools", list(OwnTools))
-def test_other_servers_stay_out_below_all_with_or_without_toolcrib(tmp_path: Path, own_tools: OwnTools) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", **LABELS}
+    entry = {"type": "http", "url": URL, "headers": headers, "timeout": 3_600_000}
+    assert json.loads(made.files[file.name])["mcpServers"] == {"toolcrib": entry}
     without = launch(launch_request(tmp_path, own_tools, url="", token="", headers={}))
     assert not any(arg.startswith("--mcp-config") for arg in without.args)
-    for made in (without, launch(launch_request(tmp_path, own_tools))):
-        assert ("--strict-mcp-config" in made.args) is (own_tools is not OwnTools.ALL)
+    for one in (made, without):
+        assert ("--strict-mcp-config" in one.args) is (own_tools is not OwnTools.ALL), "excludes other servers"
 
 
 def test_a_level_is_a_list_of_tools(tmp_path: Path) -> None:
@@ -72,9 +62,7 @@ def test_a_level_is_a_list_of_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own_tools", BELOW_ALL)
-def test_below_all_it_is_restricted_and_may_not_settle_what_the_workspace_may_do(
-    tmp_path: Path, own_tools: OwnTools
-) -> None:
+def test_below_all_it_is_restricted_and_cannot_change_toolcribs_files(tmp_path: Path, own_tools: OwnTools) -> None:
     made = launch(launch_request(tmp_path, own_tools))
     assert "--restricted" in made.args
     assert value(made, "--allowedTools") == "mcp__toolcrib"
@@ -91,9 +79,7 @@ def test_own_arguments_are_listed_as_not_governed(tmp_path: Path) -> None:
     assert line in launch(launch_request(tmp_path, OwnTools.READ, extra=("--add-dir", "/"))).ungoverned
 
 
-def test_with_all_it_may_do_everything_and_root_answers_beforehand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_all_everything_is_allowed_and_for_root_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mode(user: int, **environ: str) -> tuple[str, bool]:
         monkeypatch.setattr(os, "geteuid", lambda: user)
         made = launch(launch_request(tmp_path, OwnTools.ALL, environ={"HOME": str(tmp_path), **environ}))
@@ -108,17 +94,12 @@ def test_with_all_it_may_do_everything_and_root_answers_beforehand(
 
 def test_only_login_model_and_refusals_of_the_users_settings_apply(tmp_path: Path) -> None:
     stays = {"model": "opus", "env": {"ANTHROPIC_BASE_URL": "http://x"}, "apiKeyHelper": "key", "cleanupPeriodDays": 99}
-    goes = {
-        "hooks": {"SessionStart": []},
-        "enabledPlugins": {"a@b": True},
-        "statusLine": {"type": "command", "command": "x"},
-        "enableAllProjectMcpServers": True,
-        "a setting of next year": "x",
-    }
+    goes = {"hooks": {"SessionStart": []}, "enabledPlugins": {"a@b": True}, "enableAllProjectMcpServers": True}
+    goes |= {"statusLine": {"type": "command", "command": "x"}, "a setting of next year": "x"}
     rules = {"allow": ["Bash(*)"], "deny": ["Read(./.env)"], "ask": ["Edit"], "additionalDirectories": ["/"]}
     put(tmp_path / "home/.claude/settings.json", json.dumps({**stays, **goes, "permissions": rules}))
     made = launch(launch_request(tmp_path, OwnTools.EDIT))
-    assert kept(made) == {**stays, "permissions": {"deny": ["Read(./.env)"], "ask": ["Edit"]}}
+    assert settings_of(made) == {**stays, "permissions": {"deny": ["Read(./.env)"], "ask": ["Edit"]}}
     assert any("apiKeyHelper" in line for line in made.ungoverned)
 
 
@@ -127,22 +108,22 @@ def test_the_users_folder_can_be_moved_by_a_variable(tmp_path: Path) -> None:
     put(tmp_path / "moved/CLAUDE.md", "Be brief.")
     moved = {"HOME": str(tmp_path / "home"), "CLAUDE_CONFIG_DIR": str(tmp_path / "moved")}
     made = launch(launch_request(tmp_path, OwnTools.READ, environ=moved))
-    assert kept(made) == {"model": "haiku"}
+    assert settings_of(made) == {"model": "haiku"}
     assert made.files[Path(value(made, "--append-system-prompt-file")).name] == "Be brief."
 
 
 @pytest.mark.parametrize("text", ["{", "// none\n{}"])
-def test_invalid_settings_are_an_error(tmp_path: Path, text: str) -> None:
+def test_invalid_settings_are_an_error_unless_claude_reads_them(tmp_path: Path, text: str) -> None:
     put(tmp_path / "home/.claude/settings.json", text)
     with pytest.raises(ConfigError, match=r"settings\.json is not JSON"):
         launch(launch_request(tmp_path, OwnTools.READ))
-    assert launch(launch_request(tmp_path, OwnTools.ALL)).args, "it reads them itself there"
+    assert launch(launch_request(tmp_path, OwnTools.ALL)).args
 
 
 @pytest.mark.parametrize("text", ["null", "[]", '{"permissions": 5, "model": null}'])
-def test_settings_of_an_odd_shape_do_no_harm(tmp_path: Path, text: str) -> None:
+def test_settings_of_an_unexpected_type_are_ignored(tmp_path: Path, text: str) -> None:
     put(tmp_path / "home/.claude/settings.json", text)
-    assert "permissions" not in kept(launch(launch_request(tmp_path, OwnTools.READ)))
+    assert "permissions" not in settings_of(launch(launch_request(tmp_path, OwnTools.READ)))
 
 
 @pytest.mark.parametrize("own_tools", list(OwnTools))
@@ -156,7 +137,7 @@ def test_a_session_starts_with_a_given_id_or_continues_and_own_arguments_come_la
     later = launch(launch_request(tmp_path, own_tools, session="11111111-2222-3333-4444-555555555555")).args
     assert later[later.index("--resume") + 1] == "11111111-2222-3333-4444-555555555555"
     assert "--session-id" not in later
-    # A flag that takes several words would swallow the person's.
+    # A flag that takes several values would swallow the user's.
     assert all("=" in arg for arg in begun if arg.startswith(("--tools", "--allowed", "--disallowed", "--add-dir")))
 
 
