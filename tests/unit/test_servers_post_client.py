@@ -1,4 +1,4 @@
-"""Requests over kept connections, against servers that answer well, oddly, or not at all."""
+"""HTTP requests over reused connections, to servers that answer correctly, oddly, or not at all."""
 
 import asyncio
 import base64
@@ -15,14 +15,14 @@ from toolcrib.servers.wire import TooLarge
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
-class Far:
-    """A server that answers each request with the next of its scripts, chunk by chunk."""
+class ScriptedServer:
+    """Answers each request with the next of its scripts, chunk by chunk; None closes the connection."""
 
     def __init__(self, *scripts):
         self.scripts = list(scripts)
         self.requests = []
         self.tasks = []
-        self.heard = asyncio.Event()
+        self.received = asyncio.Event()
         self.connections = 0
 
     async def __call__(self, reader, writer):
@@ -33,7 +33,7 @@ class Far:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) if b"ontent-" in head else 0
                 self.requests.append(head + await reader.readexactly(length))
-                self.heard.set()
+                self.received.set()
                 script = self.scripts.pop(0)
                 if script is None:
                     break
@@ -48,7 +48,7 @@ async def far():
     servers = []
 
     async def start(*scripts):
-        script = Far(*scripts)
+        script = ScriptedServer(*scripts)
         server = await asyncio.start_server(script, "127.0.0.1", 0)
         servers.append((server, script))
         script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp?x=1"
@@ -64,15 +64,19 @@ async def far():
 
 
 @pytest.fixture
-async def poster():
-    poster = PostClient(ssl.create_default_context())
-    yield poster
-    poster.close()
+async def client():
+    client = PostClient(ssl.create_default_context())
+    yield client
+    client.close()
     await asyncio.sleep(0)
 
 
-async def post(poster, far, body=b"{}", **limits):
-    response = await poster.request(b"POST", far.address, b"X-A: b\r\n", body, **limits)
+def pieces(data):
+    return [data[i : i + 1] for i in range(len(data))]
+
+
+async def post(client, server, body=b"{}", **limits):
+    response = await client.request(b"POST", server.address, b"X-A: b\r\n", body, **limits)
     try:
         return response.status, await response.read()
     finally:
@@ -80,56 +84,41 @@ async def post(poster, far, body=b"{}", **limits):
 
 
 @pytest.mark.req("ENG-1")
-async def test_a_request_arrives_as_it_was_made_and_its_connection_is_kept(poster, far):
-    far = await far([OK], [OK], [OK])
+async def test_a_request_arrives_unchanged_and_its_connection_is_reused(client, far):
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    server = await far([OK], pieces(OK), [interim, OK])
     for _ in range(3):
-        assert await post(poster, far, b'{"a":1}') == (200, b"{}")
-    assert far.connections == 1
-    assert far.requests[0].startswith(b"POST /mcp?x=1 HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert far.requests[0].endswith(b'\r\nX-A: b\r\nContent-Length: 7\r\n\r\n{"a":1}')
+        assert await post(client, server, b'{"a":1}') == (200, b"{}")
+    assert server.connections == 1
+    assert server.requests[0].startswith(b"POST /mcp?x=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert server.requests[0].endswith(b'\r\nX-A: b\r\nContent-Length: 7\r\n\r\n{"a":1}')
 
 
-async def test_requests_at_the_same_time_have_a_connection_each(poster, far):
-    far = await far(*[[OK]] * 8)
-    assert await asyncio.gather(*(post(poster, far) for _ in range(8))) == [(200, b"{}")] * 8
-    assert 1 < far.connections <= 8
+async def test_simultaneous_requests_have_a_connection_each(client, far):
+    server = await far(*[[OK]] * 8)
+    assert await asyncio.gather(*(post(client, server) for _ in range(8))) == [(200, b"{}")] * 8
+    assert 1 < server.connections <= 8
 
 
-async def test_an_answer_in_pieces_is_put_together(poster, far):
-    far = await far([OK[i : i + 1] for i in range(len(OK))], [OK])
-    assert await post(poster, far) == (200, b"{}")
-    assert await post(poster, far) == (200, b"{}")
-
-
-async def test_chunks_come_as_they_are_sent(poster, far):
+async def test_chunks_are_returned_as_they_arrive(client, far):
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-    far = await far([head, b"3\r\nabc\r\n", b"2\r\nde\r\n", b"0\r\n\r\n"], [OK])
-    response = await poster.request(b"POST", far.address, b"", b"")
+    server = await far([head, b"3\r\nabc\r\n", b"2\r\nde\r\n", b"0\r\n\r\n"], [OK])
+    response = await client.request(b"POST", server.address, b"", b"")
     assert response.content_type == "text/event-stream"
     assert b"".join([chunk async for chunk in response.chunks()]) == b"abcde"
     response.release()
-    assert await post(poster, far) == (200, b"{}")
-    assert far.connections == 1
+    assert await post(client, server) == (200, b"{}")
+    assert server.connections == 1
 
 
-async def test_an_answer_without_a_length_ends_with_its_connection(poster, far):
-    far = await far([b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[1,", b"2]"], None)
-    far.scripts.insert(1, None)
-    response = await poster.request(b"POST", far.address, b"", b"")
-
-    async def hang_up():
-        # The next request on the same connection makes the far side close it.
-        response._connection._transport.write(b"X\r\n\r\n")
-
+async def test_an_answer_without_a_length_ends_with_its_connection(client, far):
+    server = await far([b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[1,", b"2]"], None)
+    response = await client.request(b"POST", server.address, b"", b"")
     reading = asyncio.create_task(response.read())
-    await hang_up()
+    # The next request on the same connection makes the server close it.
+    response._connection._transport.write(b"X\r\n\r\n")
     assert await asyncio.wait_for(reading, 60) == b"[1,2]"
     response.release()
-
-
-async def test_an_interim_answer_is_passed_over(poster, far):
-    far = await far([b"HTTP/1.1 100 Continue\r\n\r\n", OK])
-    assert await post(poster, far) == (200, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -141,49 +130,42 @@ async def test_an_interim_answer_is_passed_over(poster, far):
         [b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"],
     ],
 )
-async def test_an_answer_that_is_none_is_said_so(poster, far, script, caplog):
-    far = await far(script, None, [OK], [OK])
-    far.scripts = [script, None, [OK]] if script else [None, [OK]]
-    request = asyncio.create_task(post(poster, far))
+async def test_an_invalid_answer_is_an_error_and_the_next_request_succeeds(client, far, script, caplog):
+    server = await far(script, [OK])
+    request = asyncio.create_task(post(client, server))
     if script and b"Content-Length: 9" in script[0]:
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.05, lambda: [c._transport.abort() for c in tuple(poster._all)])
+        asyncio.get_running_loop().call_later(0.05, lambda: [c._transport.abort() for c in tuple(client._all)])
     with pytest.raises(ConnectionBroken):
         await asyncio.wait_for(request, 60)
     assert not caplog.records
-    far.scripts = [[OK]]
-    assert await post(poster, far) == (200, b"{}")
+    assert await post(client, server) == (200, b"{}")
 
 
-async def test_nobody_there_is_told_apart_from_a_broken_answer(poster, unused_tcp_port):
+async def test_an_unreachable_server_is_another_error_than_a_broken_answer(client, unused_tcp_port):
     with pytest.raises(ConnectFailed):
-        await poster.request(b"POST", Address.of(f"http://127.0.0.1:{unused_tcp_port}/", None), b"", b"")
+        await client.request(b"POST", Address.of(f"http://127.0.0.1:{unused_tcp_port}/", None), b"", b"")
 
 
-async def test_a_cancelled_request_ends_its_connection(poster, far):
-    far = await far([], [OK])
-    request = asyncio.create_task(post(poster, far))
-    await asyncio.wait_for(far.heard.wait(), 60)
+async def test_a_cancelled_request_ends_its_connection(client, far):
+    server = await far([], [OK])
+    request = asyncio.create_task(post(client, server))
+    await asyncio.wait_for(server.received.wait(), 60)
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
-    assert await post(poster, far) == (200, b"{}")
-    assert far.connections == 2
+    assert await post(client, server) == (200, b"{}")
+    assert server.connections == 2
 
 
-async def test_a_closed_poster_leaves_no_connection(far):
-    poster = PostClient(ssl.create_default_context())
-    far = await far([OK])
-    await post(poster, far)
-    poster.close()
-    await asyncio.sleep(0)
-    assert not poster._all
-
-
-async def test_a_large_answer_passes(poster, far):
+async def test_a_large_answer_is_read_and_a_closed_client_has_no_connections(far):
+    client = PostClient(ssl.create_default_context())
     body = b"x" * 20_000_000
-    far = await far([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body])
-    assert await post(poster, far, limit=len(body)) == (200, body)
+    server = await far([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body])
+    assert await post(client, server, limit=len(body)) == (200, body)
+    client.close()
+    await asyncio.sleep(0)
+    assert not client._all
 
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -212,25 +194,23 @@ LARGE_HEADER = b"X-A: " + MEGABYTE + b"\r\n"
     ids=lambda script: b"".join(script)[15:70] if isinstance(script, list) else "",
 )
 @pytest.mark.req("BNS-10")
-async def test_an_answer_that_is_too_large_is_refused_whatever_it_is_made_of(poster, far, script, what):
-    far = await far(script, [OK])
+async def test_an_answer_that_is_too_large_in_any_part_is_refused(client, far, script, what):
+    server = await far(script, [OK])
     with pytest.raises(TooLarge if what else ConnectionBroken, match=what):
-        await asyncio.wait_for(post(poster, far, limit=300_000), 30)
-    far.scripts = [[OK]]
-    assert await post(poster, far) == (200, b"{}")
+        await asyncio.wait_for(post(client, server, limit=300_000), 30)
+    assert await post(client, server) == (200, b"{}")
 
 
 @pytest.mark.req("BNS-10")
-async def test_an_answer_is_refused_before_it_is_read_if_it_says_its_size(poster, far):
-    far = await far([JSON + b"Content-Length: 99999999999\r\n\r\n", *[MEGABYTE] * 200])
+async def test_an_answer_that_announces_too_large_a_size_is_not_read(client, far):
+    server = await far([JSON + b"Content-Length: 99999999999\r\n\r\n", *[MEGABYTE] * 200])
     with pytest.raises(TooLarge):
-        await asyncio.wait_for(post(poster, far), 30)
-    assert not poster._all or not next(iter(poster._all)).usable
+        await asyncio.wait_for(post(client, server), 30)
+    assert not client._all or not next(iter(client._all)).usable
 
 
 @pytest.mark.req("BNS-10")
-async def test_a_stream_that_nobody_reads_is_not_read_ahead(poster):
-    """The far side's writes come to a stop, and go on when the reader does."""
+async def test_a_stream_without_a_reader_stops_the_server_from_writing(client):
     written = 0
     total = 400 * 65_536
 
@@ -246,10 +226,10 @@ async def test_a_stream_that_nobody_reads_is_not_read_ahead(poster):
 
     server = await asyncio.start_server(flood, "127.0.0.1", 0)
     address = Address.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", None)
-    response = await poster.request(b"GET", address, b"")
-    (connection,) = poster._all
+    response = await client.request(b"GET", address, b"")
+    (connection,) = client._all
     async with asyncio.timeout(30):
-        while not response.full:  # noqa: ASYNC110 - the far side writes
+        while not response.full:  # noqa: ASYNC110 - the server writes
             await asyncio.sleep(0.01)
         before = -1
         while before != (before := written):  # noqa: ASYNC110 - as above
@@ -262,41 +242,33 @@ async def test_a_stream_that_nobody_reads_is_not_read_ahead(poster):
 
 
 @pytest.mark.req("BNS-10")
-async def test_a_connection_whose_reader_was_behind_serves_the_next_request(poster, far):
+async def test_a_connection_with_a_slow_reader_serves_the_next_request(client, far):
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 700000\r\n\r\n"
-    far = await far([head, b"x" * 700_000], [OK])
-    response = await poster.request(b"POST", far.address, b"", limit=1_000_000)
+    server = await far([head, b"x" * 700_000], [OK])
+    response = await client.request(b"POST", server.address, b"", limit=1_000_000)
     assert len(await response.read()) == 700_000
     response.release()
-    assert await asyncio.wait_for(post(poster, far), 10) == (200, b"{}")
-    assert far.connections == 1
+    assert await asyncio.wait_for(post(client, server), 10) == (200, b"{}")
+    assert server.connections == 1
 
 
-async def test_a_forwarding_proxy_is_told_the_whole_address_and_who_we_are(poster, far):
-    far = await far([OK])
-    proxy = far.url.replace("http://", "http://me:p%40ss@")
-    address = Address.of("http://far.example:81/mcp", proxy)
-    response = await poster.request(b"POST", address, b"", b"")
-    response.release()
-    assert far.requests[0].startswith(b"POST http://far.example:81/mcp HTTP/1.1\r\nHost: far.example:81\r\n")
-    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss") in far.requests[0]
+async def test_a_forwarding_proxy_gets_the_whole_address_and_the_credentials(client, far):
+    server = await far([OK])
+    proxy = server.url.replace("http://", "http://me:p%40ss@")
+    (await client.request(b"POST", Address.of("http://far.example:81/mcp", proxy), b"", b"")).release()
+    assert server.requests[0].startswith(b"POST http://far.example:81/mcp HTTP/1.1\r\nHost: far.example:81\r\n")
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss") in server.requests[0]
 
 
-async def test_a_tunnelling_proxy_that_refuses_is_named(poster, far):
-    far = await far([b"HTTP/1.1 403 Forbidden\r\n\r\n"])
+@pytest.mark.parametrize("host", [b"far.example", b"[2001:db8::1]"])
+async def test_a_tunnelling_proxy_that_refuses_is_named_in_the_error(client, far, host):
+    server = await far([b"HTTP/1.1 403 Forbidden\r\n\r\n"])
     with pytest.raises(ConnectFailed, match=r"proxy 127\.0\.0\.1"):
-        await poster.request(b"POST", Address.of("https://far.example/mcp", far.url), b"", b"")
-    assert far.requests[0].startswith(b"CONNECT far.example:443 HTTP/1.1\r\n")
+        await client.request(b"POST", Address.of(f"https://{host.decode()}/mcp", server.url), b"", b"")
+    assert server.requests[0].startswith(b"CONNECT %b:443 HTTP/1.1\r\nHost: %b:443\r\n" % (host, host))
 
 
-async def test_a_proxys_tunnel_to_an_ipv6_address_is_asked_for_in_brackets(poster, far):
-    far = await far([b"HTTP/1.1 403 Forbidden\r\n\r\n"])
-    with pytest.raises(ConnectFailed):
-        await poster.request(b"POST", Address.of("https://[2001:db8::1]/mcp", far.url), b"", b"")
-    assert far.requests[0].startswith(b"CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\n")
-
-
-async def test_a_failure_of_tls_inside_a_tunnel_is_told_at_once(poster):
+async def test_a_failure_of_tls_inside_a_tunnel_is_an_immediate_error(client):
     async def proxy(reader, writer):
         with contextlib.closing(writer):
             await reader.readuntil(b"\r\n\r\n")
@@ -310,50 +282,50 @@ async def test_a_failure_of_tls_inside_a_tunnel_is_told_at_once(poster):
         proxy_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(ssl.SSLError):
             async with asyncio.timeout(60):
-                await poster.request(b"POST", Address.of("https://far.example/mcp", proxy_url), b"", b"")
+                await client.request(b"POST", Address.of("https://far.example/mcp", proxy_url), b"", b"")
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-async def test_a_second_answer_is_nobodys(poster, far, pieces):
+async def test_a_second_answer_to_one_request_closes_the_connection(client, far, pieces):
     other = OK.replace(b"{}", b"[]")
-    far = await far([OK + other] if pieces == 1 else [OK, other], [OK], [OK])
-    assert await post(poster, far) == (200, b"{}")
+    server = await far([OK + other] if pieces == 1 else [OK, other], [OK], [OK])
+    assert await post(client, server) == (200, b"{}")
     async with asyncio.timeout(60):
-        while poster._all:  # noqa: ASYNC110 - the poster tells nobody of it
+        while client._all:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
-    assert await post(poster, far) == (200, b"{}")
-    assert far.connections == 2
+    assert await post(client, server) == (200, b"{}")
+    assert server.connections == 2
 
 
-async def test_an_answer_that_is_not_read_to_its_end_leaves_no_connection(poster, far):
-    far = await far([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"])
-    with await poster.request(b"POST", far.address, b"", b""):
-        assert len(poster._all) == 1
+async def test_a_connection_with_an_unread_answer_is_closed(client, far):
+    server = await far([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"])
+    with await client.request(b"POST", server.address, b"", b""):
+        assert len(client._all) == 1
     await asyncio.sleep(0)
-    assert not poster._all
+    assert not client._all
 
 
-async def test_letting_go_twice_takes_no_connection_from_the_next_request(poster, far):
-    far = await far([OK], [OK])
-    first = await poster.request(b"POST", far.address, b"", b"")
+async def test_closing_a_released_response_does_not_affect_the_next_request(client, far):
+    server = await far([OK], [OK])
+    first = await client.request(b"POST", server.address, b"", b"")
     await first.read()
     first.release()
-    with await poster.request(b"POST", far.address, b"", b"") as second:
+    with await client.request(b"POST", server.address, b"", b"") as second:
         first.close()
         assert await second.read() == b"{}"
-    assert far.connections == 1
+    assert server.connections == 1
 
 
-async def test_a_connection_lost_while_it_was_made_has_sent_nothing_and_is_forgotten(poster):
-    connection = _Connection(poster, Address.of("http://far.example/", None))
+async def test_a_connection_lost_while_connecting_has_sent_nothing(client):
+    connection = _Connection(client, Address.of("http://far.example/", None))
     connection.connection_made(asyncio.Transport())
     connection.connection_lost(None)
-    assert not poster._all
+    assert not client._all
     with pytest.raises(ConnectFailed):
         await connection.ask(b"", 0)
 
 
-def test_an_address_becomes_ascii_without_blanks():
+def test_an_address_is_encoded_as_ascii_without_blanks():
     address = Address.of("http://h\u00e9.example:81/a b/\u00e9%20?q=\u00fc x&r=[1]#f", None)
     assert address.target == b"/a%20b/%C3%A9%20?q=%C3%BC%20x&r=%5B1%5D"
     assert address.authority == b"xn--h-bga.example:81"
@@ -381,5 +353,5 @@ def test_an_address_becomes_ascii_without_blanks():
     ],
 )
 @pytest.mark.req("BNS-4")
-def test_only_the_sdks_own_words_mean_that_the_session_is_gone(status, error, forgot):
+def test_only_the_sdks_messages_mean_that_the_session_is_gone(status, error, forgot):
     assert _forgot_session(status, error) is forgot
