@@ -1,4 +1,4 @@
-"""The WebSocket transport at a far side written by hand: what it is asked, and what it cannot do to us."""
+"""The WebSocket transport, against a hand-written server that may misbehave."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from toolcrib.servers.websocket import open_websocket
 pytestmark = pytest.mark.req("BNS-10")
 
 
-class FarSide:
-    """Answers the handshake, and then says what it is told to and reads nothing."""
+class HandshakeServer:
+    """Answers the handshake, sends its frames and reads nothing."""
 
     def __init__(self, answer: bytes = b"", frames: bytes = b"") -> None:
         self.answer = answer
         self.frames = frames
-        self.asked: list[Message] = []
+        self.requests: list[Message] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        asked = message_from_bytes(head.split(b"\r\n", 1)[1])
-        self.asked.append(asked)
-        key = asked["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        request = message_from_bytes(head.split(b"\r\n", 1)[1])
+        self.requests.append(request)
+        key = request["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         accept = base64.b64encode(hashlib.sha1(key.encode(), usedforsecurity=False).digest())
         upgrade = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         writer.write(
@@ -52,11 +52,11 @@ class FarSide:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             serving.add(asyncio.create_task(self.serve(reader, writer)))
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
+        listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
         try:
             yield ServerConfig(
-                name="far",
+                name="s",
                 transport=Transport.WEBSOCKET,
                 source=ConfigSource(layer=Layer.FLAGS),
                 url=f"ws://127.0.0.1:{port}/ws?key=k",
@@ -64,35 +64,31 @@ class FarSide:
                 max_message_mb=0.1,
             )
         finally:
-            server.close()
+            listener.close()
             for task in serving:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def test_the_handshake_has_our_headers_and_asks_for_no_compression() -> None:
-    far = FarSide()
-    async with far.running() as config, open_websocket(config, lambda: None):
-        (asked,) = far.asked
-    assert asked["Sec-WebSocket-Protocol"] == "mcp"
-    assert asked["Authorization"] == "Bearer secret-token"
-    assert asked["Sec-WebSocket-Extensions"] is None
-
-
-async def test_a_configured_header_replaces_the_one_of_the_library() -> None:
-    far = FarSide()
-    async with far.running() as config:
+async def test_the_handshake_has_the_configured_headers_and_no_compression() -> None:
+    server = HandshakeServer()
+    async with server.running() as config:
         named = dataclasses.replace(config, headers={**config.headers, "host": "inside.example"})
-        async with open_websocket(named, lambda: None):
-            (asked,) = far.asked
-    assert asked.get_all("Host") == ["inside.example"]
-    assert asked["Upgrade"] == "websocket"
+        for one in (config, named):
+            async with open_websocket(one, lambda: None):
+                pass
+    for request in server.requests:
+        assert request["Sec-WebSocket-Protocol"] == "mcp"
+        assert request["Authorization"] == "Bearer secret-token"
+        assert request["Sec-WebSocket-Extensions"] is None
+        assert request["Upgrade"] == "websocket"
+    assert server.requests[1].get_all("Host") == ["inside.example"]
 
 
-async def test_a_far_side_that_does_not_read_cannot_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_does_not_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_CLOSE_TIMEOUT", 0.01)
-    far = FarSide()
-    async with far.running() as config:
+    server = HandshakeServer()
+    async with server.running() as config:
         async with open_websocket(config, lambda: None) as link:
             sending = asyncio.create_task(link.send(b"x" * 50_000_000))
             await asyncio.sleep(0)
@@ -110,9 +106,9 @@ async def test_a_far_side_that_does_not_read_cannot_hold_up_the_end(monkeypatch:
         (b"\xc1\x02ok", "failed (reserved bits must be 0)"),
     ],
 )
-async def test_why_a_connection_ended_is_said(frames: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_connection_has_a_reason(frames: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_CLOSE_TIMEOUT", 0.01)
-    async with FarSide(frames=frames).running() as config, open_websocket(config, lambda: None) as link:
+    async with HandshakeServer(frames=frames).running() as config, open_websocket(config, lambda: None) as link:
         assert reason in await link.lost
 
 
@@ -125,8 +121,8 @@ async def test_why_a_connection_ended_is_said(frames: bytes, reason: str, monkey
         (b"nonsense\r\n\r\n", "failed"),
     ],
 )
-async def test_an_answer_that_is_no_handshake_is_refused_without_a_secret(answer: bytes, reason: str) -> None:
-    async with FarSide(answer=answer).running() as config:
+async def test_an_invalid_handshake_is_an_error_without_secrets(answer: bytes, reason: str) -> None:
+    async with HandshakeServer(answer=answer).running() as config:
         with pytest.raises(ServerUnavailable, match=reason) as refused:
             async with open_websocket(config, lambda: None):
                 pass

@@ -1,4 +1,4 @@
-"""Three servers connect, change, fail and come back in every order: the tools of those that are there are there."""
+"""Three servers connect, change, fail and reconnect in every order: the tools of connected servers are listed."""
 
 from __future__ import annotations
 
@@ -32,68 +32,70 @@ from toolcrib.servers.link import LinkContext, Peer, ServerLink
 from toolcrib.servers.model import Era, ServerAnswer, ServerState
 from toolcrib.servers.server import Server
 
-LIVES = (
-    {"a": ("come", "change", "return"), "b": ("come", "change", "return"), "c": ("fail", "come", "change")}
-    if FULL
-    else {"a": ("come", "change"), "b": ("come", "return"), "c": ("fail", "come")}
-)
-"""What happens to each server, in its own order; how the three are mixed is what is tried."""
+STEPS = {"a": ("connect", "change"), "b": ("connect", "restart"), "c": ("fail", "connect")}
+if FULL:
+    STEPS = {
+        "a": ("connect", "change", "restart"),
+        "b": ("connect", "change", "restart"),
+        "c": ("fail", "connect", "change"),
+    }
+"""The steps of each server; the tests mix the three in every order."""
 TURNS = 25
-"""Of the loop, after which nothing is left to do: no process and no clock is involved."""
+"""Turns of the event loop after which nothing is left to do: no process and no clock is involved."""
 
 
 def every_order() -> Iterator[tuple[tuple[str, str], ...]]:
-    """Every way to mix the three lives: 90, and 1680 in a full run."""
-    places = range(sum(map(len, LIVES.values())))
-    for of_a in itertools.combinations(places, len(LIVES["a"])):
-        for of_b in itertools.combinations(sorted(set(places) - set(of_a)), len(LIVES["b"])):
-            lives = {name: iter(steps) for name, steps in LIVES.items()}
+    """90 orders, and 1680 in a full run."""
+    places = range(sum(map(len, STEPS.values())))
+    for of_a in itertools.combinations(places, len(STEPS["a"])):
+        for of_b in itertools.combinations(sorted(set(places) - set(of_a)), len(STEPS["b"])):
+            steps = {name: iter(own) for name, own in STEPS.items()}
             whose = ("a" if place in of_a else "b" if place in of_b else "c" for place in places)
-            yield tuple((name, next(lives[name])) for name in whose)
+            yield tuple((name, next(steps[name])) for name in whose)
 
 
-class Near(ServerLink):
-    """A connection to a server inside this test."""
+class FakeLink(ServerLink):
+    """A connection to a `FakeServer`."""
 
-    def __init__(self, far: Far, context: LinkContext) -> None:
-        super().__init__(far.name, on_tools_changed=context.on_tools_changed)
+    def __init__(self, server: FakeServer, context: LinkContext) -> None:
+        super().__init__(server.name, on_tools_changed=context.on_tools_changed)
         self._peer = Peer(era=Era.LEGACY, version="2025-06-18")
-        self._far = far
+        self._server = server
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
     ) -> ServerAnswer:
-        return ServerAnswer(result=json.dumps({"tools": [{"name": name} for name in self._far.tools]}).encode())
+        return ServerAnswer(result=json.dumps({"tools": [{"name": name} for name in self._server.tools]}).encode())
 
     def _abandon(self, request_id: str, reason: str) -> None:
         raise AssertionError("no request is abandoned here")
 
 
-class Far:
+class FakeServer:
     def __init__(self, name: str) -> None:
         self.name = name
         self.tools = [f"{name}1"]
-        self.link: Near | None = None
-        self.refusal = "It does not want to."
+        self.link: FakeLink | None = None
+        self.refusal = "Refused."
         self._attempt: asyncio.Queue[bool] = asyncio.Queue()
 
     @contextlib.asynccontextmanager
-    async def opened(self, context: LinkContext) -> AsyncIterator[Near]:
+    async def opened(self, context: LinkContext) -> AsyncIterator[FakeLink]:
         if not await self._attempt.get():
             raise ServerUnavailable(self.refusal)
-        self.link = Near(self, context)
+        self.link = FakeLink(self, context)
         try:
             yield self.link
         finally:
             self.link = None
 
     def do(self, step: str) -> None:
-        if step in {"come", "fail"}:
-            self._attempt.put_nowait(step == "come")
+        if step in {"connect", "fail"}:
+            self._attempt.put_nowait(step == "connect")
             return
         self.tools = [*self.tools[-1:], f"{self.name}{len(self.tools) + 1}{step}"]
         if self.link is None:
-            # It was not there in time, and nobody listens any more.
+            # It connected too late.
             return
         if step == "change":
             self.link.notice("notifications/tools/list_changed", {})
@@ -103,19 +105,19 @@ class Far:
 
 
 @pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Far]]:
-    """Servers of this test, anew for each order; no pauses."""
-    present: dict[str, Far] = {}
+def fake_servers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, FakeServer]]:
+    """New servers for each order, without pauses."""
+    present: dict[str, FakeServer] = {}
     open_link = staticmethod(lambda config, context: present[config.name].opened(context))
     monkeypatch.setattr(Server, "_open_link", open_link)
     monkeypatch.setattr(server_module, "_CALM", 0)
     monkeypatch.setattr(Server, "_pause", lambda self: 0)
 
-    def anew() -> dict[str, Far]:
-        present.update({name: Far(name) for name in LIVES})
+    def renew() -> dict[str, FakeServer]:
+        present.update({name: FakeServer(name) for name in STEPS})
         return present
 
-    return anew
+    return renew
 
 
 async def rest() -> None:
@@ -124,14 +126,14 @@ async def rest() -> None:
 
 
 def configs() -> Any:
-    return configs_of([StdioServer(name, command="none") for name in LIVES])
+    return configs_of([StdioServer(name, command="none") for name in STEPS])
 
 
-async def test_a_kit_has_the_tools_of_every_server_that_is_connected_whatever_came_first(
-    far: Callable[[], dict[str, Far]],
+async def test_a_kit_has_the_tools_of_every_connected_server_in_any_order(
+    fake_servers: Callable[[], dict[str, FakeServer]],
 ) -> None:
     for order in every_order():
-        servers = far()
+        servers = fake_servers()
         kit = Kit(configs())
         opening = asyncio.create_task(kit.__aenter__())
         await rest()
@@ -152,11 +154,10 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch)
     async def read_config(_: Path) -> Config:
         return Config(servers={config.name: config for config in servers})
 
+    paths = SimpleNamespace(server_log=lambda name, root: None)
     crib = SimpleNamespace(
         bus=Bus(),
-        environment=SimpleNamespace(
-            root=tmp_path, mask=Masker(), paths=SimpleNamespace(server_log=lambda name, root: None)
-        ),
+        environment=SimpleNamespace(root=tmp_path, mask=Masker(), paths=paths),
         trust=SimpleNamespace(trusted=lambda config: None, cover_first=nothing),
         services=SimpleNamespace(last_known=SimpleNamespace(of=nothing, keep=nothing, forget=nothing)),
     )
@@ -165,39 +166,39 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch)
     return projects
 
 
-async def test_a_project_has_the_tools_of_every_server_that_was_there_whatever_came_first(
-    far: Callable[[], dict[str, Far]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_project_has_the_tools_of_every_server_that_was_connected_in_any_order(
+    fake_servers: Callable[[], dict[str, FakeServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for order in every_order():
-        servers = far()
+        servers = fake_servers()
         projects = projects_with(tmp_path, configs(), monkeypatch)
         project = await projects.at(tmp_path)
-        told: list[list[str]] = []
-        project.subscribe(lambda project=project, told=told: told.append(names(project)))  # type: ignore[misc]
-        met: set[str] = set()
+        announced: list[list[str]] = []
+        project.subscribe(lambda project=project, announced=announced: announced.append(names(project)))  # type: ignore[misc]
+        seen: set[str] = set()
         for name, step in order:
             servers[name].do(step)
             await rest()
-            met |= {name} if step == "come" else set()
-            assert names(project) == [tool for one in sorted(met) for tool in servers[one].tools], (order, name, step)
-            assert not told or told[-1] == names(project), (order, name, step)
-        assert met == set(LIVES)
+            seen |= {name} if step == "connect" else set()
+            assert names(project) == [tool for one in sorted(seen) for tool in servers[one].tools], (order, name, step)
+            assert not announced or announced[-1] == names(project), (order, name, step)
+        assert seen == set(STEPS)
         await projects.close()
 
 
-async def test_a_project_that_connects_to_what_another_started_meanwhile_has_its_tools(
-    far: Callable[[], dict[str, Far]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_project_that_reconnects_to_a_shared_server_has_its_new_tools(
+    fake_servers: Callable[[], dict[str, FakeServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = far()["a"]
+    server = fake_servers()["a"]
     projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]), monkeypatch)
     home = await projects.at(tmp_path)
     registering = ServerRegistry(projects)
-    server.do("come")
+    server.do("connect")
     await rest()
     assert names(home) == ["a1"]
     await registering.disconnect("a")
     server.tools = ["a2"]
-    server.do("come")
+    server.do("connect")
     other = await projects.at(tmp_path / "other")
     await rest()
     assert names(other) == ["a2"]
@@ -207,25 +208,25 @@ async def test_a_project_that_connects_to_what_another_started_meanwhile_has_its
 
 
 @pytest.mark.req("KSI-5")
-async def test_no_word_on_why_a_server_is_away_holds_its_secret_in_any_form(
-    far: Callable[[], dict[str, Far]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_reason_why_a_server_is_unavailable_has_no_secret_in_any_form(
+    fake_servers: Callable[[], dict[str, FakeServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, secret = far()["a"], 'p@ss/w"ord+1'
+    server, secret = fake_servers()["a"], 'p@ss/w"ord+1'
     forms = (secret, base64.b64encode(secret.encode()).decode(), quote(secret, safe=""), json.dumps(secret)[1:-1])
     given = HttpServer("a", url="http://127.0.0.1:9/", headers={"Authorization": f"Bearer {secret}"})
     projects = projects_with(tmp_path, configs_of([given]), monkeypatch)
-    seen = (await projects.at(tmp_path)).servers["a"]
+    shown = (await projects.at(tmp_path)).servers["a"]
     server.refusal = f"Not with {' '.join(forms)}."
     server.do("fail")
     await rest()
-    assert seen.status.last_error == "Not with **** **** **** ****."
-    server.do("come")
+    assert shown.status.last_error == "Not with **** **** **** ****."
+    server.do("connect")
     await rest()
-    assert (seen.status.state, seen.status.last_error) == (ServerState.READY, "")
+    assert (shown.status.state, shown.status.last_error) == (ServerState.READY, "")
     assert server.link is not None
     server.link.lose(f"It said {' '.join(forms)}.")
     await rest()
-    assert seen.status.last_error == "It said **** **** **** ****."
+    assert shown.status.last_error == "It said **** **** **** ****."
     await projects.close()
 
 
@@ -256,7 +257,7 @@ for line in sys.stdin:
 """
 
 
-async def test_a_real_server_that_changes_while_another_connects_hides_nobodys_tools(tmp_path: Path) -> None:
+async def test_a_real_server_that_changes_while_another_connects_hides_no_tools(tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     def server(name: str, *late: str) -> StdioServer:
