@@ -1,7 +1,4 @@
-"""The tools that Claude Code offers to its own model, by name, with their parameters.
-
-In: nothing. Out: what version 2.1.325 sends; a test with the real program keeps it so.
-"""
+"""The built-in tools of Claude Code 2.1.325 and their parameters; a test compares them with the real program."""
 
 from __future__ import annotations
 

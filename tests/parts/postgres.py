@@ -1,8 +1,7 @@
-"""A PostgreSQL of our own, in a temporary folder, for as long as the tests run.
+"""A PostgreSQL server in a temporary folder, while the tests run.
 
-In: the binaries of the machine (installed with apt when we are root and they are missing). Out: a server, and from it
-a URL for each test that wants a database of its own. initdb refuses to run as root, so root lends it the user
-`postgres`.
+In: the machine's binaries (root installs missing ones with apt). Out: a server, and a URL for each test that needs an
+empty database. initdb refuses to run as root, so root runs it as the user `postgres`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ APT_LIMIT = 300.0
 START_LIMIT = 60.0
 END_LIMIT = 60.0
 PORTS_TO_TRY = 3
-"""Between the choice of a port and its use another process may take it."""
+"""Another process may take a free port before the server does."""
 PASSWORD = "pg-test-hush"
 
 _SETTINGS = ("listen_addresses=127.0.0.1", "shared_buffers=16MB", "fsync=off", "full_page_writes=off", "autovacuum=off")
@@ -36,11 +35,11 @@ _QUICK = [word for setting in _SETTINGS for word in ("-c", setting)]
 
 
 class Postgres:
-    """Made by `running`. `crash` and `start` are for tests that have one to themselves."""
+    """Created by `running`. Only tests with their own server may use `crash` and `start`."""
 
     def __init__(self, *, folder: Path, binaries: Path, as_postgres: list[str]) -> None:
         self.folder = folder
-        """Where its unix socket lies."""
+        """Contains its unix socket."""
         self.binaries = binaries
         self.port = 0
         self._as_postgres = as_postgres
@@ -56,7 +55,7 @@ class Postgres:
         return f"postgresql://test:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """What psql would print of it, without its frame."""
+        """The result as psql prints it, without the frame."""
         with psycopg.connect(self.url_of(database), autocommit=True, connect_timeout=10) as connection:
             done = connection.execute(statement.encode())
             rows = done.fetchall() if done.description else []
@@ -64,7 +63,7 @@ class Postgres:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """The URL of an empty database, which goes with the block."""
+        """The URL of an empty database, which is dropped after the block."""
         name = f"crib_{next(self._numbers)}"
         self.sql(f"create database {name} template template0")
         try:
@@ -73,7 +72,7 @@ class Postgres:
             self.sql(f"drop database {name} with (force)")
 
     def start(self) -> None:
-        """On the port it had before, if it had one."""
+        """Uses the port of the last start, if there was one."""
         for _ in range(PORTS_TO_TRY):
             self.port = self.port or _free_port()
             words = [str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder)]
@@ -93,7 +92,7 @@ class Postgres:
         return "answers" if subprocess.run(words, check=False, timeout=10).returncode == 0 else None
 
     def crash(self) -> None:
-        """Ends at once, with every connection, and has its log to replay at the next start."""
+        """Ends at once, with every connection; the next start replays the log."""
         self._end(signal.SIGQUIT)
 
     def stop(self) -> None:
@@ -133,18 +132,18 @@ def _newest() -> Path | None:
 
 
 def _as_postgres() -> list[str]:
-    """The words before a command that must not run as root."""
+    """The start of a command that must not run as root."""
     if os.geteuid() != 0:
         return []
     try:
         pwd.getpwnam("postgres")
     except KeyError:
-        raise NotRun("there is no user `postgres`, and initdb refuses to run as root") from None
+        raise NotRun("the user `postgres` is missing, and initdb refuses to run as root") from None
     if shutil.which("setpriv"):
         return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     if shutil.which("runuser"):
         return ["runuser", "-u", "postgres", "--"]
-    raise NotRun("neither setpriv nor runuser is there to leave root, which initdb refuses")
+    raise NotRun("initdb refuses to run as root, and neither setpriv nor runuser is installed")
 
 
 def _free_port() -> int:

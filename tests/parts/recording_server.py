@@ -1,19 +1,19 @@
-"""A stdio server that writes down every call it saw before it does anything about it, and what it wrote, read back.
+"""A stdio server that records every call in a file before it executes it, and a reader of that file.
 
-In: newline-delimited JSON-RPC on stdin, modern or legacy by `--era`. Out: answers; and in the file `--notes` a line
-for each call and each cancellation, with the time of the clock that all processes of a machine share. What a witness
-has not written down did not run; what stands there twice ran twice. The file outlives any death of the process.
+In: newline-delimited JSON-RPC on stdin, modern or legacy (`--era`). Out: answers, and in the file `--notes` a line for
+each call and each cancellation, with the machine's monotonic time. A call that is not in the file did not run; one that
+is there twice ran twice. The file survives every kind of death of the process.
 
-Every tool of `--tools a,b` takes what it is given and answers with it. Some arguments tell it how:
+Every tool of `--tools a,b` accepts any arguments and returns them. Some arguments change its behaviour:
 
     hold      no answer until the tool `release` is called (or the call is cancelled)
-    progress  so many reports before the answer, each with the call's `nonce` as its message
-    fail      the result is an error, with this text
+    progress  this many progress notifications before the answer, with the call's `nonce` as their message
+    fail      the result is an error with this text
     say       this text is part of the result
-    mutter    this text goes to stderr
+    mutter    this text is printed on stderr
 
-`--reads a,b` are tools that claim to only read. `--print-env` says the whole environment on stderr, as careless
-servers do. Standard library only, so that it is there in a few milliseconds.
+`--reads a,b` are tools with `readOnlyHint`. `--print-env` prints the whole environment on stderr, as careless servers
+do. Standard library only, so that it starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEGACY = "2025-11-25"
 
 
 class RecordingServer:
-    """A message in, the messages to say out."""
+    """A message in, the messages to send out."""
 
     def __init__(self, *, era: str, tools: list[str], reads: list[str], notes: str) -> None:
         self.modern = era == "modern"
@@ -44,11 +44,11 @@ class RecordingServer:
         self._held: dict[Any, dict[str, Any]] = {}
 
     def _note(self, what: str, **more: Any) -> None:
-        # One write to a file opened for appending: whole or not there, whoever else writes to it.
+        # One write to a file opened for appending is atomic, even if several processes write.
         line = {"what": what, "at": time.monotonic(), "pid": os.getpid(), **more}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
-    def hear(self, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def handle(self, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         method, request_id = message.get("method"), message.get("id")
         params = message.get("params") or {}
         if method == "notifications/cancelled":
@@ -63,8 +63,8 @@ class RecordingServer:
             hints = {"ttlMs": 0, "cacheScope": "private"} if self.modern else {}
             yield self._answer(request_id, {"tools": self.tools, **hints})
         elif method == "initialize" and not self.modern:
-            told = {"capabilities": {"tools": {}}, "serverInfo": {"name": "witness", "version": "1"}}
-            yield self._answer(request_id, {"protocolVersion": LEGACY, **told})
+            about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "recorder", "version": "1"}}
+            yield self._answer(request_id, {"protocolVersion": LEGACY, **about})
         elif method == "server/discover" and self.modern:
             hints = {"ttlMs": 0, "cacheScope": "private"}
             yield self._answer(request_id, {"supportedVersions": [MODERN], "capabilities": {"tools": {}}, **hints})
@@ -84,15 +84,15 @@ class RecordingServer:
             return
         token = (params.get("_meta") or {}).get("progressToken")
         for number in range(arguments.get("progress", 0)):
-            told = {"progressToken": token, "progress": number, "message": arguments.get("nonce", "")}
-            yield {"jsonrpc": "2.0", "method": "notifications/progress", "params": told}
+            report = {"progressToken": token, "progress": number, "message": arguments.get("nonce", "")}
+            yield {"jsonrpc": "2.0", "method": "notifications/progress", "params": report}
         yield self._result(request_id, params)
 
     def _result(self, request_id: Any, params: dict[str, Any]) -> dict[str, Any]:
         arguments = params.get("arguments") or {}
-        told = {"tool": params["name"], "nonce": arguments.get("nonce"), "say": arguments.get("say")}
+        content = {"tool": params["name"], "nonce": arguments.get("nonce"), "say": arguments.get("say")}
         failed = arguments.get("fail")
-        result: dict[str, Any] = {"content": [{"type": "text", "text": failed or "done"}], "structuredContent": told}
+        result: dict[str, Any] = {"content": [{"type": "text", "text": failed or "done"}], "structuredContent": content}
         return self._answer(request_id, {**result, **({"isError": True} if failed else {})})
 
     def _answer(self, request_id: Any, result: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class RecordingServer:
 
 
 class Notes:
-    """What witnesses wrote into one file, in the order of their writing. Several may share it."""
+    """The lines of one file, in order. Several servers may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -122,15 +122,15 @@ class Notes:
         return [line for line in self.all() if line["what"] == "call"]
 
     def nonces(self) -> list[str]:
-        """Of the calls that ran, as often as they ran."""
+        """The nonces of the calls that ran, one per run."""
         return [line["arguments"]["nonce"] for line in self.calls() if "nonce" in line["arguments"]]
 
     def cancelled(self) -> list[str]:
-        """The nonces of held calls that were taken back."""
+        """The nonces of held calls that were cancelled."""
         return [line["arguments"]["nonce"] for line in self.all() if line["what"] == "cancelled" and line["arguments"]]
 
     def server(self, *tools: str, era: str = "modern", reads: str = "", **entry: Any) -> dict[str, Any]:
-        """A configuration's entry for a witness that writes here; `entry` holds what else stands in it."""
+        """The configuration of a server that records here; `entry` has further settings."""
         words = ["--era", era, "--tools", ",".join(tools), "--reads", reads, "--notes", str(self.path)]
         flags = entry.pop("flags", [])
         return {"command": sys.executable, "args": ["-I", "-S", __file__, *words, *flags], **entry}
@@ -148,9 +148,9 @@ def main() -> None:
         for name, value in os.environ.items():
             print(f"{name}={value}", file=sys.stderr, flush=True)
     tools, reads = ([name for name in names.split(",") if name] for names in (options.tools, options.reads))
-    witness = RecordingServer(era=options.era, tools=tools, reads=reads, notes=options.notes)
+    server = RecordingServer(era=options.era, tools=tools, reads=reads, notes=options.notes)
     while line := sys.stdin.buffer.readline():
-        for message in witness.hear(json.loads(line)):
+        for message in server.handle(json.loads(line)):
             sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
         sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""A store that can be told to fail, before or after it has done its work."""
+"""A store whose writes fail on request, before or after their work is done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Shaky:
         self._store = store
         self.place = store.place
         self.fails = ""
-        """`before`, `after`, or empty: for as long as it says so."""
+        """`before`, `after`, or empty: writes succeed."""
 
     async def read(self, *args: Any, **kwargs: Any) -> Any:
         return await self._store.read(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A stand-in for `CodeAgent`: says what a test wants, and can be interrupted like a real run."""
+"""A stand-in for `CodeAgent` that plays a script and can be interrupted like a real run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Script:
     end: RunSummary = field(default_factory=summary)
     about: RunMetadata = field(default_factory=metadata)
     before: Callable[[], None] = lambda: None
-    """What happens before it begins; may raise."""
+    """Called before the run starts; may raise."""
     waits: bool = False
-    """Goes on after its events until it is interrupted."""
+    """Continues after its events until it is interrupted."""
     secrets: tuple[str, ...] = ()
     stubborn: bool = False
-    """Takes for ever to come to its end."""
+    """Never ends."""
 
 
 def code_agent(script: Script, made: list[dict[str, Any]]) -> type:
-    """A class to stand in the place of the real one; what it is made with, and asked, is kept."""
+    """A class that replaces the real one and records its arguments and prompts in `made`."""
 
     class StandIn:
         def __init__(self, client: str, **given: Any) -> None:
@@ -58,7 +58,7 @@ def code_agent(script: Script, made: list[dict[str, Any]]) -> type:
 class Stream:
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._events = self._happening()
+        self._events = self._play()
         self.metadata: RunMetadata | None = None
         self._result: ExecutionResult | None = None
 
@@ -74,7 +74,7 @@ class Stream:
     async def __aexit__(self, *_: object) -> None:
         await self._events.aclose()
 
-    async def _happening(self) -> AsyncGenerator[AgentEvent, None]:
+    async def _play(self) -> AsyncGenerator[AgentEvent, None]:
         self._script.before()
         self.metadata = self._script.about
         end = self._script.end

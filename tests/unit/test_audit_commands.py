@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pytest import MonkeyPatch
 
 from parts.audit_logs import LIMIT, opened
 from toolcrib.audit.entry import AuditEntry, EntryKind
@@ -40,7 +41,7 @@ Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path))
     monkeypatch.delenv("CLAUDE_PROJECT_DIR", raising=False)
     (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
@@ -135,7 +136,7 @@ def test_json_has_the_entries_and_filters_apply(filled: Path, capsys: Output) ->
 @pytest.mark.parametrize(
     ("words", "unknown"), [("--agent nobody", True), ("--agent owner", False), ("--agent reviewer --since 1h", True)]
 )
-def test_an_empty_result_says_so_and_whether_the_agent_exists(
+def test_an_empty_result_is_reported_with_unknown_agents(
     filled: Path, capsys: Output, words: str, unknown: bool
 ) -> None:
     assert run(["audit", *words.split()]) == 0
@@ -163,7 +164,7 @@ class Screen(io.StringIO):
         return True
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *args: str) -> str:
+def on_terminal(monkeypatch: MonkeyPatch, width: int, *args: str) -> str:
     screen = Screen()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", screen)
@@ -182,8 +183,8 @@ def crowded(home: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-def test_on_a_terminal_every_call_fits_on_one_line(
-    crowded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, width: int
+def test_on_a_terminal_a_call_fits_on_a_line(
+    crowded: Path, monkeypatch: MonkeyPatch, capsys: Output, width: int
 ) -> None:
     heading, allowed, denied = on_terminal(monkeypatch, width).splitlines()
     assert max(map(len, (heading, allowed, denied))) <= width
@@ -204,7 +205,7 @@ def test_nothing_is_cut_in_a_pipe(crowded: Path, capsys: Output) -> None:
 
 @pytest.mark.parametrize(("width", "words", "shown"), [(100, [], False), (160, [], True), (100, ["-v"], True)])
 def test_the_rule_of_an_allowed_call_is_shown_if_it_fits_or_with_v(
-    filled: Path, monkeypatch: pytest.MonkeyPatch, width: int, words: list[str], shown: bool
+    filled: Path, monkeypatch: MonkeyPatch, width: int, words: list[str], shown: bool
 ) -> None:
     assert ("profile dev" in on_terminal(monkeypatch, width, "--server", "files", *words)) is shown
 

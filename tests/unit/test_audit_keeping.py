@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pytest import MonkeyPatch
 
 from parts.audit_logs import LIMIT, eventually, opened
 from toolcrib.audit import writer
@@ -110,7 +111,7 @@ async def test_queries_return_only_matching_entries(audit_log: AuditLog) -> None
         ({"since": NOW + 100}, []),
         ({"agent": "nobody"}, []),
     ):
-        rows = await audit_log.query(**wanted)  # type: ignore[arg-type]
+        rows = await audit_log.query(**wanted)
         assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
         assert sorted({round(row["at"] - NOW) for row in rows}) == numbers, wanted
     assert [row["seq"] for row in await audit_log.query(limit=3)] == [11, 12, 13]
@@ -119,7 +120,7 @@ async def test_queries_return_only_matching_entries(audit_log: AuditLog) -> None
     assert (last["seq"], last["detail"]) == (13, {"by": "owner"})
 
 
-async def test_rare_entries_are_found_in_a_long_audit_log(audit_log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rare_entries_are_found_in_a_long_audit_log(audit_log: AuditLog, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.audit.log._WINDOW", 7)
     for number in range(30):
         call(audit_log, number, agent="rare" if number % 10 == 0 else "often")
@@ -152,7 +153,7 @@ async def test_a_full_disk_is_an_immediate_error_and_the_audit_log_recovers_with
         assert (await audit_log.verify()).ok
 
 
-def lose_the_connection_once(monkeypatch: pytest.MonkeyPatch, *, after_the_commit: bool = True) -> None:
+def lose_the_connection_once(monkeypatch: MonkeyPatch, *, after_the_commit: bool = True) -> None:
     write, losses = Database.write, iter([True])
 
     def lossy(database: Database, work: Any, *args: Any) -> Any:
@@ -167,7 +168,7 @@ def lose_the_connection_once(monkeypatch: pytest.MonkeyPatch, *, after_the_commi
 
 @pytest.mark.parametrize("after_the_commit", [True, False])
 async def test_a_commit_with_an_unknown_result_is_neither_lost_nor_repeated(
-    audit_log: AuditLog, monkeypatch: pytest.MonkeyPatch, after_the_commit: bool
+    audit_log: AuditLog, monkeypatch: MonkeyPatch, after_the_commit: bool
 ) -> None:
     await calls(audit_log, 0)
     lose_the_connection_once(monkeypatch, after_the_commit=after_the_commit)
@@ -184,7 +185,7 @@ async def test_a_commit_with_an_unknown_result_is_neither_lost_nor_repeated(
 
 @pytest.mark.parametrize("between", ["failing work", "pruning"])
 async def test_entries_of_a_lost_commit_are_not_repeated_whatever_happens_next(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+    store_url: str, tmp_path: Path, monkeypatch: MonkeyPatch, between: str
 ) -> None:
     def never(connection: sa.Connection, items: list[int]) -> None:
         raise ValueError("a mistake")
@@ -220,9 +221,7 @@ async def test_large_arguments_are_not_held_while_they_wait_to_be_written(tmp_pa
         assert (await audit_log.describe())["lost"] == 0
 
 
-async def test_an_anchor_that_cannot_be_written_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_anchor_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     anchor = tmp_path / "state" / "audit.head"
     async with opened(tmp_path / "crib.db", tmp_path / "state") as (audit_log, _):
         anchor.mkdir()
@@ -265,8 +264,8 @@ async def test_the_key_is_private_and_stays_the_same(store_url: str, tmp_path: P
     assert not [name for name in names if name.startswith(".")]
 
 
-async def test_entries_older_than_keep_days_are_deleted_and_the_rest_verifies(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_entries_older_than_keep_days_are_deleted(
+    store_url: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "STEP_ROWS", 30)
     day = 86_400
@@ -286,7 +285,7 @@ async def test_entries_older_than_keep_days_are_deleted_and_the_rest_verifies(
         assert await store.read(audit.first_since, 0.0, 0) == 101
 
 
-async def test_entries_beyond_keep_bytes_are_deleted_and_the_rest_verifies(store_url: str, tmp_path: Path) -> None:
+async def test_entries_beyond_keep_bytes_are_deleted(store_url: str, tmp_path: Path) -> None:
     async with opened(store_url, tmp_path / "state", keep_bytes=100_000) as (audit_log, _):
         await calls(audit_log, *range(300), rule="r" * 400)
         deleted = await audit_log.prune()
@@ -307,7 +306,7 @@ async def test_pruning_ends_even_if_almost_nothing_may_be_kept(store_url: str, t
 
 
 @pytest.fixture
-def prune_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def prune_often(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.audit.log._FIRST_PRUNE", 0.01)
     monkeypatch.setattr("toolcrib.audit.log._PRUNE_INTERVAL", 0.01)
 
@@ -322,8 +321,8 @@ async def test_the_audit_log_prunes_in_the_background(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("prune_often")
-async def test_pruning_continues_after_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_pruning_survives_errors(
+    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries, again = itertools.count(1), asyncio.Event()
 
@@ -377,7 +376,7 @@ def written_until_killed(url: str, folder: Path, name: str, lines: int) -> list[
     return [line.strip() for line in seen if line.endswith("\n")]
 
 
-async def test_after_a_kill_every_acknowledged_entry_exists_and_the_chain_is_whole(
+async def test_acknowledged_entries_survive_a_kill(
     store_url: str, tmp_path: Path, sized: Callable[[int, int], int]
 ) -> None:
     folder = tmp_path / "state"

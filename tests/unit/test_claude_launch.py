@@ -127,9 +127,7 @@ def test_settings_of_an_unexpected_type_are_ignored(tmp_path: Path, text: str) -
 
 
 @pytest.mark.parametrize("own_tools", list(OwnTools))
-def test_a_session_starts_with_a_given_id_or_continues_and_own_arguments_come_last(
-    tmp_path: Path, own_tools: OwnTools
-) -> None:
+def test_a_session_starts_or_continues_and_own_arguments_come_last(tmp_path: Path, own_tools: OwnTools) -> None:
     extra = ("--model", "haiku")
     begun = launch(launch_request(tmp_path, own_tools, extra=extra)).args
     assert begun[begun.index("--session-id") + 1] == NEW_SESSION

@@ -87,9 +87,7 @@ def test_toolcribs_server_is_required_and_its_tools_need_no_approval(launch: Lau
 
 
 @pytest.mark.parametrize("own", BELOW_ALL)
-def test_every_other_server_of_the_user_is_disabled_below_all(
-    launch: LaunchWith, own: OwnTools, tmp_path: Path
-) -> None:
+def test_other_servers_of_the_user_are_disabled_below_all(launch: LaunchWith, own: OwnTools, tmp_path: Path) -> None:
     (tmp_path / "system.toml").write_text('[mcp_servers.harness]\nurl = "http://harness"\n')
     servers = settings_of(launch('[mcp_servers."my.notes"]\ncommand = "notes"\n', own))["mcp_servers"]
     assert {name for name, entry in servers.items() if entry == {"enabled": False}} == {"my.notes", "harness"}
@@ -137,7 +135,7 @@ def test_each_level_has_its_sandbox_and_never_asks(launch: LaunchWith, own: OwnT
 
 
 @pytest.mark.parametrize("own", OwnTools)
-def test_below_all_a_new_session_gets_the_projects_instructions_before_the_prompt(
+def test_below_all_the_projects_instructions_precede_the_prompt(
     launch: LaunchWith, own: OwnTools, tmp_path: Path
 ) -> None:
     (tmp_path / "project" / "AGENTS.md").write_text("Use tabs.")
@@ -149,7 +147,7 @@ def test_below_all_a_new_session_gets_the_projects_instructions_before_the_promp
 
 
 @pytest.mark.parametrize("own", BELOW_ALL)
-def test_features_outside_the_sandbox_are_off_and_no_folder_is_trusted_below_all(
+def test_below_all_risky_features_are_off_and_no_folder_is_trusted(
     launch: LaunchWith, own: OwnTools, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "project")
@@ -164,9 +162,7 @@ def test_features_outside_the_sandbox_are_off_and_no_folder_is_trusted_below_all
     assert made["projects"] == {str(folder): {"trust_level": "untrusted"} for folder in folders}
 
 
-def test_at_all_only_the_sandbox_is_set_and_the_project_trusted_unless_the_user_did_not(
-    launch: LaunchWith, tmp_path: Path
-) -> None:
+def test_at_all_the_project_is_trusted_unless_the_user_decided_otherwise(launch: LaunchWith, tmp_path: Path) -> None:
     launched = launch(own=ALL)
     made = settings_of(launched)
     assert "--ignore-rules" not in launched.args

@@ -196,9 +196,7 @@ def test_every_line_of_gemini_is_kept_in_its_first_event() -> None:
         (Gemini, gemini_use("mcp_"), "", "mcp_"),
     ],
 )
-def test_a_call_has_the_servers_name_and_its_name_for_the_tool(
-    parser: Parser, line: Line, server: str, tool: str
-) -> None:
+def test_a_call_has_the_server_and_its_name_for_the_tool(parser: Parser, line: Line, server: str, tool: str) -> None:
     (event,) = read(parser, line)[0]
     assert (event.server, event.tool_name) == (server, tool)
 
@@ -218,9 +216,7 @@ CONTENTS = {"content": [text("contents")], "structured_content": None}
         (Gemini, gemini_use("mcp_toolcrib_workspace_read_file", path="a"), gemini_result("contents")),
     ],
 )
-def test_a_call_starts_once_and_ends_once_and_repeated_lines_are_raw_events(
-    parser: Parser, start: Line, end: Line
-) -> None:
+def test_a_call_starts_and_ends_once_and_repetitions_are_raw_events(parser: Parser, start: Line, end: Line) -> None:
     started, again, over, again_over = read(parser, start, start, end, end)[0]
     assert statuses((started, over)) == [Status.STARTED, Status.OK]
     for event, line in ((started, start), (over, end)):
@@ -375,7 +371,7 @@ ROUTER = "2026-11-16T07:59:19.362875Z ERROR codex_core::tools::router: error="
         (REJECTED.replace("a b", "a \\u{1b} b"), "shell", "", None, Status.DENIED),
     ],
 )
-def test_a_call_that_codex_refuses_is_an_event(
+def test_calls_that_codex_refuses_are_events(
     printed: str, tool: str, server: str, arguments: dict[str, Any] | None, status: Status
 ) -> None:
     line = f"{ROUTER}{printed}"
@@ -488,7 +484,7 @@ QUOTA = json.dumps({"error": {"code": 429, "message": "quota", "status": "RESOUR
         ),
     ],
 )
-def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does(
+def test_a_silent_model_is_the_last_trouble_until_it_answers(
     parser: Parser, lines: list[Line], answer: Line, trouble: str
 ) -> None:
     events, report = read(parser, *lines)
@@ -529,7 +525,7 @@ BAD_KEY = "API key not valid. Please pass a valid API key."
         (Gemini, [NO_KEY], NO_KEY, GEMINI_LOGIN),
     ],
 )
-def test_a_missing_login_has_a_remedy_unless_the_run_succeeds(
+def test_a_missing_login_has_a_remedy_until_success(
     parser: Parser, lines: list[Line], failure: str | None, remedy: str
 ) -> None:
     events, report = read(parser, *lines)
@@ -699,7 +695,7 @@ USAGE = {"input_tokens": 20, "output_tokens": 10, "cache_read_input_tokens": 14,
         ([ended(usage={"input_tokens": "many"}, total_cost_usd=0.5)], (None, None, None)),
     ],
 )
-def test_the_result_of_claude_has_text_session_and_the_tokens_of_all_models_and_turns(
+def test_the_result_of_claude_has_the_tokens_of_all_models_and_turns(
     lines: list[Line], tokens: tuple[int | None, ...]
 ) -> None:
     events, report = read(Claude, *lines)

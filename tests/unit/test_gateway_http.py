@@ -89,9 +89,7 @@ async def open_streams(harness: GatewayHarness, session: str, token: str) -> lis
 
 
 @pytest.mark.parametrize("mark", [".git/HEAD", ".toolcrib/config.yml", ".toolcrib/workspace.yml", ""])
-async def test_an_agent_works_in_the_project_of_its_folder_and_others_at_home(
-    harness: GatewayHarness, tmp_path: Path, mark: str
-) -> None:
+async def test_an_agent_works_in_the_project_of_its_folder(harness: GatewayHarness, tmp_path: Path, mark: str) -> None:
     """A folder without a mark is its own project."""
     inner, project = tmp_path / "project" / "src" / "deep", tmp_path / "project"
     inner.mkdir(parents=True)
@@ -106,7 +104,7 @@ async def test_an_agent_works_in_the_project_of_its_folder_and_others_at_home(
 
 
 @pytest.mark.req("KSI-7")
-async def test_a_missing_folder_is_an_error_until_it_is_back(
+async def test_a_missing_folder_is_an_error(
     harness: GatewayHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "_FOLDER_CHECK_INTERVAL", 0.0)
@@ -127,7 +125,7 @@ async def test_a_missing_folder_is_an_error_until_it_is_back(
     assert (await harness.legacy(session, "tools/list", token)).status == 200
 
 
-async def test_only_an_unused_project_is_released(
+async def test_only_unused_projects_are_released(
     harness: GatewayHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(projects_module, "PROJECT_LINGER", 0.1)
@@ -243,7 +241,7 @@ async def test_a_token_that_ends_before_the_body_arrives_is_refused(harness: Gat
 
 
 @pytest.mark.req("KSI-5")
-async def test_a_listing_that_waited_shows_the_tools_permitted_now(
+async def test_a_listing_shows_the_tools_permitted_now(
     harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = await harness.agent("a")

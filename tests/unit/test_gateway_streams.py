@@ -149,9 +149,7 @@ async def test_a_notification_makes_it_a_stream_with_the_answer_last(client: Exc
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_silence_makes_it_a_stream_even_if_the_client_left_and_leaving_does_not_cancel(
-    client: Exchange, leaves: bool
-) -> None:
+async def test_silence_makes_it_a_stream_even_if_the_client_left(client: Exchange, leaves: bool) -> None:
     async def work(answering: Answering) -> Reply:
         if leaves:
             client.leave()
@@ -167,9 +165,7 @@ async def test_silence_makes_it_a_stream_even_if_the_client_left_and_leaving_doe
 @pytest.mark.parametrize(
     ("stops", "reason"), [(["cancel"], ErrorCase.CANCELLED), (["interrupt", "cancel"], ErrorCase.ENDED)]
 )
-async def test_a_stopped_call_is_answered_with_the_first_reason(
-    client: Exchange, stops: list[str], reason: ErrorCase
-) -> None:
+async def test_a_stopped_call_has_the_first_reason(client: Exchange, stops: list[str], reason: ErrorCase) -> None:
     async def work(answering: Answering) -> Reply:
         for stop in stops:
             asyncio.get_running_loop().call_soon(getattr(answering.request, stop))

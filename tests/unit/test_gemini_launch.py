@@ -54,7 +54,7 @@ def settings_of(made: Launch) -> Any:
 @pytest.mark.parametrize(
     ("own_tools", "mode"), [(NONE, "default"), (READ, "default"), (EDIT, "auto_edit"), (ALL, "yolo")]
 )
-def test_prompt_and_token_are_not_arguments_and_the_level_is_an_approval_mode(
+def test_the_level_is_an_approval_mode_and_no_argument_is_secret(
     tmp_path: Path, own_tools: OwnTools, mode: str
 ) -> None:
     made = launch(tmp_path, own_tools)
@@ -83,9 +83,7 @@ def test_a_session_starts_with_a_given_id_or_continues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own_tools", BELOW_ALL)
-def test_below_all_the_rules_allow_toolcrib_and_the_levels_tools_and_deny_the_rest(
-    tmp_path: Path, own_tools: OwnTools
-) -> None:
+def test_below_all_only_toolcrib_and_the_levels_tools_are_allowed(tmp_path: Path, own_tools: OwnTools) -> None:
     made = launch(tmp_path, own_tools)
     toolcrib, *_, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
     assert (toolcrib["mcpName"], toolcrib["decision"]) == ("toolcrib", "allow")
@@ -156,7 +154,7 @@ def test_protected_files_cannot_be_written_through_a_link_in_the_project(
     assert may_write(tmp_path, "elsewhere/x")
 
 
-def test_links_created_later_or_not_checked_and_own_arguments_are_listed_as_not_governed(
+def test_unchecked_links_and_own_arguments_are_not_governed(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed(words: str, own_tools: OwnTools = EDIT, **given: Any) -> bool:
@@ -238,9 +236,7 @@ NAME = "GOOGLE_GEMINI_BASE_URL"
 
 @pytest.mark.parametrize("place", [".gemini/.env", ".env", "../.gemini/.env"])
 @pytest.mark.parametrize("line", [f"{NAME}=x", f"export {NAME} = 'x'", f"\t{NAME}: `x`", "a.b=1"])
-def test_variables_of_a_projects_env_files_are_emptied_below_all(
-    tmp_path: Path, project: Path, place: str, line: str
-) -> None:
+def test_variables_of_env_files_are_emptied_below_all(tmp_path: Path, project: Path, place: str, line: str) -> None:
     (project / place).parent.mkdir(exist_ok=True)
     (project / place).write_text(f"# first\n{line}\n")
     name = "a.b" if "a.b" in line else NAME
@@ -353,9 +349,7 @@ def test_a_pipe_that_gemini_would_read_for_ever_is_refused_below_all(tmp_path: P
     launch(tmp_path, ALL)
 
 
-def test_only_pipes_with_the_users_name_for_instructions_matter_and_no_folders(
-    tmp_path: Path, project: Path, gemini: Path
-) -> None:
+def test_only_pipes_that_gemini_would_read_are_refused(tmp_path: Path, project: Path, gemini: Path) -> None:
     (project / ".env").mkdir()
     (project / "GEMINI.md").mkdir()
     os.mkfifo(project / "AGENTS.md")
@@ -368,7 +362,7 @@ def test_only_pipes_with_the_users_name_for_instructions_matter_and_no_folders(
 
 
 @pytest.mark.parametrize("own_tools", BELOW_ALL)
-def test_instructions_behind_a_link_out_of_the_project_are_refused_below_all(
+def test_instructions_outside_the_project_are_refused_below_all(
     tmp_path: Path, project: Path, own_tools: OwnTools
 ) -> None:
     (project / "AGENTS.md").write_text("Be kind.")
@@ -385,9 +379,7 @@ def test_instructions_behind_a_link_out_of_the_project_are_refused_below_all(
 
 
 @pytest.mark.parametrize("text", ["@.env", "see\t@./.env", "a\n@.env\n", "`x` @more.md"])
-def test_instructions_that_import_existing_files_are_refused_without_read_access(
-    tmp_path: Path, project: Path, text: str
-) -> None:
+def test_instructions_that_import_files_are_refused_at_none(tmp_path: Path, project: Path, text: str) -> None:
     for name, words in ((".env", "secret"), ("more.md", "more"), ("GEMINI.md", text)):
         (project / name).write_text(words)
     launch(tmp_path)

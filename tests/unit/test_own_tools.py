@@ -1,8 +1,9 @@
-"""What a profile says of a coding agent's own tools: read, kept, shown, and told when it becomes less."""
+"""A profile's limit on a coding agent's own tools: parsed, stored, audited, narrowed."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,8 @@ MINE = {"description": "Looks.", "rules": [{"allow": "files:*"}]}
 
 
 def test_built_in_profiles_have_a_level_of_own_tools() -> None:
-    assert {name: profile.own_tools for name, profile in BUILTIN.items()} == {
-        "owner": OwnTools.ALL,
-        "trusted": OwnTools.ALL,
-        "developer": OwnTools.EDIT,
-        "read-only": OwnTools.READ,
-        "nothing": OwnTools.NONE,
-    }
+    levels = {"owner": "all", "trusted": "all", "developer": "edit", "read-only": "read", "nothing": "none"}
+    assert {name: profile.own_tools.value for name, profile in BUILTIN.items()} == levels
 
 
 def test_a_profile_without_a_level_allows_nothing_and_is_stored_unchanged() -> None:
@@ -40,65 +36,50 @@ def test_a_profile_without_a_level_allows_nothing_and_is_stored_unchanged() -> N
 
 
 @pytest.mark.parametrize("level", [level for level in OwnTools if level is not OwnTools.NONE])
-def test_a_profile_survives_being_kept(level: OwnTools) -> None:
+def test_a_stored_profile_is_read_unchanged(level: OwnTools) -> None:
     profile = profile_from("mine", {**MINE, "own_tools": level.value})
     assert profile.own_tools is level
     assert profile_from("mine", profile_data(profile)) == profile
 
 
 @pytest.mark.parametrize("given", ["everything", "ALL", "", None, True, 1, ["read"], {"read": True}])
-def test_a_level_that_there_is_not_is_refused_with_those_that_there_are(given: Any) -> None:
+def test_an_unknown_level_is_refused_with_the_known_ones(given: Any) -> None:
     with pytest.raises(ConfigError, match="own_tools") as caught:
         profile_from("mine", {**MINE, "own_tools": given})
     assert caught.value.remedy == "It is one of none, read, edit, all."
 
 
-@pytest.mark.parametrize("before", OwnTools)
-@pytest.mark.parametrize("after", OwnTools)
-def test_only_less_or_the_same_is_narrower(before: OwnTools, after: OwnTools) -> None:
+def test_a_profile_with_the_same_or_fewer_own_tools_is_narrower() -> None:
     levels = [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT, OwnTools.ALL]
-    old, new = (profile_from("mine", {**MINE, "own_tools": one}) for one in (before, after))
-    assert narrows_profile(old, new) is (levels.index(after) <= levels.index(before))
+    for before, after in itertools.product(levels, repeat=2):
+        old, new = (profile_from("mine", {**MINE, "own_tools": one}) for one in (before, after))
+        assert narrows_profile(old, new) is (levels.index(after) <= levels.index(before)), (before, after)
+    fewer_rules = profile_from("mine", {"rules": [], "own_tools": "read"})
+    assert not narrows_profile(profile_from("mine", MINE), fewer_rules)
 
 
-def test_fewer_rules_do_not_make_up_for_more_own_tools() -> None:
-    wider = profile_from("mine", {"rules": [], "own_tools": "read"})
-    assert not narrows_profile(profile_from("mine", MINE), wider)
+async def test_a_changed_level_is_audited_and_a_narrower_one_applies_even_if_that_fails(tmp_path: Path) -> None:
+    changes: list[AuditedChange] = []
+    full = False
 
-
-class ChangeNotes:
-    """Takes changes until it is told to fail."""
-
-    def __init__(self) -> None:
-        self.changes: list[AuditedChange] = []
-        self.fails = False
-
-    async def note(self, change: AuditedChange) -> None:
+    async def note(change: AuditedChange) -> None:
         await asyncio.sleep(0)
-        if self.fails:
+        if full:
             raise StoreError("full")
-        self.changes.append(change)
+        changes.append(change)
 
-
-async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_path: Path) -> None:
-    notes = ChangeNotes()
     store = await Store.open(tmp_path / "crib.db")
-    agents = await AgentRegistry.open(store, bus=Bus(), note=notes.note, folder=tmp_path / "agents")
+    agents = await AgentRegistry.open(store, bus=Bus(), note=note, folder=tmp_path / "agents")
     try:
-        assert await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
-        assert not await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
-        assert await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
-        assert [(change.what, change.detail["own_tools"]) for change in notes.changes] == [
-            ("profile added", "edit"),
-            ("profile changed", "all"),
-        ]
-        notes.fails = True
-        with pytest.raises(StoreError, match="The profile mine is narrower, now"):
-            await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "read"}))
-        assert agents.profile("mine").own_tools is OwnTools.READ, "what takes away holds whatever the audit log does"
-        with pytest.raises(StoreError, match="Nothing was changed"):
-            await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
-        assert agents.profile("mine").own_tools is OwnTools.READ
+        for level, changed in (("edit", True), ("edit", False), ("all", True)):
+            assert await agents.put_profile(profile_from("mine", {**MINE, "own_tools": level})) is changed
+        noted = [(change.what, change.detail["own_tools"]) for change in changes]
+        assert noted == [("profile added", "edit"), ("profile changed", "all")]
+        full = True
+        for level, message in (("read", "The profile mine is narrower, now"), ("all", "Nothing was changed")):
+            with pytest.raises(StoreError, match=message):
+                await agents.put_profile(profile_from("mine", {**MINE, "own_tools": level}))
+            assert agents.profile("mine").own_tools is OwnTools.READ
     finally:
         await agents.close()
         await store.close()
@@ -124,11 +105,11 @@ async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_pat
         ("read_only: [\n", "", OwnTools.NONE, False),
     ],
 )
-def test_workspace_yml_limits_built_in_tools(
+def test_workspace_yml_limits_own_tools(
     tmp_path: Path, settings: str, ci: str, tools: OwnTools, *, shell: bool
 ) -> None:
     (tmp_path / ".toolcrib").mkdir()
     (tmp_path / ".toolcrib" / "workspace.yml").write_text(settings)
     limit = own_tools_limit(load_settings(tmp_path, environ={"HOME": str(tmp_path / "h")}).settings, ci=ci)
     assert (limit.tools, limit.shell) == (tools, shell)
-    assert bool(limit.why) is (limit.tools is not OwnTools.ALL), "what limits is named"
+    assert bool(limit.why) is (limit.tools is not OwnTools.ALL), "a limit has a reason"

@@ -1,4 +1,4 @@
-"""The git that a run's program is given: whatever a repository's configuration names, no program starts."""
+"""The `git` of a coding agent's run starts no program, whatever the repository's configuration names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ pytestmark = pytest.mark.req("FRG-3")
 SUBMODULE = "160000,1234567890123456789012345678901234567890,lib"
 
 
-Said = tuple[int, bytes, bytes]
-"""The exit code, and what was printed on both ways."""
-
-
 class Repository:
-    """One with a commit, and a file that has changed without becoming longer; `trap` leaves a mark."""
+    """Has a commit and a changed file of the same length. `trap` is a command that leaves a mark."""
 
     def __init__(self, base: Path) -> None:
         self.base, self.root, self.mark = base, base / "project", base / "mark"
@@ -47,7 +43,8 @@ class Repository:
     def config(self, name: str, value: str, *words: str, cwd: Path | None = None) -> None:
         self.git("config", *words, name, value, cwd=cwd)
 
-    def git(self, *words: str, cwd: Path | None = None, path: str = os.environ["PATH"]) -> Said:
+    def git(self, *words: str, cwd: Path | None = None, path: str = os.environ["PATH"]) -> tuple[int, bytes, bytes]:
+        """The exit code, standard output and standard error."""
         person = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         environ = {**person, "PATH": path, "HOME": str(self.base / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(["git", *words], cwd=cwd or self.root, env=environ, capture_output=True, check=False)
@@ -65,7 +62,7 @@ def in_submodule(it: Repository) -> None:
     it.make(lib)
     it.config("filter.e.clean", it.trap, cwd=lib)
     it.git("update-index", "--add", "--cacheinfo", SUBMODULE)
-    # Without this `dirty` would count, and git would not look.
+    # Without this, git would not look into it.
     it.config("submodule.lib.ignore", "none")
     (it.root / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = ./lib\n')
 
@@ -96,7 +93,7 @@ def in_bare_repository(it: Repository) -> None:
 
 
 def in_remote(it: Repository) -> None:
-    """A repository that lacks objects asks for them, by the program that it names."""
+    """A repository without its objects fetches them with the program that it names."""
     it.config("core.repositoryFormatVersion", "1")
     it.config("extensions.partialClone", "origin")
     it.config("remote.origin.promisor", "true")
@@ -111,24 +108,24 @@ def setting(name: str) -> Callable[[Repository], None]:
 @pytest.mark.parametrize(
     ("lay", "words"),
     [
-        pytest.param(setting("core.fsmonitor"), "status", id="fsmonitor"),
-        pytest.param(setting("filter.e.clean"), "status", id="clean"),
-        pytest.param(setting("filter.e.process"), "status", id="process"),
-        pytest.param(setting("filter.e.smudge"), "checkout-index --force --prefix=out/ a.txt", id="smudge"),
-        pytest.param(setting("diff.e.textconv"), "diff", id="textconv"),
-        pytest.param(setting("diff.e.command"), "diff", id="diff-command"),
-        pytest.param(setting("diff.external"), "diff", id="diff-external"),
-        pytest.param(lambda it: it.config("alias.st", f"!{it.trap}"), "st", id="alias"),
-        pytest.param(setting("core.sshCommand"), "ls-remote ssh://127.0.0.1/x", id="ssh"),
-        pytest.param(in_remote, f"cat-file -e {SUBMODULE.split(',')[1]}", id="lazy-fetch"),
-        pytest.param(in_hook, "checkout -q HEAD", id="hook"),
-        pytest.param(in_included_file, "status", id="include"),
-        pytest.param(in_worktree_config, "status", id="worktree"),
-        pytest.param(in_bare_repository, "status", id="bare"),
-        pytest.param(in_submodule, "status --porcelain", id="submodule"),
+        (setting("core.fsmonitor"), "status"),
+        (setting("filter.e.clean"), "status"),
+        (setting("filter.e.process"), "status"),
+        (setting("filter.e.smudge"), "checkout-index --force --prefix=out/ a.txt"),
+        (setting("diff.e.textconv"), "diff"),
+        (setting("diff.e.command"), "diff"),
+        (setting("diff.external"), "diff"),
+        (lambda it: it.config("alias.st", f"!{it.trap}"), "st"),
+        (setting("core.sshCommand"), "ls-remote ssh://127.0.0.1/x"),
+        (in_remote, f"cat-file -e {SUBMODULE.split(',')[1]}"),
+        (in_hook, "checkout -q HEAD"),
+        (in_included_file, "status"),
+        (in_worktree_config, "status"),
+        (in_bare_repository, "status"),
+        (in_submodule, "status --porcelain"),
     ],
 )
-def test_no_program_that_a_repository_names_is_started(
+def test_no_program_of_a_repository_is_started(
     repository: Repository, lay: Callable[[Repository], None], words: str
 ) -> None:
     lay(repository)
@@ -136,12 +133,12 @@ def test_no_program_that_a_repository_names_is_started(
     repository.git(*words.split(), path=repository.path)
     assert not repository.mark.exists()
     repository.git(*words.split())
-    assert repository.mark.exists(), "the trap is none"
+    assert repository.mark.exists(), "the trap does not work"
 
 
-def test_git_answers_as_usual_where_nothing_is_to_be_started(repository: Repository) -> None:
-    asked = ("status --porcelain", "rev-parse HEAD", "log", "diff", "grep -n was", "ls-files", "remote -v")
-    for words in asked:
+def test_git_works_as_usual_without_such_configuration(repository: Repository) -> None:
+    commands = ("status --porcelain", "rev-parse HEAD", "log", "diff", "grep -n was", "ls-files", "remote -v")
+    for words in commands:
         assert repository.git(*words.split(), path=repository.path) == repository.git(*words.split())
 
 
@@ -153,7 +150,7 @@ def test_a_repository_with_a_submodule_still_has_a_status(repository: Repository
 
 
 @pytest.mark.parametrize("platform", ["darwin", "linux"])
-def test_where_git_cannot_be_kept_from_it_there_is_no_git(
+def test_git_is_unavailable_if_it_cannot_be_restricted(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, platform: str
 ) -> None:
     monkeypatch.setattr(program_environment.sys, "platform", platform)
@@ -161,11 +158,8 @@ def test_where_git_cannot_be_kept_from_it_there_is_no_git(
     assert repository.git("rev-parse", "HEAD", path=repository.path)[0] == 128
 
 
-def test_without_git_the_path_stays_as_it_is(tmp_path: Path) -> None:
+def test_without_git_the_path_is_unchanged_and_a_folder_with_a_colon_is_refused(tmp_path: Path) -> None:
     assert search_path_with_plain_git(tmp_path, str(tmp_path)) == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_path_cannot_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="TOOLCRIB_HOME"):
         search_path_with_plain_git(tmp_path / "a:b", os.environ["PATH"])

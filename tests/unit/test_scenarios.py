@@ -1,4 +1,4 @@
-"""The scenarios are there for every coding agent, and are run: CI must not be green because something was left out."""
+"""Every scenario exists for every coding agent and is part of `make test`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEATURES = TESTS / "features"
 AGENTS = sorted(runs.ALL)
 
 
-def test_every_scenario_is_played_by_every_agent() -> None:
+def test_every_scenario_runs_with_every_coding_agent() -> None:
     feature = Parser().parse((FEATURES / "40_mcp_tools.feature").read_text())["feature"]
     assert [tag["name"] for tag in feature["tags"]] == ["@mcp", "@e2e"]
     outlines = [child["scenario"] for child in feature["children"] if "scenario" in child]

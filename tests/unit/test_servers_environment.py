@@ -77,9 +77,7 @@ def test_common_values_that_a_project_supplies_are_not_masked() -> None:
         ),
     ],
 )
-def test_secrets_in_variables_headers_addresses_and_arguments_are_masked(
-    settings: dict[str, Any], text: str, shown: str
-) -> None:
+def test_configured_secrets_are_masked_everywhere(settings: dict[str, Any], text: str, shown: str) -> None:
     assert masker(**settings).line(text) == shown
 
 

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import itertools
 import json
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
+from pytest import MonkeyPatch
 
 from parts.sizes import FULL
 from toolcrib.config.from_code import HttpServer, StdioServer, configs_of
@@ -52,6 +52,9 @@ def every_order() -> Iterator[tuple[tuple[str, str], ...]]:
             steps = {name: iter(own) for name, own in STEPS.items()}
             whose = ("a" if place in of_a else "b" if place in of_b else "c" for place in places)
             yield tuple((name, next(steps[name])) for name in whose)
+
+
+NewServers = Callable[[], "dict[str, FakeServer]"]
 
 
 class FakeLink(ServerLink):
@@ -105,7 +108,7 @@ class FakeServer:
 
 
 @pytest.fixture
-def fake_servers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, FakeServer]]:
+def fake_servers(monkeypatch: MonkeyPatch) -> NewServers:
     """New servers for each order, without pauses."""
     present: dict[str, FakeServer] = {}
     open_link = staticmethod(lambda config, context: present[config.name].opened(context))
@@ -129,9 +132,7 @@ def configs() -> Any:
     return configs_of([StdioServer(name, command="none") for name in STEPS])
 
 
-async def test_a_kit_has_the_tools_of_every_connected_server_in_any_order(
-    fake_servers: Callable[[], dict[str, FakeServer]],
-) -> None:
+async def test_a_kit_has_the_tools_of_all_connected_servers(fake_servers: NewServers) -> None:
     for order in every_order():
         servers = fake_servers()
         kit = Kit(configs())
@@ -147,7 +148,11 @@ async def test_a_kit_has_the_tools_of_every_connected_server_in_any_order(
         await kit.__aexit__(None, None, None)
 
 
-def projects_with(tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> Projects:
+def names(project: Project) -> list[str]:
+    return [tool.name for tool in project.catalog.tools]
+
+
+def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Projects:
     async def nothing(*_: object) -> None:
         return None
 
@@ -166,8 +171,8 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch)
     return projects
 
 
-async def test_a_project_has_the_tools_of_every_server_that_was_connected_in_any_order(
-    fake_servers: Callable[[], dict[str, FakeServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_project_has_the_tools_of_servers_once_connected(
+    fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     for order in every_order():
         servers = fake_servers()
@@ -186,8 +191,8 @@ async def test_a_project_has_the_tools_of_every_server_that_was_connected_in_any
         await projects.close()
 
 
-async def test_a_project_that_reconnects_to_a_shared_server_has_its_new_tools(
-    fake_servers: Callable[[], dict[str, FakeServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_reconnected_project_has_new_tools(
+    fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     server = fake_servers()["a"]
     projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]), monkeypatch)
@@ -208,8 +213,8 @@ async def test_a_project_that_reconnects_to_a_shared_server_has_its_new_tools(
 
 
 @pytest.mark.req("KSI-5")
-async def test_the_reason_why_a_server_is_unavailable_has_no_secret_in_any_form(
-    fake_servers: Callable[[], dict[str, FakeServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_errors_of_a_server_have_no_secrets(
+    fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     server, secret = fake_servers()["a"], 'p@ss/w"ord+1'
     forms = (secret, base64.b64encode(secret.encode()).decode(), quote(secret, safe=""), json.dumps(secret)[1:-1])
@@ -228,50 +233,3 @@ async def test_the_reason_why_a_server_is_unavailable_has_no_secret_in_any_form(
     await rest()
     assert shown.status.last_error == "It said **** **** **** ****."
     await projects.close()
-
-
-def names(project: Project) -> list[str]:
-    return [tool.name for tool in project.catalog.tools]
-
-
-REAL = """
-import json, pathlib, sys, time
-name, late = sys.argv[1], sys.argv[2:]
-while late and not pathlib.Path(late[0]).exists():
-    time.sleep(0.01)
-lists = 0
-for line in sys.stdin:
-    message = json.loads(line)
-    if message.get("id") is None:
-        continue
-    method, answer = message["method"], {"error": {"code": -32601, "message": "unknown"}}
-    if method == "initialize":
-        answer = {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {"listChanged": True}},
-            "serverInfo": {"name": name, "version": "1"}}}
-    if method == "tools/list":
-        lists += 1
-        answer = {"result": {"tools": [{"name": f"{name}{number}"} for number in range(lists)]}}
-    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
-    if method == "tools/list" and lists == 1 and not late:
-        print('{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}', flush=True)
-"""
-
-
-async def test_a_real_server_that_changes_while_another_connects_hides_no_tools(tmp_path: Path) -> None:
-    go = tmp_path / "go"
-
-    def server(name: str, *late: str) -> StdioServer:
-        return StdioServer(name, command=sys.executable, args=["-I", "-S", "-c", REAL, name, *late])
-
-    kit = Kit([server("early"), server("late", str(go))], connect_limit=60)
-    opening = asyncio.create_task(kit.__aenter__())
-    try:
-        async with asyncio.timeout(60):
-            while not (kit._stage.name == "OPEN" and len(kit.catalog.of_server("early")) == 2):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            go.touch()
-            await opening
-        assert kit.connected == ("early", "late")
-        assert set(kit.tools().names) == {"early0", "early1", "late0"}
-    finally:
-        await kit.__aexit__(None, None, None)

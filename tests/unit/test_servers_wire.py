@@ -234,9 +234,7 @@ def test_a_flood_gets_its_share_of_time_and_is_ended(clock: SimpleNamespace) -> 
     assert spent / (clock.now - began) < SHARE * 1.2
 
 
-def test_small_messages_never_wait_a_burst_waits_once_and_forwarded_answers_never_end_a_server(
-    clock: SimpleNamespace,
-) -> None:
+def test_small_messages_bursts_and_forwarded_answers_never_end_a_server(clock: SimpleNamespace) -> None:
     budget = InputBudget(pytest.fail)
     for _ in range(10_000):
         budget.charge(0.0004)

@@ -1,4 +1,4 @@
-"""Programs that we start begin with default signals, whatever we inherited; ignored SIGINT and SIGHUP stay ignored."""
+"""Programs start with default signals, whatever Toolcrib inherited; ignored SIGINT and SIGHUP stay ignored."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ pytestmark = [
 ]
 
 STATUS = ["grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"]
-# The C library keeps 32 and 33 for itself: nobody can change them.
+# Without 32 and 33, which the C library reserves.
 DEFAULTS = {"SigBlk": 0, "SigIgn": 0}
-SETS_THEM_ITSELF = {
-    "servers/reaper.py": "reaper_child ignores some",
-    "workspace/sandbox/mount_namespace.py": "ours alone",
-    "workspace/sandbox/command.py": "inner sets them",
+EXEMPT = {
+    "servers/reaper.py": "reaper_child ignores some signals",
+    "workspace/sandbox/mount_namespace.py": "starts only our own code",
+    "workspace/sandbox/command.py": "inner resets them",
 }
 
 
@@ -43,12 +43,12 @@ def signals(status: str) -> dict[str, int]:
     return {name: int(mask, 16) & 0x7FFFFFFF for name, mask in (line.split(":") for line in status.splitlines())}
 
 
-def test_without_the_launcher_they_would_be_inherited() -> None:
+def test_without_the_launcher_ignored_signals_are_inherited() -> None:
     done = subprocess.run(STATUS, capture_output=True, text=True, check=True)
     assert signals(done.stdout) == {"SigBlk": 1 << signal.SIGUSR1 - 1, "SigIgn": 0b111}
 
 
-def test_a_coding_agents_program_begins_with_default_signals() -> None:
+def test_a_coding_agent_starts_with_default_signals() -> None:
     environ = {"PATH": os.environ["PATH"], leftovers.RUN_NAME: os.environ[leftovers.RUN_NAME]}
 
     async def lines() -> list[str]:
@@ -59,16 +59,15 @@ def test_a_coding_agents_program_begins_with_default_signals() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_server_begins_with_default_signals(loop: type[asyncio.AbstractEventLoop]) -> None:
+def test_a_server_starts_with_default_signals(loop: type[asyncio.AbstractEventLoop]) -> None:
+    source = ConfigSource(layer=Layer.USER)
     words = ("-c", f"{shlex.join(STATUS)} >&2")
-    config = ServerConfig(
-        name="s", transport=Transport.STDIO, source=ConfigSource(layer=Layer.USER), command="sh", args=words
-    )
+    config = ServerConfig(name="s", transport=Transport.STDIO, source=source, command="sh", args=words)
     reaper, stderr = Reaper(), StderrLog(None, mask=str)
 
     async def lines() -> list[str]:
         async with open_stdio(config, root=None, reaper=reaper, stderr=stderr, on_tools_changed=bool):
-            return await asyncio.to_thread(wait_for, lambda: len(stderr.tail(2)) == 2 and stderr.tail(2), "its words")
+            return await asyncio.to_thread(wait_for, lambda: len(stderr.tail(2)) == 2 and stderr.tail(2), "its status")
 
     try:
         with asyncio.Runner(loop_factory=loop) as runner:
@@ -77,24 +76,24 @@ def test_a_server_begins_with_default_signals(loop: type[asyncio.AbstractEventLo
         reaper.close()
 
 
-def test_a_program_that_cannot_be_started_is_named() -> None:
+def test_the_error_names_a_program_that_cannot_be_started() -> None:
     done = subprocess.run(with_default_signals(["/no/such"]), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "/no/such cannot be started: No such file or directory\n")
 
 
-def test_every_start_of_a_program_asks_for_default_signals() -> None:
+def test_every_start_of_a_program_uses_default_signals() -> None:
     starts = {"subprocess.Popen": 0, "subprocess.run": 0}
     package = Path(toolcrib.__file__).parent
     for path in package.rglob("*.py"):
         source = path.read_text()
         for call in (ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
-            if call in starts and str(path.relative_to(package)) not in SETS_THEM_ITSELF:
+            if call in starts and str(path.relative_to(package)) not in EXEMPT:
                 starts[call] += 1
                 assert "with_default_signals(" in source or "guarded(" in source, path
-    assert all(starts.values()), "they are looked for by these names"
+    assert all(starts.values()), "this test searches for these names"
 
 
-def test_what_is_inherited_as_ignored_does_not_end_us_and_sigterm_always_does() -> None:
+def test_signals_inherited_as_ignored_do_not_end_toolcrib_except_sigterm() -> None:
     assert ending_signals() == [signal.SIGTERM]
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -105,7 +104,7 @@ def test_what_is_inherited_as_ignored_does_not_end_us_and_sigterm_always_does() 
 
 
 @pytest.mark.parametrize("entry", ["toolcrib.cli.main", "toolcrib.workspace.serving.main"])
-def test_our_own_process_learns_how_its_programs_end_and_can_be_ended(entry: str) -> None:
+def test_toolcribs_processes_reset_sigchld_and_blocked_signals(entry: str) -> None:
     code = (
         f"import contextlib, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); from {entry} import main\n"
         "sys.argv[1:] = ['--help']\n"

@@ -153,9 +153,7 @@ async def test_items_of_several_kinds_share_a_transaction(store: Store, commits:
     assert (first.batches, second.batches) == ([[0, 1, 2]], [[0, -1, -2]])
 
 
-async def test_a_watcher_hears_of_the_commit_and_its_failure_does_not_repeat_the_commit(
-    store: Store, commits: GroupCommit
-) -> None:
+async def test_a_watcher_is_called_once_per_commit_even_if_it_fails(store: Store, commits: GroupCommit) -> None:
     watcher = Watcher()
     commits.watch(put, watcher)
     add(commits, 1)
@@ -233,23 +231,6 @@ async def test_failing_work_is_retried_seldom_no_matter_how_often_flush_is_calle
 
 
 @pytest.mark.req("KSI-5")
-async def test_after_a_full_disk_writing_continues_automatically(sqlite_store: Store) -> None:
-    def room(connection: sa.Connection, pages: int) -> None:
-        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-
-    commits = GroupCommit(sqlite_store)
-    await sqlite_store.write(room, 1)
-    add(commits, *range(2000))
-    with pytest.raises(StoreError, match="disk is full"):
-        await commits.flush()
-    await sqlite_store.write(room, 1_000_000)
-    await eventually(lambda: commits.failure is None)
-    await commits.flush()
-    assert await sqlite_store.read(stored) == list(range(2000))
-    await commits.close()
-
-
-@pytest.mark.req("KSI-5")
 async def test_beyond_the_limit_the_newest_items_are_dropped_and_counted(sqlite_store: Store, tmp_path: Path) -> None:
     commits = GroupCommit(sqlite_store, max_items=10)
     watcher = Watcher()
@@ -305,9 +286,7 @@ async def test_flushing_an_item_that_found_no_room_is_an_error(store: Store) -> 
 
 
 @pytest.mark.req("KSI-5")
-async def test_only_a_flush_after_a_dropped_item_fails_and_items_of_other_work_are_stored(
-    store: Store, commits: GroupCommit
-) -> None:
+async def test_only_a_flush_after_a_dropped_item_fails(store: Store, commits: GroupCommit) -> None:
     add(commits, 1)
     before = asyncio.create_task(commits.flush())
     await asyncio.sleep(0)
@@ -322,9 +301,7 @@ async def test_only_a_flush_after_a_dropped_item_fails_and_items_of_other_work_a
 
 @pytest.mark.req("KSI-5")
 @pytest.mark.parametrize("poison", [(7, "x"), (1000, "x\ud800"), (1000, None)], ids=["duplicate", "surrogate", "null"])
-async def test_an_item_that_the_database_refuses_delays_no_others(
-    store: Store, commits: GroupCommit, poison: Any
-) -> None:
+async def test_an_item_that_the_database_refuses_is_dropped(store: Store, commits: GroupCommit, poison: Any) -> None:
     add(commits, *range(30))
     await commits.flush()
     add(commits, *range(30, 60))
