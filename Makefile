@@ -41,7 +41,7 @@ unit: $(VENV)/.installed-dev
 integration: $(VENV)/.installed-dev
 	@$(BIN)/python tests/parts/fleet.py
 	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/integration tests/features tests/parts
-	$(PYTEST) -q tests/unit $(ROOT_TESTS) -m slow
+	$(PYTEST) -q -n $(WORKERS) tests/unit $(ROOT_TESTS) -m slow
 
 conformance: $(VENV)/.installed-dev
 	@$(BIN)/python tests/parts/fleet.py node conformance conformance-legacy
