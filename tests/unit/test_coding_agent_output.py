@@ -386,20 +386,6 @@ def test_calls_that_codex_refuses_are_events(
     assert report.failure == ""
 
 
-def test_a_line_of_codex_without_a_tools_name_is_a_log_event() -> None:
-    line = f"{ROUTER}failed to parse function arguments: x"
-    (event,) = read(Codex, line)[0]
-    assert (event.kind, event.raw) == (Kind.LOG, line)
-
-
-def test_plans_and_warnings_of_codex_are_log_events() -> None:
-    steps = [{"text": "look", "completed": True}, {"text": "write", "completed": False}]
-    warning = "Model metadata for `gpt-4.1` not found."
-    lines = (item("started", type="todo_list", items=steps), item("completed", type="error", message=warning))
-    shown = [(event.kind, event.text) for event in read(Codex, *lines)[0]]
-    assert shown == [(Kind.LOG, "[x] look\n[ ] write"), (Kind.LOG, warning)]
-
-
 @pytest.mark.req("FRG-10")
 @pytest.mark.parametrize(
     ("line", "fails"),
@@ -593,25 +579,23 @@ GEMINI_HELP = ["Usage: gemini [options] [command]", "", "Options:", "  -h, --hel
         (Gemini, [DENIED], DENIED),
         (Gemini, ["Unknown argument: nonsense", *GEMINI_HELP], "Unknown argument: nonsense"),
         (Gemini, ["Invalid values:", CHOICES, *GEMINI_HELP], f"Invalid values:\n{CHOICES}"),
+        (Gemini, [{"type": "error", "severity": "error", "message": "No words."}, gemini_ended("error")], "No words."),
+        (Gemini, [{"type": "error", "severity": "warning", "message": "A loop."}, gemini_ended()], ""),
         (Gemini, [gemini_ended("error")], "Gemini CLI ended its run with status error."),
     ],
 )
 def test_a_failure_has_a_reason_unless_the_run_succeeds(parser: Parser, lines: list[Line], failure: str) -> None:
-    events, report = read(parser, *lines)
+    begin = [assistant(text("I begin."))] if parser is Claude else []
+    events, report = read(parser, *begin, *lines)
     assert report.failure == failure
-    if isinstance(lines[0], dict) and parser is Claude:
+    if parser is Claude:
         assert failure in events[-1].text
+        assert report.text == "I begin."
     if GEMINI_HELP[0] in lines:
         assert [line for line, event in zip(lines, events, strict=True) if event.kind is Kind.LOG] == lines[:-4]
     success = {Claude: ended(), Codex: TURN_COMPLETED, Gemini: gemini_ended()}[parser]
     _, report = read(parser, *lines, success, "a warning after the end")
     assert (report.failure, report.mcp_failure) == ("", "")
-
-
-def test_an_error_line_of_gemini_is_the_reason_and_a_warning_is_not() -> None:
-    lines = [{"type": "error", "severity": severity, "message": severity} for severity in ("error", "warning")]
-    assert read(Gemini, lines[0], gemini_ended("error"))[1].failure == "error"
-    assert read(Gemini, lines[1], gemini_ended())[1].failure == ""
 
 
 @pytest.mark.req("FRG-7")
@@ -621,20 +605,6 @@ def test_the_last_lines_of_a_crash_of_codex_are_the_failure() -> None:
     first, second, note = report.failure.split("\n")
     assert (first, second) == (panic, "no such thing")
     assert len(note) < 500
-
-
-def test_terminal_warnings_and_stack_traces_of_gemini_are_raw_events() -> None:
-    colours = "Warning: True color (24-bit) support not detected. Using a terminal with true color enabled will help."
-    lines = [colours, "    at async main (file:///a.js:1:2) {", "  status: 429", "}"]
-    events, report = read(Gemini, *lines)
-    assert [(event.kind, event.raw) for event in events] == [(Kind.RAW, line) for line in lines]
-    assert report.failure == ""
-    assert kinds(read(Gemini, "Warning: skipping access to x")[0]) == [Kind.LOG]
-
-
-def test_the_failure_of_claude_does_not_replace_its_last_message() -> None:
-    report = read(Claude, assistant(text("I begin.")), FAILED)[1]
-    assert (report.failure, report.text) == ("No reason was reported.", "I begin.")
 
 
 def test_an_api_error_of_claude_is_not_a_message_of_the_model() -> None:
@@ -712,28 +682,40 @@ def test_the_report_of_gemini_has_session_model_and_tokens() -> None:
     assert (usage.input, usage.output, usage.cached, usage.reported) == (6442, 92, 6000, STATS)
 
 
+SYSTEM = {"type": "system"}
+RETRIED = {**SYSTEM, "subtype": "api_retry", "attempt": 1, "max_retries": 10, "error": "overloaded"}
+NOT_GRANTED = {**SYSTEM, "subtype": "permission_denied", "tool_name": "Write", "message": "not granted"}
+STEPS = [{"text": "look", "completed": True}, {"text": "write", "completed": False}]
+NO_METADATA = "Model metadata for `gpt-4.1` not found."
+UNPARSED = f"{ROUTER}failed to parse function arguments: x"
+COLOURS = "Warning: True color (24-bit) support not detected. Using a terminal with true color enabled will help."
+SKIPPED = "Warning: skipping access to x"
+
+
 @pytest.mark.parametrize(
-    ("fields", "kind", "shown"),
+    ("parser", "line", "kind", "shown"),
     [
-        (
-            {"type": "system", "subtype": "api_retry", "attempt": 1, "max_retries": 10, "error": "overloaded"},
-            Kind.LOG,
-            "The model did not answer, attempt 1 of 10: overloaded",
-        ),
-        ({"type": "system", "subtype": "compact_boundary", "compact_metadata": {}}, Kind.LOG, "compact_boundary"),
-        ({"type": "system", "subtype": "hook_started", "hook_name": "Stop"}, Kind.LOG, "hook_started: Stop"),
-        (
-            {"type": "system", "subtype": "permission_denied", "tool_name": "Write", "message": "not granted"},
-            Kind.LOG,
-            "permission_denied: not granted",
-        ),
-        ({"type": "system", "subtype": "thinking_tokens", "estimated_tokens": 3}, Kind.RAW, ""),
-        ({"type": "stream_event", "event": {"type": "message_stop"}}, Kind.RAW, ""),
-        ({"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}}, Kind.RAW, ""),
-        ({"type": "of next year"}, Kind.RAW, ""),
-        ({}, Kind.RAW, ""),
+        (Claude, RETRIED, Kind.LOG, "The model did not answer, attempt 1 of 10: overloaded"),
+        (Claude, {**SYSTEM, "subtype": "compact_boundary", "compact_metadata": {}}, Kind.LOG, "compact_boundary"),
+        (Claude, {**SYSTEM, "subtype": "hook_started", "hook_name": "Stop"}, Kind.LOG, "hook_started: Stop"),
+        (Claude, NOT_GRANTED, Kind.LOG, "permission_denied: not granted"),
+        (Claude, {**SYSTEM, "subtype": "thinking_tokens", "estimated_tokens": 3}, Kind.RAW, ""),
+        (Claude, {"type": "stream_event", "event": {"type": "message_stop"}}, Kind.RAW, ""),
+        (Claude, {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}}, Kind.RAW, ""),
+        (Claude, {"type": "of next year"}, Kind.RAW, ""),
+        (Claude, {}, Kind.RAW, ""),
+        (Codex, item("started", type="todo_list", items=STEPS), Kind.LOG, "[x] look\n[ ] write"),
+        (Codex, item("completed", type="error", message=NO_METADATA), Kind.LOG, NO_METADATA),
+        (Codex, UNPARSED, Kind.LOG, UNPARSED),
+        (Gemini, COLOURS, Kind.RAW, COLOURS),
+        (Gemini, "    at async main (a.js:1:2) {", Kind.RAW, "    at async main (a.js:1:2) {"),
+        (Gemini, "  status: 429", Kind.RAW, "  status: 429"),
+        (Gemini, "}", Kind.RAW, "}"),
+        (Gemini, SKIPPED, Kind.LOG, SKIPPED),
     ],
 )
-def test_every_other_line_of_claude_is_kept(fields: dict[str, Any], kind: Kind, shown: str) -> None:
-    (event,) = read(Claude, fields)[0]
-    assert (event.kind, event.text, event.raw) == (kind, shown, fields)
+def test_every_other_line_is_a_log_or_raw_event(parser: Parser, line: Line, kind: Kind, shown: str) -> None:
+    (event,), report = read(parser, line)
+    assert (event.kind, event.text, event.raw) == (kind, shown, line)
+    if kind is Kind.RAW:
+        assert report.failure == ""
