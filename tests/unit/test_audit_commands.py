@@ -304,17 +304,17 @@ def context(audit_log: AuditLog | None, emit: Any, caller: Principal = OWNER) ->
 
 async def test_following_emits_old_and_new_entries_once_and_in_order(home: Path) -> None:
     seen = [0]
-    came = asyncio.Event()
+    arrived = asyncio.Event()
 
     async def emit(event: dict[str, Any]) -> None:
         seen.append(event["entry"]["seq"])
-        came.set()
+        arrived.set()
 
     async def until(number: int) -> None:
         async with asyncio.timeout(LIMIT):
             while seen[-1] < number:
-                came.clear()
-                await came.wait()
+                arrived.clear()
+                await arrived.wait()
 
     async with opened(home / DATABASE, home / "state") as (audit_log, _):
 

@@ -1,4 +1,4 @@
-"""`verify` finds every change of the audit log's rows, and accepts whatever Toolcrib itself writes."""
+"""`verify` finds every change of the audit log's rows, and accepts everything that Toolcrib writes."""
 
 from __future__ import annotations
 

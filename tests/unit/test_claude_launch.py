@@ -93,13 +93,13 @@ def test_at_all_everything_is_allowed_and_for_root_by_name(tmp_path: Path, monke
 
 
 def test_only_login_model_and_refusals_of_the_users_settings_apply(tmp_path: Path) -> None:
-    stays = {"model": "opus", "env": {"ANTHROPIC_BASE_URL": "http://x"}, "apiKeyHelper": "key", "cleanupPeriodDays": 99}
-    goes = {"hooks": {"SessionStart": []}, "enabledPlugins": {"a@b": True}, "enableAllProjectMcpServers": True}
-    goes |= {"statusLine": {"type": "command", "command": "x"}, "a setting of next year": "x"}
+    kept = {"model": "opus", "env": {"ANTHROPIC_BASE_URL": "http://x"}, "apiKeyHelper": "key", "cleanupPeriodDays": 99}
+    dropped = {"hooks": {"SessionStart": []}, "enabledPlugins": {"a@b": True}, "enableAllProjectMcpServers": True}
+    dropped |= {"statusLine": {"type": "command", "command": "x"}, "a setting of next year": "x"}
     rules = {"allow": ["Bash(*)"], "deny": ["Read(./.env)"], "ask": ["Edit"], "additionalDirectories": ["/"]}
-    put(tmp_path / "home/.claude/settings.json", json.dumps({**stays, **goes, "permissions": rules}))
+    put(tmp_path / "home/.claude/settings.json", json.dumps({**kept, **dropped, "permissions": rules}))
     made = launch(launch_request(tmp_path, OwnTools.EDIT))
-    assert settings_of(made) == {**stays, "permissions": {"deny": ["Read(./.env)"], "ask": ["Edit"]}}
+    assert settings_of(made) == {**kept, "permissions": {"deny": ["Read(./.env)"], "ask": ["Edit"]}}
     assert any("apiKeyHelper" in line for line in made.ungoverned)
 
 
@@ -129,14 +129,14 @@ def test_settings_of_an_unexpected_type_are_ignored(tmp_path: Path, text: str) -
 @pytest.mark.parametrize("own_tools", list(OwnTools))
 def test_a_session_starts_or_continues_and_own_arguments_come_last(tmp_path: Path, own_tools: OwnTools) -> None:
     extra = ("--model", "haiku")
-    begun = launch(launch_request(tmp_path, own_tools, extra=extra)).args
-    assert begun[begun.index("--session-id") + 1] == NEW_SESSION
-    assert begun[-2:] == extra
+    started = launch(launch_request(tmp_path, own_tools, extra=extra)).args
+    assert started[started.index("--session-id") + 1] == NEW_SESSION
+    assert started[-2:] == extra
     later = launch(launch_request(tmp_path, own_tools, session="11111111-2222-3333-4444-555555555555")).args
     assert later[later.index("--resume") + 1] == "11111111-2222-3333-4444-555555555555"
     assert "--session-id" not in later
     # A flag that takes several values would swallow the user's.
-    assert all("=" in arg for arg in begun if arg.startswith(("--tools", "--allowed", "--disallowed", "--add-dir")))
+    assert all("=" in arg for arg in started if arg.startswith(("--tools", "--allowed", "--disallowed", "--add-dir")))
 
 
 def test_a_session_is_a_uuid() -> None:

@@ -241,7 +241,7 @@ SEND_ERROR = "tool call error: tool call failed\n\nCaused by:\n    Transport sen
         ("stopped", refused("c1", "interrupted"), Status.CANCELLED),
         (f"{NO_TOOL} Bash. Bash is disabled for this session", {}, Status.DENIED),
         (SETTINGS_DENY, {}, Status.DENIED),
-        (SETTINGS_DENY, REJECTED_ONLY, Status.DENIED),
+        ("refused", REJECTED_ONLY, Status.DENIED),
         (f"{NO_TOOL} mcp__toolcrib__nope", {}, Status.UNKNOWN),
         ("<tool_use_error>InputValidationError: Read failed", {}, Status.INVALID),
         ('MCP server "toolcrib" is not connected', {}, Status.UNAVAILABLE),
@@ -426,7 +426,7 @@ DISCOVERY = "Error during discovery for MCP server 'toolcrib': fetch failed"
             f"{HANDSHAKE} Transport {UNAUTHORIZED}",
         ),
         (Codex, f"Error: {REQUIRED}notes: timed out after 3s", ""),
-        # The first may be about any server; after the second, which comes during a run, the next call may succeed.
+        # The first may be about any server; after the second, which appears during a run, the next call may succeed.
         (Gemini, "MCP issues detected. Run /mcp list for status.", ""),
         (Gemini, "[ERROR] MCP ERROR (toolcrib)", ""),
         (Gemini, DISCOVERY, DISCOVERY),

@@ -45,8 +45,8 @@ class Repository:
 
     def git(self, *words: str, cwd: Path | None = None, path: str = os.environ["PATH"]) -> tuple[int, bytes, bytes]:
         """The exit code, standard output and standard error."""
-        person = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-        environ = {**person, "PATH": path, "HOME": str(self.base / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
+        identity = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        environ = {**identity, "PATH": path, "HOME": str(self.base / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(["git", *words], cwd=cwd or self.root, env=environ, capture_output=True, check=False)
         return done.returncode, done.stdout, done.stderr
 

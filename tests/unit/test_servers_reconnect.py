@@ -229,7 +229,7 @@ async def test_errors_of_a_server_have_no_secrets(
     await rest()
     assert (shown.status.state, shown.status.last_error) == (ServerState.READY, "")
     assert server.link is not None
-    server.link.lose(f"It said {' '.join(forms)}.")
+    server.link.lose(f"Failed: {' '.join(forms)}.")
     await rest()
-    assert shown.status.last_error == "It said **** **** **** ****."
+    assert shown.status.last_error == "Failed: **** **** **** ****."
     await projects.close()
