@@ -9,18 +9,20 @@ import contextlib
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from parts import daemon as daemons
 from parts import leftovers, program_scene, runs, server_process, traps
 from parts.daemon import Cli, Home, StartDaemon
 from parts.program_scene import CallRecorder
 from parts.runs import ProgramUser
+from parts.sandboxes import OWNERS, SandboxPool
 from parts.server_process import StartServer
-from parts.traps import Ground
+from parts.traps import HostileProject
 from toolcrib.testing.conversation import ToolOffering
 from toolcrib.testing.script import Step
 from toolcrib.testing.server import ScriptedModel, serving
@@ -56,28 +58,40 @@ def start_shared_server() -> Iterator[StartServer]:
         yield start
 
 
+@pytest.fixture(scope="module", params=OWNERS)
+def owner(request: pytest.FixtureRequest) -> str:
+    """The owner of a sandbox's folder."""
+    return str(request.param)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(owner: str, bwrap: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxPool]:
+    """Sandboxes that the tests of a module share, for each owner."""
+    pool = SandboxPool(tmp_path_factory.mktemp("pool"), owner)
+    yield pool
+    await pool.close()
+
+
 @pytest.fixture
 def environ(toolcrib_home: Home) -> dict[str, str]:
-    """Of a person who has a secret in it."""
+    """An environment with a secret."""
     return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
 
 
 @pytest.fixture
-def ground(toolcrib_home: Home) -> Iterator[Ground]:
-    """A project full of traps; nothing outside it may be harmed."""
-    place = toolcrib_home.path / "g"
-    place.mkdir()
-    laid = traps.lay(place)
-    yield laid
-    assert not laid.harm()
+def hostile(toolcrib_home: Home) -> Iterator[HostileProject]:
+    """A project full of traps. Nothing outside of it may change."""
+    project = traps.lay_traps(toolcrib_home.path / "g")
+    yield project
+    assert not project.changes_outside()
 
 
 @pytest.fixture
-def tame(ground: Ground) -> Ground:
-    """The same without the links that no tool of the system can walk."""
+def walkable(hostile: HostileProject) -> HostileProject:
+    """The same without links to the whole system, which programs would follow."""
     for link in ("slash", "self", "fds"):
-        (ground.root / link).unlink()
-    return ground
+        (hostile.root / link).unlink()
+    return hostile
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The coding tools where it is dangerous: in a real sandbox, among traps, and in runs with a scripted model."""
+"""The coding tools in a real sandbox, in a hostile project, and in runs with a scripted model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ import pytest
 from parts import coding_agents, holes
 from parts.agent_runs import Bench, Calls, in_memory
 from parts.claude_tools import CLAUDE_CODE
-from parts.small_project import is_running
-from parts.traps import WRITTEN, Ground, leaked
+from parts.sandboxes import is_running, pids_with
+from parts.traps import WRITTEN, HostileProject, leaks_in
 from parts.waiting import wait_for
-from parts.workspace import is_running as is_alive
 from toolcrib.agent_loop.coding import BuiltinTools, coding_tools
 from toolcrib.agent_loop.events import NameConflict, RunEvent, RunFinished, ToolFinished
 from toolcrib.agent_loop.options import AgentOptions, CodingTools, ToolRequest
@@ -31,18 +30,18 @@ from toolcrib.testing.script import Call, Say, Together
 from toolcrib.testing.server import serving
 from toolcrib.workspace.settings.model import _VARIABLES as CI
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KAI-5")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KAI-5"), pytest.mark.usefixtures("bwrap")]
 
 LIMIT = 60.0
-KEY = "sk-dummy-0123456789"
 
 
 @pytest.fixture(autouse=True)
-def nobodys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", *CI):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "t"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("API_TOKEN", "hunter2")
 
 
 @pytest.fixture
@@ -53,9 +52,19 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def tools(root: Path, bwrap: Path) -> AsyncIterator[BuiltinTools]:
+async def tools(root: Path) -> AsyncIterator[BuiltinTools]:
     async with coding_tools(CodingTools.all(root)) as made:
         yield made
+
+
+@pytest.fixture
+def mark() -> str:
+    """Finds a command's processes from outside."""
+    return f"toolcrib-{uuid.uuid4()}"
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    await asyncio.to_thread(wait_for, holds, "the test's condition", LIMIT)
 
 
 async def bash(tools: BuiltinTools, command: str, **more: Any) -> str:
@@ -67,28 +76,51 @@ async def bash(tools: BuiltinTools, command: str, **more: Any) -> str:
 # ---- Bash
 
 
-async def test_bash_gives_what_was_printed_and_failures_as_errors(root: Path, tools: BuiltinTools) -> None:
+async def test_bash_returns_the_output_and_reports_failures_as_errors(root: Path, tools: BuiltinTools) -> None:
     assert await bash(tools, "echo out; echo err >&2", description="Say two words") == "out\nerr"
     assert await bash(tools, "true") == "(No output)"
     assert await bash(tools, "mkdir sub && cd sub && pwd") == f"{root}/sub"
     assert await bash(tools, "pwd") == str(root), "each call begins in the folder"
     failed = await tools.call("Bash", {"command": "echo out; echo err >&2; exit 3"})
     assert (failed.is_error, failed.text) == (True, "Exit code 3\nout\nerr")
-    killed = await tools.call("Bash", {"command": "kill -SEGV $$"})
-    assert "SIGSEGV" in killed.text
-    empty = await tools.call("Bash", {"command": "  "})
-    assert empty.text == "The command is empty. Give a command line."
+    assert "SIGSEGV" in (await tools.call("Bash", {"command": "kill -SEGV $$"})).text
+    assert (await tools.call("Bash", {"command": "  "})).text == "The command is empty. Give a command line."
+    cut = await bash(tools, "seq 100000")
+    assert len(cut) < 20_000
+    path = cut.rpartition("all of it: ")[2].removesuffix(")")
+    rest = await tools.call("Read", {"file_path": path, "offset": 50_000, "limit": 1})
+    assert rest.text == "50000\t50000"
 
 
-async def test_bash_is_ended_at_its_time_with_all_that_it_started(tools: BuiltinTools) -> None:
-    mark = f"toolcrib-{uuid.uuid4()}"
-    result = await tools.call("Bash", {"command": f"(exec -a {mark} sleep 600) & echo begun; wait", "timeout": 400})
-    assert result.is_error
-    assert result.text == "Ended at the time limit of 0.4 s\nbegun"
-    assert not is_running(mark)
+async def test_bash_cannot_reach_the_network_secrets_git_or_other_folders(
+    root: Path, tools: BuiltinTools, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("hunter2")
+    output = await bash(tools, f"env; cat {tmp_path}/secret ../secret 2>&1; ls /sys/class/net 2>&1; echo done")
+    assert ("hunter2" in output, "done" in output) == (False, True)
+    await tools.call("Bash", {"command": f"echo x >{tmp_path}/made; echo x >../made"})
+    assert not (tmp_path / "made").exists()
+    (root / ".git" / "hooks").mkdir(parents=True)
+    for path in (".git/hooks/pre-commit", ".git/config"):
+        result = await tools.call("Bash", {"command": f"echo x >{path}"})
+        assert (result.is_error, (root / path).exists()) == (True, False)
 
 
-async def test_bash_never_gets_more_time_than_the_settings_allow(root: Path, bwrap: Path) -> None:
+async def test_a_timeout_and_a_cancelled_call_end_all_processes(root: Path, tools: BuiltinTools, mark: str) -> None:
+    late = await tools.call("Bash", {"command": f"(exec -a {mark} sleep 600) & echo begun; wait", "timeout": 400})
+    assert (late.is_error, late.text) == (True, "Ended at the time limit of 0.4 s\nbegun")
+    assert not pids_with(mark)
+    line = f"(trap '' TERM; exec -a {mark} sleep 600) & touch begun; wait"
+    running = asyncio.create_task(tools.call("Bash", {"command": line}))
+    await until((root / "begun").exists)
+    await until(lambda: pids_with(mark))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, LIMIT)
+    assert not pids_with(mark)
+
+
+async def test_bash_never_gets_more_time_than_the_settings_allow(root: Path) -> None:
     (root / ".toolcrib").mkdir()
     (root / ".toolcrib" / "workspace.yml").write_text("limits: {seconds: {run_shell_safe: 1}}\n")
     async with coding_tools(CodingTools.all(root)) as tools:
@@ -98,74 +130,31 @@ async def test_bash_never_gets_more_time_than_the_settings_allow(root: Path, bwr
     assert "time limit of 1 s" in result.text
 
 
-async def test_a_cancelled_bash_leaves_no_process(root: Path, tools: BuiltinTools) -> None:
-    mark = f"toolcrib-{uuid.uuid4()}"
-    line = f"(trap '' TERM; exec -a {mark} sleep 600) & touch begun; wait"
-    running = asyncio.create_task(tools.call("Bash", {"command": line}))
-    await until((root / "begun").exists)
-    await until(lambda: is_running(mark))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, LIMIT)
-    assert not is_running(mark)
-
-
-async def test_closing_leaves_no_process_no_thread_and_no_descriptor(root: Path, bwrap: Path) -> None:
+async def test_closing_leaves_no_process_no_thread_and_no_descriptor(root: Path) -> None:
     async def once() -> None:
         async with coding_tools(CodingTools.all(root)) as tools:
             await asyncio.gather(*(tools.call("Glob", {"pattern": "*"}) for _ in range(8)))
             await bash(tools, "true")
 
-    # The event loop's own threads and descriptors are made once.
+    def children() -> set[int]:
+        found = set()
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                found |= {int(pid) for pid in (task / "children").read_text().split()}
+        return {pid for pid in found if is_running(pid)}
+
+    # The event loop creates its own threads and descriptors once.
     await once()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    children = _children()
+    descriptors, before = len(os.listdir("/proc/self/fd")), children()  # noqa: PTH208
     await once()
     async with coding_tools(CodingTools.all(root)):
-        """Left while the sandbox tests itself."""
+        """Closed during the sandbox's self-test."""
     await until(lambda: not [one for one in threading.enumerate() if one.name.startswith("workspace")])
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-    assert _children() <= children
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert children() <= before
 
 
-def _children() -> set[int]:
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return {pid for pid in found if is_alive(pid)}
-
-
-async def test_bash_sees_neither_the_network_nor_secrets_nor_other_folders(
-    root: Path, bwrap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("API_TOKEN", "hunter2")
-    (tmp_path / "secret").write_text("hunter2")
-    async with coding_tools(CodingTools.all(root)) as tools:
-        said = await bash(tools, f"env; cat {tmp_path}/secret ../secret 2>&1; ls /sys/class/net 2>&1; echo done")
-        assert "hunter2" not in said
-        assert "done" in said
-        await tools.call("Bash", {"command": f"echo x >{tmp_path}/made; echo x >../made"})
-    assert not (tmp_path / "made").exists()
-
-
-async def test_bash_cannot_write_into_git(root: Path, tools: BuiltinTools) -> None:
-    (root / ".git" / "hooks").mkdir(parents=True)
-    for path in (".git/hooks/pre-commit", ".git/config"):
-        result = await tools.call("Bash", {"command": f"echo x >{path}"})
-        assert result.is_error
-        assert not (root / path).exists()
-
-
-async def test_output_that_is_cut_can_be_read_whole(tools: BuiltinTools) -> None:
-    said = await bash(tools, "seq 100000")
-    assert len(said) < 20_000
-    path = said.rpartition("all of it: ")[2].removesuffix(")")
-    rest = await tools.call("Read", {"file_path": path, "offset": 50_000, "limit": 1})
-    assert rest.text == "50000\t50000"
-
-
-async def test_bash_is_refused_where_there_is_no_sandbox_and_files_work_on(
+async def test_without_a_sandbox_bash_is_refused_and_files_still_work(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
@@ -177,7 +166,7 @@ async def test_bash_is_refused_where_there_is_no_sandbox_and_files_work_on(
     assert sorted(path.name for path in root.iterdir()) == ["other"]
 
 
-# ---- traps
+# ---- a hostile project
 
 READING: dict[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
     "Read": lambda path: ("Read", {"file_path": path}),
@@ -195,35 +184,30 @@ WRITING: dict[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
 }
 
 
-async def test_no_path_leads_out_or_shows_anything_from_outside(ground: Ground, bwrap: Path) -> None:
-    ways = {**holes.leading_out(ground), **holes.links_out(ground), **holes.run_logs(ground), **holes.odd_words(ground)}
-    reach = holes.leading_out(ground)
-    async with coding_tools(CodingTools.all(ground.root)) as tools:
-        for what, path in ways.items():
+async def test_no_path_leads_out_and_git_and_toolcribs_files_are_not_written(hostile: HostileProject) -> None:
+    outward = holes.leading_out(hostile)
+    tables = (holes.links_out, holes.run_logs, holes.odd_words)
+    paths = outward | {what: path for table in tables for what, path in table(hostile).items()}
+    async with coding_tools(CodingTools.all(hostile.root)) as tools:
+        for what, path in paths.items():
             for kind, form in {**READING, **WRITING}.items():
                 name, arguments = form(path)
                 result = await tools.call(name, arguments)
-                assert not leaked(result.text), (what, kind, result.text)
+                assert not leaks_in(result.text), (what, kind, result.text)
                 assert "a bug in the workspace" not in result.text, (what, kind)
-                assert result.is_error or what not in reach or kind.startswith(("Glob", "Grep by")), (what, kind)
-    assert not ground.harm()
-
-
-async def test_nothing_of_gits_or_toolcribs_is_written(ground: Ground, bwrap: Path) -> None:
-    async with coding_tools(CodingTools.all(ground.root)) as tools:
-        for what, path in holes.never_writable(ground).items():
+                assert result.is_error or what not in outward or kind.startswith(("Glob", "Grep by")), (what, kind)
+        files = [path for path in hostile.root.rglob("*") if path.is_file() and not path.is_symlink()]
+        before = {path: path.read_bytes() for path in files if path.stat().st_size < 10_000}
+        for what, path in holes.never_writable(hostile).items():
             for kind, form in WRITING.items():
                 name, arguments = form(path)
                 result = await tools.call(name, arguments)
                 assert result.is_error, (what, kind, result.text)
-    written = [path for path in ground.root.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert not [path for path in written if path.stat().st_size < 10_000 and WRITTEN in path.read_text("latin-1")]
+    files = [path for path in hostile.root.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path: path.read_bytes() for path in files if path.stat().st_size < 10_000} == before
 
 
-# ---- Claude Code itself
-
-
-async def test_names_and_parameters_are_what_claude_code_sends(
+async def test_names_and_parameters_match_those_of_claude_code(
     tmp_path: Path, root: Path, parts: Callable[[str], list[str]]
 ) -> None:
     parts("claude")
@@ -240,17 +224,16 @@ async def test_names_and_parameters_are_what_claude_code_sends(
 # ---- runs
 
 
-async def until(holds: Callable[[], Any]) -> None:
-    await asyncio.to_thread(wait_for, holds, "what the test waits for", LIMIT)
+def options_for(**given: Any) -> AgentOptions:
+    return AgentOptions(api_key="sk-dummy-0123456789", model="anthropic:scripted", **given)
 
 
 async def events_of(prompt: str, **given: Any) -> list[RunEvent]:
-    options = AgentOptions(api_key=KEY, **{"model": "anthropic:scripted", **given})
     async with asyncio.timeout(LIMIT):
-        return [event async for event in run_agent(prompt, options)]
+        return [event async for event in run_agent(prompt, options_for(**given))]
 
 
-async def test_a_model_reads_edits_and_runs_in_a_run(root: Path, bwrap: Path) -> None:
+async def test_a_model_reads_edits_and_runs_code(root: Path) -> None:
     (root / "sums.py").write_text("def add(a, b):\n    return a - b\n\n\nassert add(2, 3) == 5\n")
     steps = [
         Together((Call("Read", {"file_path": f"{root}/sums.py"}), Call("Bash", {"command": "python3 sums.py"}))),
@@ -267,40 +250,34 @@ async def test_a_model_reads_edits_and_runs_in_a_run(root: Path, bwrap: Path) ->
     with serving(Anthropic(), steps) as model:
         events = await events_of("Repair it.", base_url=model.url, coding_tools=CodingTools.all(root), approve=approve)
     ends = [event for event in events if isinstance(event, ToolFinished)]
-    assert [
-        (one.tool_name, one.server, one.tool_status) for one in sorted(ends[:2], key=lambda one: one.tool_name)
-    ] == [
-        ("Bash", "", ToolStatus.ERROR),
-        ("Read", "", ToolStatus.OK),
-    ]
+    first = sorted((one.tool_name, one.server, one.tool_status) for one in ends[:2])
+    assert first == [("Bash", "", ToolStatus.ERROR), ("Read", "", ToolStatus.OK)]
     assert [one.tool_status for one in ends[2:]] == [ToolStatus.OK, ToolStatus.OK]
     read, tried, _, fine = model.results
     assert read.startswith("1\tdef add(a, b):\n2\t    return a - b\n")
     assert tried.startswith("Exit code 1\nTraceback")
     assert fine == "fine"
     assert (root / "sums.py").read_text().startswith("def add(a, b):\n    return a + b\n")
-    assert [request.name for request in asked] == ["Bash", "Edit", "Bash"], "reading is not asked about"
+    assert [request.name for request in asked] == ["Bash", "Edit", "Bash"], "reading needs no approval"
     assert {tool.name for tool in model.offered} == {"Bash", "Edit", "Glob", "Grep", "Read", "Write"}
     assert isinstance(events[-1], RunFinished)
     assert events[-1].text == "It adds now."
 
 
-async def test_a_run_that_is_left_ends_its_command(root: Path, bwrap: Path) -> None:
-    mark = f"toolcrib-{uuid.uuid4()}"
-    steps = [Call("Bash", {"command": f"touch begun; exec -a {mark} sleep 600"})]
-    options = {"api_key": KEY, "model": "anthropic:scripted", "coding_tools": CodingTools.all(root)}
-    with serving(Anthropic(), steps) as model:
-        async with asyncio.timeout(LIMIT), run_agent("Wait.", AgentOptions(base_url=model.url, **options)) as events:
+async def test_leaving_a_run_ends_its_command(root: Path, mark: str) -> None:
+    with serving(Anthropic(), [Call("Bash", {"command": f"touch begun; exec -a {mark} sleep 600"})]) as model:
+        options = options_for(base_url=model.url, coding_tools=CodingTools.all(root))
+        async with asyncio.timeout(LIMIT), run_agent("Wait.", options) as events:
             async for event in events:
                 if event.type == "tool_call":
-                    await until(lambda: is_running(mark))
+                    await until(lambda: pids_with(mark))
                     break
             else:
                 pytest.fail("the model called nothing")
-    assert not is_running(mark)
+    assert not pids_with(mark)
 
 
-async def test_the_built_in_tool_wins_over_a_servers_of_the_same_name(
+async def test_a_built_in_tool_hides_a_servers_tool_of_the_same_name(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "a.txt").write_text("from the disk\n")

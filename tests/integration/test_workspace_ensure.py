@@ -1,4 +1,4 @@
-"""One shared server for a folder: found, started and ended by programs that know nothing of each other."""
+"""One shared server for a folder, which independent programs find, start and end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parts.daemon import Home
+from parts.sandboxes import is_running, pids_with
 from parts.sizes import some
 from parts.waiting import wait_for
-from parts.workspace import is_running, running_with
 from toolcrib.errors import ServerUnavailable, ToolcribError, WorkspaceError
 from toolcrib.workspace import RunningWorkspace, ensure_workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.req("FRG-2")]
 
 LIMIT = 60.0
 USER = """
@@ -40,42 +41,36 @@ def run_dir(home: Home) -> Path:
     return home.toolcrib / "run" / "workspaces"
 
 
+def start(home: Home, source: str, *args: object) -> subprocess.Popen[str]:
+    words = [sys.executable, "-P", "-c", source, str(home.project), *map(str, args)]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(words, env=home.environ(), text=True, **pipes)
+
+
 @pytest.fixture
-def use(home_folder: Home) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts such a program; tell it what to do by its stdin, learn the server's pid from its stdout."""
-    started: list[subprocess.Popen[bytes]] = []
+def use(home_folder: Home) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a program that uses the project's server and prints its pid."""
+    started: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", USER, str(home_folder.project)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=home_folder.environ(),
-        )
-        started.append(process)
-        return process
+    def start_user() -> subprocess.Popen[str]:
+        started.append(start(home_folder, USER))
+        return started[-1]
 
-    yield start
+    yield start_user
     for process in started:
         process.kill()
         process.communicate()
 
 
-def server_of(user: subprocess.Popen[bytes]) -> int:
-    assert user.stdout is not None
-    return int(user.stdout.readline())
+def ensured(home: Home, folder: Path | str | None = None, **env: str) -> RunningWorkspace:
+    return ensure_workspace(folder or home.project, environ=home.environ(env))
 
 
-def ensured(home: Home) -> RunningWorkspace:
-    return ensure_workspace(home.project, environ=home.environ())
-
-
-def gone(pid: int) -> None:
+def wait_until_ended(pid: int) -> None:
     wait_for(lambda: not is_running(pid), f"process {pid} to end", LIMIT)
 
 
-@pytest.mark.req("FRG-2")
-async def test_a_program_gets_a_running_server_and_a_client_in_one_line_each(home_folder: Home) -> None:
+async def test_a_program_gets_a_running_server_and_a_client(home_folder: Home) -> None:
     (home_folder.project / "a.txt").write_text("hello")
     with ensured(home_folder) as workspace:
         assert workspace.root == home_folder.project.resolve()
@@ -85,164 +80,126 @@ async def test_a_program_gets_a_running_server_and_a_client_in_one_line_each(hom
                 result = await client.call_tool("read_file", {"path": "a.txt"})
                 assert result.structured_content is not None
                 assert result.structured_content["text"] == "hello"
-    gone(workspace.pid)
+    wait_until_ended(workspace.pid)
     assert not workspace.socket.exists()
-    wait_for(lambda: not list(run_dir(home_folder).iterdir()), "its files to go")
+    wait_for(lambda: not list(run_dir(home_folder).iterdir()), "its files to be removed")
 
 
-@pytest.mark.req("FRG-2")
-def test_every_way_to_a_folder_leads_to_one_server_and_the_last_user_ends_it(
-    home_folder: Home, use: Callable[[], subprocess.Popen[bytes]]
+def test_all_paths_to_a_folder_give_one_server_that_ends_with_its_last_user(
+    home_folder: Home, use: Callable[[], subprocess.Popen[str]]
 ) -> None:
+    """Child processes of a user, forked or started, are no users."""
     link = home_folder.path / "link"
     link.symlink_to(home_folder.project)
     first = ensured(home_folder)
-    second = ensure_workspace(f"{link}/../link/.", environ=home_folder.environ())
+    second = ensured(home_folder, f"{link}/../link/.")
     other = use()
-    assert {first.pid, second.pid, server_of(other)} == {first.pid}
-    first.close()
-    second.close()
-    assert is_running(first.pid)
-    other.communicate(b"")
-    gone(first.pid)
-
-
-@pytest.mark.req("FRG-2")
-def test_two_folders_have_two_servers(home_folder: Home) -> None:
-    one, two = home_folder.path / "one", home_folder.path / "two"
-    for folder in (one, two):
-        folder.mkdir()
-    with (
-        ensure_workspace(one, environ=home_folder.environ()) as first,
-        ensure_workspace(two, environ=home_folder.environ()) as second,
-    ):
-        assert first.pid != second.pid
-        assert first.socket != second.socket
-    gone(first.pid)
-    gone(second.pid)
-
-
-@pytest.mark.req("FRG-2")
-def test_a_user_that_is_killed_counts_as_gone(home_folder: Home, use: Callable[[], subprocess.Popen[bytes]]) -> None:
-    user = use()
-    server = server_of(user)
-    user.kill()
-    user.wait()
-    gone(server)
-
-
-@pytest.mark.req("FRG-2")
-def test_a_starter_that_is_killed_in_mid_start_leaves_nothing(
-    home_folder: Home, use: Callable[[], subprocess.Popen[bytes]]
-) -> None:
-    for _ in range(3):
-        user = use()
-        wait_for(lambda: running_with(str(run_dir(home_folder))), "the server to be started", LIMIT)
-        user.kill()
-        user.wait()
-        # Whoever comes next gets a server that works, also while that one is still starting or ending.
-        with ensured(home_folder) as workspace:
-            assert workspace.is_alive
-            assert running_with(str(run_dir(home_folder))).count(workspace.pid) == 1
-        wait_for(lambda: not running_with(str(run_dir(home_folder))), "all servers to end", LIMIT)
-
-
-@pytest.mark.req("FRG-2")
-async def test_a_server_that_is_killed_is_told_to_its_user_and_replaced(home_folder: Home) -> None:
-    with ensured(home_folder) as before:
-        os.kill(before.pid, signal.SIGKILL)
-        gone(before.pid)
-        wait_for(lambda: not before.is_alive, "the user to see it")
-        with pytest.raises(ServerUnavailable, match="has ended"):
-            async with before.client():
-                pass
-        with ensured(home_folder) as after:
-            assert after.pid != before.pid
-            async with asyncio.timeout(LIMIT), after.client() as client:
-                assert len((await client.list_tools()).tools) == 12
-    gone(after.pid)
-
-
-@pytest.mark.req("FRG-2")
-def test_a_server_that_is_killed_in_mid_start_is_told_and_the_next_one_works(home_folder: Home) -> None:
-    told: list[ToolcribError] = []
-
-    def start() -> None:
-        try:
-            ensured(home_folder).close()
-        except ToolcribError as error:
-            told.append(error)
-
-    starter = threading.Thread(target=start)
-    starter.start()
-    for pid in wait_for(lambda: running_with(str(run_dir(home_folder))), "the server to be started", LIMIT):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    starter.join(LIMIT)
-    assert "did not start" in str(told[0])
-    with ensured(home_folder) as workspace:
-        assert workspace.is_alive
-    gone(workspace.pid)
-
-
-@pytest.mark.req("FRG-2")
-def test_a_server_that_is_told_to_stop_is_replaced(home_folder: Home) -> None:
-    with ensured(home_folder) as before:
-        os.kill(before.pid, signal.SIGTERM)
-        with ensured(home_folder) as after:
-            wait_for(lambda: not before.is_alive, "the first server to end")
-            assert after.pid != before.pid or not after.is_alive
-    gone(before.pid)
-    gone(after.pid)
-
-
-@pytest.mark.req("FRG-2")
-def test_children_do_not_keep_the_server(home_folder: Home) -> None:
-    """Neither one that was forked nor one that runs another program."""
-    workspace = ensured(home_folder)
+    assert other.stdout is not None
+    assert {first.pid, second.pid, int(other.stdout.readline())} == {first.pid}
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writing)
         os.read(reading, 1)
         os._exit(0)
-    other = subprocess.Popen(["sleep", "60"], close_fds=False)
+    program = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
-        workspace.close()
-        gone(workspace.pid)
-        assert other.poll() is None
+        first.close()
+        second.close()
+        assert is_running(first.pid)
+        other.kill()
+        wait_until_ended(first.pid)
+        assert program.poll() is None
     finally:
         os.close(writing)
         os.close(reading)
         os.waitpid(child, 0)
-        other.kill()
-        other.wait()
+        program.kill()
+        program.wait()
 
 
-@pytest.mark.req("FRG-2")
-def test_a_folder_that_cannot_be_a_workspace_is_refused_with_the_servers_reason(home_folder: Home) -> None:
+def test_two_folders_have_two_servers(home_folder: Home) -> None:
+    one, two = home_folder.path / "one", home_folder.path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    with ensured(home_folder, one) as first, ensured(home_folder, two) as second:
+        assert first.pid != second.pid
+        assert first.socket != second.socket
+    wait_until_ended(first.pid)
+    wait_until_ended(second.pid)
+
+
+def test_a_program_killed_while_its_server_starts_leaves_nothing(
+    home_folder: Home, use: Callable[[], subprocess.Popen[str]]
+) -> None:
+    for _ in range(3):
+        user = use()
+        wait_for(lambda: pids_with(str(run_dir(home_folder))), "the server to be started", LIMIT)
+        user.kill()
+        user.wait()
+        # The next user gets a working server, also while the first still starts or ends.
+        with ensured(home_folder) as workspace:
+            assert workspace.is_alive
+            assert pids_with(str(run_dir(home_folder))).count(workspace.pid) == 1
+        wait_for(lambda: not pids_with(str(run_dir(home_folder))), "all servers to end", LIMIT)
+
+
+async def test_a_server_that_ends_is_reported_to_its_user_and_replaced(home_folder: Home) -> None:
+    with ensured(home_folder) as first:
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until_ended(first.pid)
+        wait_for(lambda: not first.is_alive, "the user to notice")
+        with pytest.raises(ServerUnavailable, match="has ended"):
+            async with first.client():
+                pass
+        with ensured(home_folder) as second:
+            assert second.pid != first.pid
+            async with asyncio.timeout(LIMIT), second.client() as client:
+                assert len((await client.list_tools()).tools) == 12
+            os.kill(second.pid, signal.SIGTERM)
+            with ensured(home_folder) as third:
+                wait_for(lambda: not second.is_alive, "the second server to end")
+                assert third.pid != second.pid or not third.is_alive
+    wait_until_ended(second.pid)
+    wait_until_ended(third.pid)
+
+
+def test_a_server_killed_while_it_starts_is_reported_and_the_next_works(home_folder: Home) -> None:
+    errors: list[ToolcribError] = []
+
+    def start_one() -> None:
+        try:
+            ensured(home_folder).close()
+        except ToolcribError as error:
+            errors.append(error)
+
+    starter = threading.Thread(target=start_one)
+    starter.start()
+    for pid in wait_for(lambda: pids_with(str(run_dir(home_folder))), "the server to be started", LIMIT):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    starter.join(LIMIT)
+    assert "did not start" in str(errors[0])
+    with ensured(home_folder) as workspace:
+        assert workspace.is_alive
+    wait_until_ended(workspace.pid)
+
+
+def test_a_server_that_cannot_start_gives_the_reason(home_folder: Home) -> None:
     with pytest.raises(WorkspaceError, match="cannot be a workspace: it is a system folder"):
-        ensure_workspace("/etc", environ=home_folder.environ())
+        ensured(home_folder, "/etc")
     with pytest.raises(WorkspaceError, match="No such file"):
-        ensure_workspace(home_folder.path / "absent", environ=home_folder.environ())
+        ensured(home_folder, home_folder.path / "absent")
     assert not list(run_dir(home_folder).iterdir())
-
-
-@pytest.mark.req("FRG-2")
-def test_a_server_that_cannot_start_shows_what_it_said(home_folder: Home) -> None:
     broken = home_folder.path / "broken" / "mcp"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('the SDK is broken here')")
-    with pytest.raises(ToolcribError) as caught:
-        ensure_workspace(home_folder.project, environ={**home_folder.environ(), "PYTHONPATH": str(broken.parent)})
-    assert "the SDK is broken here" in str(caught.value)
-
-
-def test_a_path_that_is_too_long_for_a_socket_is_told(home_folder: Home) -> None:
-    home = home_folder.path / ("x" * 90)
-    home.mkdir()
+    with pytest.raises(ToolcribError, match="the SDK is broken here"):
+        ensured(home_folder, PYTHONPATH=str(broken.parent))
+    long = home_folder.path / ("x" * 90)
+    long.mkdir()
     with pytest.raises(ToolcribError, match="too long"):
-        ensure_workspace(home_folder.project, environ={**home_folder.environ(), "TOOLCRIB_HOME": str(home)})
+        ensured(home_folder, TOOLCRIB_HOME=str(long))
 
 
 MANY = """
@@ -277,15 +234,8 @@ for turn in range(turns):
     time.sleep(random.random() * pause)
 """
 """A program that uses the server again and again, and may kill itself."""
-HELD = """
-import sys
-from toolcrib.workspace import ensure_workspace
-with ensure_workspace(sys.argv[1]):
-    sys.stdin.read()
-"""
 
 
-@pytest.mark.req("FRG-2")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("at_once", "pause", "servers_are_killed"),
@@ -294,37 +244,28 @@ with ensure_workspace(sys.argv[1]):
         [pytest.param(8, 0.0, False, id="a crowd"), pytest.param(2, 0.2, False, id="now and then")],
     ),
 )
-def test_programs_that_come_and_go_never_meet_two_servers_or_none(
+def test_programs_always_find_exactly_one_server(
     home_folder: Home, sized: Callable[[int, int], int], at_once: int, pause: float, servers_are_killed: bool
 ) -> None:
-    """A crowd keeps one server busy; with a pause between them servers start and end all the time."""
-    most: list[int] = []
+    """A crowd keeps one server busy; with pauses, servers start and end all the time."""
+    counts: list[int] = []
     seen: set[str] = set()
     over = threading.Event()
 
     def watch() -> None:
         killed = time.monotonic()
         while not over.wait(0.01):
-            most.append(len(serving(home_folder)))
-            if servers_are_killed and time.monotonic() - killed > 0.1 and nobody_starts(home_folder):
+            counts.append(len(listening(home_folder)))
+            if servers_are_killed and time.monotonic() - killed > 0.1 and is_lock_free(home_folder):
                 killed = time.monotonic()
-                for pid in running_with(str(run_dir(home_folder))):
+                for pid in pids_with(str(run_dir(home_folder))):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
-    words = [sys.executable, "-P", "-c", MANY, str(home_folder.project), str(sized(6, 60)), str(pause)]
     watcher = threading.Thread(target=watch)
     watcher.start()
-    users = [
-        subprocess.Popen(
-            [*words, str(servers_are_killed)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=home_folder.environ(),
-        )
-        for _ in range(sized(at_once, 5 * at_once))
-    ]
+    arguments = (sized(6, 60), pause, servers_are_killed)
+    users = [start(home_folder, MANY, *arguments) for _ in range(sized(at_once, 5 * at_once))]
     try:
         for user in users:
             out, err = user.communicate(timeout=500)
@@ -336,19 +277,18 @@ def test_programs_that_come_and_go_never_meet_two_servers_or_none(
         for user in users:
             user.kill()
             user.communicate()
-    assert max(most) == 1
+    assert max(counts) == 1
     assert len(seen) > bool(pause)
-    # A server that was killed while it tried its sandbox left what it tried that with: the next one clears it away.
-    words = [sys.executable, "-P", "-c", HELD, str(home_folder.project)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, env=home_folder.environ()) as last:
-        wait_for(lambda: not home_folder.stray_files(), "what killed servers left to be cleared away", LIMIT)
+    # A server killed during its self-test leaves files, which the next one removes.
+    with start(home_folder, USER) as last:
+        wait_for(lambda: not home_folder.stray_files(), "the files of killed servers to be removed", LIMIT)
         last.communicate(timeout=LIMIT)
     assert last.returncode == 0
-    wait_for(lambda: not running_with(str(run_dir(home_folder))), "all servers to end", LIMIT)
+    wait_for(lambda: not pids_with(str(run_dir(home_folder))), "all servers to end", LIMIT)
 
 
-def nobody_starts(home: Home) -> bool:
-    """Whether the lock is free: there is a server, or none."""
+def is_lock_free(home: Home) -> bool:
+    """Whether no server is starting."""
     for lock in run_dir(home).glob("*/start.lock"):
         with contextlib.suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -356,8 +296,8 @@ def nobody_starts(home: Home) -> bool:
     return False
 
 
-def serving(home: Home) -> set[str]:
-    """The sockets that somebody listens on, by their inode."""
+def listening(home: Home) -> set[str]:
+    """The inodes of the sockets that servers listen on."""
     found: set[str] = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/unix").read_text().splitlines():

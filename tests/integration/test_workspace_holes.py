@@ -1,231 +1,203 @@
-"""Every path that leads out, at every tool that takes a path, from three sides: nothing outside is touched or told.
+"""Every path that leads out, for every tool that takes a path, by three routes: nothing outside is changed or leaked.
 
-The tables are in `parts/holes.py`, the ground in `parts/traps.py`. A control without a sandbox shows that what must
-never turn up would be seen.
+The tables are in `parts/holes.py`, the project in `parts/traps.py`. A control without a sandbox shows that leaks would
+be noticed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import shutil
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parts import holes, sides, traps
 from parts.daemon import Home, StartDaemon
 from parts.holes import CODE_FORMS, FILE_FORMS, PATTERN_FORMS, WORD_FORMS, WRITE_FORMS
-from parts.sides import Said, Side
-from parts.traps import Ground, leaked
+from parts.sides import Side
+from parts.traps import HostileProject, leaks_in, snapshot
 
-pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow]
+pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
 
 FEW = (
-    "absolute",
-    "dots",
-    "a sibling that begins alike",
-    "variables of the server",
-    "through a link",
-    "its root",
+    *("absolute", "dots", "a sibling with the same prefix", "variables of the server", "through a link", "its root"),
     "a log through a link",
 )
-"""One of each kind, for what takes long: a server passes paths on to the same code."""
-MOST_SECONDS = 15.0
-"""For any of these calls. Whoever waits at a pipe's end waits longer."""
+"""One path of each kind, for slow calls: a server passes paths on to the same code."""
+READ_OR_WRITE = {**FILE_FORMS, **WRITE_FORMS}
+TAKES_PATH = {**READ_OR_WRITE, **CODE_FORMS}
+
+
+Opened = dict[str, tuple[Side, HostileProject]]
+
+
+@pytest.fixture(scope="module")
+def open_sides() -> Iterator[tuple[contextlib.ExitStack, Opened]]:
+    with contextlib.ExitStack() as stack:
+        yield stack, {}
 
 
 @pytest.fixture(scope="module", params=sides.NAMES)
-def opened(request: pytest.FixtureRequest, shared_home: Home, bwrap: Path) -> Iterator[tuple[Side, Ground]]:
-    """A side and its ground; each side has a ground of its own."""
-    name = f"p-{request.param}"
-    place = shared_home.path / request.param
-    place.mkdir()
-    ground = traps.lay(place, name=name)
-    secret = {traps.SECRET_NAME: traps.SECRET}
-    if request.param == "stdio":
-        with sides.over_stdio(shared_home, env=secret, root=ground.root) as side:
-            yield side, ground
-    elif request.param == "daemon":
-        start: StartDaemon = request.getfixturevalue("start_shared_daemon")
-        with sides.at_daemon(start, ground.root, env=secret) as side:
-            yield side, ground
-    else:
-        with sides.in_process(ground.root, environ=shared_home.environ(secret)) as side:
-            yield side, ground
+def opened(
+    request: pytest.FixtureRequest,
+    shared_home: Home,
+    bwrap: Path,
+    start_shared_daemon: StartDaemon,
+    open_sides: tuple[contextlib.ExitStack, Opened],
+) -> tuple[Side, HostileProject]:
+    """A side and its own project, opened once."""
+    stack, found = open_sides
+    if request.param not in found:
+        project = traps.lay_traps(shared_home.path / request.param, name=f"p-{request.param}")
+        secret = {traps.SECRET_NAME: traps.SECRET}
+        if request.param == "stdio":
+            opening = sides.over_stdio(shared_home, env=secret, root=project.root)
+        elif request.param == "daemon":
+            opening = sides.at_daemon(start_shared_daemon, project.root, env=secret)
+        else:
+            opening = sides.in_process(project.root, environ=shared_home.environ(secret))
+        found[request.param] = stack.enter_context(opening), project
+    return found[request.param]
 
 
 @pytest.fixture
-def there(opened: tuple[Side, Ground]) -> Iterator[tuple[Side, Ground]]:
-    yield opened
-    assert not opened[1].harm()
+def side(opened: tuple[Side, HostileProject]) -> Iterator[Side]:
+    yield opened[0]
+    assert not opened[1].changes_outside()
 
 
-def tried(side: Side, tool: str, arguments: Mapping[str, object]) -> Said:
-    """The answer, which is a result or words, and tells nothing of outside."""
-    said = side.call(tool, **arguments)
-    assert not leaked(said.whole), f"{tool} {arguments} tells {leaked(said.whole)}: {said}"
-    assert said.text.strip(), f"{tool} {arguments} says nothing"
-    assert "a bug in the workspace" not in said.text, f"{tool} {arguments}: {said}"
-    return said
+@pytest.fixture
+def project(opened: tuple[Side, HostileProject]) -> HostileProject:
+    return opened[1]
 
 
 @pytest.mark.parametrize("form", FILE_FORMS)
-def test_a_path_that_leads_out_is_refused_by_whatever_reads(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+def test_reading_refuses_paths_that_lead_out(side: Side, project: HostileProject, form: str) -> None:
     tool, arguments = FILE_FORMS[form]
-    for what, path in (holes.leading_out(ground) | holes.run_logs(ground)).items():
-        said = tried(side, tool, arguments(path))
-        assert said.is_error, f"{what} ({path}): {said}"
-
-
-@pytest.mark.parametrize("form", FILE_FORMS)
-def test_of_a_link_that_leads_out_only_the_link_is_told(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
-    tool, arguments = FILE_FORMS[form]
-    for what, path in holes.links_out(ground).items():
-        said = tried(side, tool, arguments(path))
+    for what, path in (holes.leading_out(project) | holes.run_logs(project)).items():
+        answer = side.checked(tool, **arguments(path))
+        assert answer.is_error, f"{what} ({path}): {answer}"
+    for what, path in holes.links_out(project).items():
+        answer = side.checked(tool, **arguments(path))
         if tool == "stat_file":
-            assert said.data["kind"] == "link", f"{what}: {said}"
-            assert str(ground.outside) not in said.whole, f"{what}: {said}"
+            assert answer.data["kind"] == "link", f"{what}: {answer}"
+            assert str(project.outside) not in answer.whole, f"{what}: {answer}"
         else:
-            assert said.is_error, f"{what}: {said}"
+            assert answer.is_error, f"{what}: {answer}"
+
+
+def protected(project: HostileProject) -> object:
+    root = project.root
+    return snapshot(root / ".git", root / ".toolcrib", root / "sub"), {*root.iterdir(), *(root / "src").iterdir()}
 
 
 @pytest.mark.parametrize("form", WRITE_FORMS)
-def test_a_path_that_leads_out_is_never_written(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+def test_writing_refuses_paths_that_lead_out_or_belong_to_git_or_toolcrib(
+    side: Side, project: HostileProject, form: str
+) -> None:
     tool, arguments = WRITE_FORMS[form]
-    for what, path in (holes.leading_out(ground) | holes.links_out(ground) | {"hard": "hard.txt"}).items():
-        link = (ground.root / path).readlink() if (ground.root / path).is_symlink() else None
-        said = tried(side, tool, arguments(path))
-        assert said.is_error, f"{what} ({path}): {said}"
+    for what, path in (holes.leading_out(project) | holes.links_out(project) | {"hard": "hard.txt"}).items():
+        link = (project.root / path).readlink() if (project.root / path).is_symlink() else None
+        answer = side.checked(tool, **arguments(path))
+        assert answer.is_error, f"{what} ({path}): {answer}"
         # A link is not replaced by a file either.
-        assert link is None or (ground.root / path).readlink() == link, what
+        assert link is None or (project.root / path).readlink() == link, what
+    before = protected(project)
+    for what, path in holes.never_writable(project).items():
+        answer = side.checked(tool, **arguments(path))
+        assert answer.is_error, f"{what} ({path}): {answer}"
+    assert protected(project) == before
 
 
-def names_in(ground: Ground) -> set[Path]:
-    return {*ground.root.iterdir(), *(ground.root / "src").iterdir()}
-
-
-@pytest.mark.parametrize("form", WRITE_FORMS)
-def test_what_is_git_s_or_toolcrib_s_is_not_written_and_not_made(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
-    tool, arguments = WRITE_FORMS[form]
-    before = traps.seen(ground.root / ".git") | traps.seen(ground.root / ".toolcrib") | traps.seen(ground.root / "sub")
-    names = names_in(ground)
-    for what, path in holes.never_writable(ground).items():
-        said = tried(side, tool, arguments(path))
-        assert said.is_error, f"{what} ({path}): {said}"
-    after = traps.seen(ground.root / ".git") | traps.seen(ground.root / ".toolcrib") | traps.seen(ground.root / "sub")
-    assert after == before
-    assert names_in(ground) == names
-
-
-@pytest.mark.parametrize("form", [*FILE_FORMS, *WRITE_FORMS])
-def test_pipes_sockets_and_devices_are_neither_waited_for_nor_written(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
-    tool, arguments = {**FILE_FORMS, **WRITE_FORMS}[form]
+@pytest.mark.parametrize("form", READ_OR_WRITE)
+def test_special_files_and_odd_words_do_no_harm(side: Side, project: HostileProject, form: str) -> None:
+    tool, arguments = READ_OR_WRITE[form]
     for name in ("pipe", "door", "zeros"):
-        if not os.path.lexists(ground.root / name):
-            continue
-        mode = (ground.root / name).stat().st_mode
-        said = tried(side, tool, arguments(name))
-        assert said.is_error or tool == "stat_file", f"{name}: {said}"
-        assert (ground.root / name).stat().st_mode == mode
-
-
-@pytest.mark.parametrize("form", [*FILE_FORMS, *WRITE_FORMS])
-def test_odd_words_are_names_or_are_refused(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
-    tool, arguments = {**FILE_FORMS, **WRITE_FORMS}[form]
-    for word in holes.odd_words(ground).values():
-        tried(side, tool, arguments(word))
+        if os.path.lexists(project.root / name):
+            mode = (project.root / name).stat().st_mode
+            answer = side.checked(tool, **arguments(name))
+            assert answer.is_error or tool == "stat_file", f"{name}: {answer}"
+            assert (project.root / name).stat().st_mode == mode
+    for word in holes.odd_words(project).values():
+        side.checked(tool, **arguments(word))
 
 
 @pytest.mark.parametrize("form", PATTERN_FORMS)
-def test_no_pattern_reaches_beyond_the_folder(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+def test_patterns_match_only_inside(side: Side, project: HostileProject, form: str) -> None:
     tool, arguments = PATTERN_FORMS[form]
-    table = holes.leading_out(ground) | holes.links_out(ground) | holes.run_logs(ground) | holes.odd_words(ground)
-    for word in table.values():
-        tried(side, tool, arguments(word))
-
-
-def asked_of(side: Side, table: Mapping[str, str]) -> Mapping[str, str]:
-    return table if side.name == "here" else {what: path for what, path in table.items() if what in FEW}
+    for table in (holes.leading_out, holes.links_out, holes.run_logs, holes.odd_words):
+        for word in table(project).values():
+            side.checked(tool, **arguments(word))
 
 
 @pytest.mark.parametrize("form", CODE_FORMS)
-def test_a_path_that_leads_out_is_refused_by_whatever_runs(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+def test_running_refuses_paths_that_lead_out(side: Side, project: HostileProject, form: str) -> None:
     tool, arguments = CODE_FORMS[form]
-    for what, path in asked_of(side, holes.leading_out(ground) | holes.run_logs(ground)).items():
-        said = tried(side, tool, arguments(path))
-        assert said.is_error, f"{what} ({path}): {said}"
-
-
-@pytest.mark.parametrize("form", CODE_FORMS)
-def test_what_runs_sees_nothing_behind_a_link(there: tuple[Side, Ground], form: str) -> None:
-    side, _ = there
-    tool, arguments = CODE_FORMS[form]
-    names = ("test_out.py", "outdir", "chain1", "marker", "runs") if side.name == "here" else ("outdir",)
-    for name in names:
-        tried(side, tool, arguments(name))
+    for what, path in (holes.leading_out(project) | holes.run_logs(project)).items():
+        if side.name == "here" or what in FEW:
+            answer = side.checked(tool, **arguments(path))
+            assert answer.is_error, f"{what} ({path}): {answer}"
+    for name in ("test_out.py", "outdir", "chain1", "marker", "runs") if side.name == "here" else ("outdir",):
+        side.checked(tool, **arguments(name))
 
 
 @pytest.mark.usual(opened="daemon")
-def test_what_runs_is_ended_at_a_pipe(there: tuple[Side, Ground]) -> None:
-    side, ground = there
-    os.mkfifo(ground.root / "pipe.py")
+def test_running_ends_at_a_pipe(side: Side, project: HostileProject) -> None:
+    os.mkfifo(project.root / "pipe.py")
     try:
         for tool in ("run_lint", "run_tests"):
-            tried(side, tool, {"paths": ["pipe.py"], "seconds": 1.5})
-        tried(side, "project_diff", {"path": "pipe.py"})
+            side.checked(tool, paths=["pipe.py"], seconds=1.5)
+        side.checked("project_diff", path="pipe.py")
     finally:
-        (ground.root / "pipe.py").unlink()
+        (project.root / "pipe.py").unlink()
+
+
+def few_or_all(side: Side, project: HostileProject, tool: str, few: tuple[str, ...]) -> list[str]:
+    words = holes.odd_words(project)
+    names: Any = (few if tool == "run_tests" else words) if side.name == "here" else few[:3]
+    return [words[name] for name in names]
 
 
 @pytest.mark.parametrize("form", WORD_FORMS)
 @pytest.mark.usual(opened="stdio")
-def test_a_word_given_to_a_program_stays_a_word(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+def test_words_for_a_program_stay_words(side: Side, project: HostileProject, form: str) -> None:
     tool, arguments = WORD_FORMS[form]
     few = ("NUL", "an output file", "a file of arguments", "a command", "a newline")
-    heavy = few if tool == "run_tests" else holes.odd_words(ground)
-    for what in heavy if side.name == "here" else few[:3]:
-        tried(side, tool, arguments(holes.odd_words(ground)[what]))
+    for word in few_or_all(side, project, tool, few):
+        side.checked(tool, **arguments(word))
 
 
 @pytest.mark.parametrize("form", ["project_diff", "run_tests", "run_lint", "run_shell_safe in"])
 @pytest.mark.usual(opened="daemon")
-def test_odd_words_are_no_options_of_what_runs(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+def test_paths_for_a_program_are_never_options(side: Side, project: HostileProject, form: str) -> None:
     tool, arguments = CODE_FORMS[form]
     few = ("NUL", "an output file", "a file of arguments", "a plugin", "a report", "a node", "a node after dots")
-    heavy = few if tool == "run_tests" else holes.odd_words(ground)
-    for what in heavy if side.name == "here" else few[:3]:
-        tried(side, tool, arguments(holes.odd_words(ground)[what]))
+    for word in few_or_all(side, project, tool, few):
+        side.checked(tool, **arguments(word))
 
 
 @pytest.mark.usual(opened="stdio")
-def test_a_name_that_looks_like_an_option_is_a_name(there: tuple[Side, Ground]) -> None:
-    """Where such a file is really there, it gets as far as the program."""
-    side, ground = there
+def test_an_existing_name_that_looks_like_an_option_is_a_name(side: Side, project: HostileProject) -> None:
     names = ["--output=here", "-pnothing", "@src", ":!test_ok.py"]
     for name in names:
-        (ground.root / name).mkdir(exist_ok=True)
-        (ground.root / name / "test_inner.py").write_text("def test_inner():\n    assert True\n")
+        (project.root / name).mkdir(exist_ok=True)
+        (project.root / name / "test_inner.py").write_text("def test_inner():\n    assert True\n")
     for name in names if side.name == "here" else names[:1]:
-        ran = tried(side, "run_tests", {"paths": [name], "seconds": 20})
+        ran = side.checked("run_tests", paths=[name], seconds=20)
         assert ran.data.get("passed") == 1, f"{name}: {ran}"
-        linted = tried(side, "run_lint", {"paths": [name], "tools": ["ruff"]})
+        linted = side.checked("run_lint", paths=[name], tools=["ruff"])
         assert not linted.is_error
         assert linted.data["tools"][0].get("state", "ran") == "ran", f"{name}: {linted}"
-        differs = tried(side, "project_diff", {"path": name})
-        assert [path.rstrip("/") for path in differs.data["untracked"]] == [name], f"{name}: {differs}"
-        found = tried(side, "search_text", {"path": name, "pattern": "assert"})
-        assert found.data["matches"] == 1
+        diff = side.checked("project_diff", path=name)
+        assert [path.rstrip("/") for path in diff.data["untracked"]] == [name], f"{name}: {diff}"
+        assert side.checked("search_text", path=name, pattern="assert").data["matches"] == 1
 
 
 ROUTES = {
@@ -239,62 +211,46 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_an_answer_does_not_tell_whether_something_is_there(there: tuple[Side, Ground], route: str) -> None:
-    """A file, a folder, nothing at all: the same words for each."""
-    side, ground = there
-    names = ("secret.txt", "deep", "absent")
-    for form in (*FILE_FORMS, *WRITE_FORMS, *CODE_FORMS):
-        tool, arguments = {**FILE_FORMS, **WRITE_FORMS, **CODE_FORMS}[form]
-        if tool == "project_diff":
-            continue
-        told = set()
-        for name in names:
-            path = ROUTES[route].format(outside=ground.outside, name=name)
-            said = tried(side, tool, arguments(path))
-            assert said.is_error, said
-            told.add(said.text.replace(name, "NAME"))
-        assert len(told) == 1, f"{form}: {told}"
+def test_an_answer_does_not_show_whether_a_path_outside_exists(side: Side, project: HostileProject, route: str) -> None:
+    for form, (tool, arguments) in TAKES_PATH.items():
+        texts = set()
+        for name in ("secret.txt", "deep", "absent") if tool != "project_diff" else ():
+            answer = side.checked(tool, **arguments(ROUTES[route].format(outside=project.outside, name=name)))
+            assert answer.is_error, answer
+            texts.add(answer.text.replace(name, "NAME"))
+        assert len(texts) <= 1, f"{form}: {texts}"
 
 
-def test_links_out_are_told_alike_whether_they_lead_to_something_or_not(there: tuple[Side, Ground]) -> None:
-    side, _ = there
-    for form, (tool, arguments) in {**FILE_FORMS, **WRITE_FORMS}.items():
-        if tool == "stat_file":
-            continue
-        told = {tried(side, tool, arguments(name)).text.replace(name, "NAME") for name in ("out.txt", "gone.txt")}
-        assert len(told) == 1, f"{form}: {told}"
-
-
-def test_no_argument_chooses_another_root(there: tuple[Side, Ground]) -> None:
-    side, ground = there
-    every = {**FILE_FORMS, **WRITE_FORMS, **CODE_FORMS}
-    for tool, arguments in every.values():
+def test_links_and_other_arguments_show_nothing_from_outside(side: Side, project: HostileProject) -> None:
+    for form, (tool, arguments) in READ_OR_WRITE.items():
+        if tool != "stat_file":
+            answers = [(name, side.checked(tool, **arguments(name))) for name in ("out.txt", "gone.txt")]
+            assert len({answer.text.replace(name, "NAME") for name, answer in answers}) == 1, f"{form}: {answers}"
+    for tool, arguments in TAKES_PATH.values():
         for name in ("root", "workdir", "workspace", "base_dir", "directory", "env", "environment", "unsafe"):
-            given = {**arguments("secret.txt"), name: str(ground.outside)}
-            said = tried(side, tool, given)
-            assert said.is_error, f"{tool} took {name}: {said}"
-            assert name in said.text
+            answer = side.checked(tool, **{**arguments("secret.txt"), name: str(project.outside)})
+            assert answer.is_error, f"{tool} took {name}: {answer}"
+            assert name in answer.text
         if tool != "run_shell_safe":
-            assert tried(side, tool, {**arguments("secret.txt"), "cwd": str(ground.outside)}).is_error
+            assert side.checked(tool, **{**arguments("secret.txt"), "cwd": str(project.outside)}).is_error
 
 
 @pytest.mark.parametrize("path", ["\udcff", "src/\ud800.py", "../outside/\udfff"])
-def test_half_a_character_is_refused_in_words(there: tuple[Side, Ground], path: str) -> None:
-    side, _ = there
+def test_half_a_character_is_refused(side: Side, path: str) -> None:
     if side.name == "stdio":
         pytest.skip("the SDK's client does not send it")
-    for tool, arguments in {**FILE_FORMS, **WRITE_FORMS, **CODE_FORMS, **PATTERN_FORMS, **WORD_FORMS}.values():
-        said = tried(side, tool, arguments(path))
-        assert said.is_error, f"{tool}: {said}"
+    for tool, arguments in {**TAKES_PATH, **PATTERN_FORMS, **WORD_FORMS}.values():
+        answer = side.checked(tool, **arguments(path))
+        assert answer.is_error, f"{tool}: {answer}"
 
 
-def test_a_waiting_reader_of_a_pipe_gets_nothing(there: tuple[Side, Ground]) -> None:
-    """With somebody at the other end a pipe can be opened; it is no file all the same."""
-    side, ground = there
+def test_nothing_is_written_to_a_pipe_with_a_reader(side: Side, project: HostileProject) -> None:
+    """With a process at its other end a pipe can be opened."""
     got: list[bytes] = []
+    ready, over = threading.Event(), threading.Event()
 
     def listen() -> None:
-        descriptor = os.open(ground.root / "pipe", os.O_RDWR | os.O_NONBLOCK)
+        descriptor = os.open(project.root / "pipe", os.O_RDWR | os.O_NONBLOCK)
         ready.set()
         over.wait(60)
         try:
@@ -304,25 +260,109 @@ def test_a_waiting_reader_of_a_pipe_gets_nothing(there: tuple[Side, Ground]) -> 
         finally:
             os.close(descriptor)
 
-    ready, over = threading.Event(), threading.Event()
     listener = threading.Thread(target=listen)
     listener.start()
     ready.wait(60)
     try:
-        for tool, arguments in {**FILE_FORMS, **WRITE_FORMS}.values():
-            assert tried(side, tool, arguments("pipe")).is_error or tool == "stat_file"
+        for tool, arguments in READ_OR_WRITE.values():
+            assert side.checked(tool, **arguments("pipe")).is_error or tool == "stat_file"
     finally:
         over.set()
         listener.join(60)
     assert got == []
 
 
-def test_what_must_never_turn_up_would_be_seen(shared_home: Home, tmp_path: Path) -> None:
-    """The control: without a sandbox the same words get out, the program outside runs, and its mark is found."""
-    ground = traps.lay(tmp_path)
+def test_leaks_and_changes_would_be_noticed(shared_home: Home, tmp_path: Path) -> None:
+    """The control: without a sandbox the words get out, and the program outside runs and leaves its mark."""
+    project = traps.lay_traps(tmp_path)
     environ = shared_home.environ({traps.SECRET_NAME: traps.SECRET})
-    with sides.in_process(ground.root, environ=environ, unsafe=True) as side:
-        said = side.sh(f"cat ../outside/secret.txt .toolcrib/runs/log.txt; ls -la ../outside; {ground.marker}")
+    with sides.in_process(project.root, environ=environ, unsafe=True) as side:
+        answer = side.sh(f"cat ../outside/secret.txt .toolcrib/runs/log.txt; ls -la ../outside; {project.marker}")
     wanted = {traps.WORD, traps.NAME, str(traps.SIZE), traps.RAN, traps.RUN_LOG}
-    assert wanted <= set(leaked(said.whole)), said
-    assert f"{ground.outside}/ran" in ground.harm()
+    assert wanted <= set(leaks_in(answer.whole)), answer
+    assert f"{project.outside}/ran" in project.changes_outside()
+
+
+# ---- random calls, where each finds what the last one left
+
+NAMES = (
+    *("a", "b.py", "src", "c", "test_x.py", "outdir", "out.txt", "door2", "notes.txt"),
+    *(".toolcrib", ".git", "runs", ".."),
+)
+
+
+class Walker:
+    """Draws calls. Half of the paths lead out, the others consist of a few names, so that they meet again."""
+
+    def __init__(self, project: HostileProject, seed: int) -> None:
+        self.draw = random.Random(seed)  # noqa: S311
+        self.project = project
+        tables = (holes.leading_out, holes.links_out, holes.run_logs, holes.never_writable, holes.odd_words)
+        self.hostile = [path for table in tables for path in table(project).values() if "\0" not in path]
+        self.forms = list({**READ_OR_WRITE, **PATTERN_FORMS}.values())
+        slow = {**CODE_FORMS, **WORD_FORMS}
+        self.slow = [form for form in slow.values() if form[0] in ("project_diff", "run_shell_safe")]
+
+    def path(self) -> str:
+        if self.draw.random() < 0.5:
+            return self.draw.choice(self.hostile)
+        return "/".join(self.draw.choice(NAMES) for _ in range(self.draw.randint(1, 4)))
+
+    def call(self) -> tuple[str, Mapping[str, Any]]:
+        chance = self.draw.random()
+        if chance < 0.04:
+            return "run_shell_safe", {"command": self.draw.choice(self.changes_by_code())}
+        tool, arguments = self.draw.choice(self.slow if chance < 0.06 else self.forms)
+        return tool, arguments(self.path())
+
+    def changes_by_code(self) -> list[str]:
+        name, other = self.draw.choice(NAMES[:9]), self.draw.choice(NAMES[:9])
+        return [
+            f"ln -sfn {self.project.outside} {name}",
+            f"ln -sfn ../outside {name}/{other}",
+            f"ln -sfn {self.project.outside}/secret.txt {name}",
+            f"mv -T {name} {other}",
+            f"rm -rf {name}; mkdir -p {name}/{other}",
+            f"ln -sfn .git {name}; ln -sfn .toolcrib {other}",
+            f"cp -a {name} {other}; chmod -R 700 {name}",
+            f"rm -rf {name}; mkfifo {name}",
+        ]
+
+    def change_from_outside(self) -> None:
+        """Another process changes the folder, with more rights than code inside has."""
+        name = self.project.root / self.draw.choice(NAMES[:9])
+        if name.is_dir() and not name.is_symlink():
+            shutil.rmtree(name)
+        else:
+            name.unlink(missing_ok=True)
+        targets = (self.project.outside, self.project.sibling, Path("/proc/self"), Path("../outside/deep"))
+        name.symlink_to(self.draw.choice(targets))
+
+
+@pytest.mark.parametrize("seed", [4, 9])
+def test_no_order_of_calls_leads_out(
+    hostile: HostileProject, environ: dict[str, str], seed: int, sized: Callable[[int, int], int]
+) -> None:
+    walker = Walker(hostile, seed)
+    own = (hostile.root / ".toolcrib", hostile.root / ".git" / "hooks")
+    before = snapshot(*own), (hostile.root / ".git" / "config").read_bytes()
+    made: list[tuple[str, Mapping[str, Any]]] = []
+    succeeded = 0
+    # The number bounds it on a fast machine, the clock on a slow one.
+    until = time.monotonic() + sized(7, 120)
+    with sides.in_process(hostile.root, environ=environ) as side:
+        for step in range(sized(1500, 100_000)):
+            if time.monotonic() > until:
+                break
+            if step % 40 == 39:
+                walker.change_from_outside()
+            made.append(walker.call())
+            answer = side.call(made[-1][0], **made[-1][1])
+            succeeded += not answer.is_error
+            assert not leaks_in(answer.whole), f"{made[-30:]}: {answer}"
+            assert "a bug in the workspace" not in answer.text, f"{made[-30:]}: {answer}"
+            if step % 100 == 0:
+                assert not hostile.changes_outside(), made[-101:]
+    assert not hostile.changes_outside(), made[-101:]
+    assert (snapshot(*own), (hostile.root / ".git" / "config").read_bytes()) == before
+    assert len(made) // 20 < succeeded < len(made), "some calls succeed and some fail"

@@ -1,13 +1,13 @@
-"""What hostile code tries, and what a hostile repository's files name.
+"""The attempts of hostile code, and the files of hostile repositories.
 
-In: a `Ground`. Out: one script with every attempt, and files by name. The lines are long because each is one attempt.
+In: a `HostileProject`. Out: a script with every attempt, and files by name. Each line is one attempt, so they are long.
 """
 # ruff: noqa: E501
 
 from __future__ import annotations
 
 from parts import traps
-from parts.traps import Ground
+from parts.traps import HostileProject
 
 READ = """
 cat {o}/secret.txt ../outside/secret.txt outdir/secret.txt out.txt chain1/secret.txt {o}/{name} {s}/secret.txt
@@ -56,16 +56,16 @@ PROOF = "THESCRIPTRAN"
 FILES = "workspace.yml workspace.yaml workspace.json config.yml config.yaml config.json new"
 
 
-def script(ground: Ground) -> str:
-    """Each line in a shell of its own, so that none ends the others. It spells out nothing that must not turn up."""
+def script(project: HostileProject) -> str:
+    """Each line runs in its own shell, so that none ends the others. The script itself contains no leak."""
     name, size = f"{traps.NAME[:-1]}?", f"$(({traps.SIZE - 1}+1))"
-    lines = SCRIPT.format(o=ground.outside, s=ground.sibling, name=name, size=size, files=FILES).splitlines()
+    lines = SCRIPT.format(o=project.outside, s=project.sibling, name=name, size=size, files=FILES).splitlines()
     attempts = "\n".join(f"( {line}\n)" for line in lines if line)
-    return f"{{\n{attempts}\n}} 2>&1 | tee printed | tail -c 9000\ncd {ground.root}; touch ran-here\necho {PROOF}\n"
+    return f"{{\n{attempts}\n}} 2>&1 | tee printed | tail -c 9000\ncd {project.root}; touch ran-here\necho {PROOF}\n"
 
 
-def files_of_pytest(ground: Ground) -> dict[str, str]:
-    outside = ground.outside
+def files_of_pytest(project: HostileProject) -> dict[str, str]:
+    outside = project.outside
     return {
         "pytest.ini": f"[pytest]\naddopts = --rootdir={outside} --confcutdir={outside} --junitxml={outside}/made.xml "
         f"--basetemp={outside}/deep -o cache_dir={outside}/deep @{outside}/secret.txt\n"
@@ -73,32 +73,32 @@ def files_of_pytest(ground: Ground) -> dict[str, str]:
     }
 
 
-def files_of_conftest(ground: Ground) -> dict[str, str]:
-    outside = ground.outside
+def files_of_conftest(project: HostileProject) -> dict[str, str]:
+    outside = project.outside
     return {
         "conftest.py": f"import sys\nsys.path.insert(0, {str(outside)!r})\npytest_plugins = ['test_secret']\n"
         f"collect_ignore = []\nopen({f'{outside}/secret.txt'!r}).read()\n",
         "pyproject.toml": f"[tool.pytest.ini_options]\ntestpaths = [{str(outside)!r}]\ncache_dir = {str(outside)!r}\n",
         "tox.ini": f"[pytest]\naddopts = -p {outside}/marker\n",
-        "sitecustomize.py": f"import os\nos.system({str(ground.marker)!r})\n",
-        "pytest.py": f"import os\nos.system({str(ground.marker)!r})\n",
+        "sitecustomize.py": f"import os\nos.system({str(project.marker)!r})\n",
+        "pytest.py": f"import os\nos.system({str(project.marker)!r})\n",
     }
 
 
-def files_of_linters(ground: Ground) -> dict[str, str]:
-    outside = ground.outside
+def files_of_linters(project: HostileProject) -> dict[str, str]:
+    outside = project.outside
     return {
         "ruff.toml": f'extend = "{outside}/secret.txt"\ncache-dir = "{outside}/deep"\n',
-        "mypy.ini": f"[mypy]\nplugins = {outside}/test_secret.py\npython_executable = {ground.marker}\n"
+        "mypy.ini": f"[mypy]\nplugins = {outside}/test_secret.py\npython_executable = {project.marker}\n"
         f"cache_dir = {outside}/deep\nfiles = {outside}/test_secret.py\nmypy_path = {outside}\n"
         f"junit_xml = {outside}/made.xml\nany_exprs_report = {outside}/made\n",
-        "ruff": f"#!/bin/sh\n{ground.marker}\n",
-        "mypy.py": f"import os\nos.system({str(ground.marker)!r})\n",
+        "ruff": f"#!/bin/sh\n{project.marker}\n",
+        "mypy.py": f"import os\nos.system({str(project.marker)!r})\n",
     }
 
 
-def files_of_git(ground: Ground) -> dict[str, str]:
-    marker, outside = ground.marker, ground.outside
+def files_of_git(project: HostileProject) -> dict[str, str]:
+    marker, outside = project.marker, project.outside
     return {
         ".git/config": f"""
 [core]
@@ -141,12 +141,12 @@ def files_of_git(ground: Ground) -> dict[str, str]:
     }
 
 
-def files_of_a_pointer(ground: Ground) -> dict[str, str]:
-    return {".git": f"gitdir: {ground.outside}/repo/.git\n"}
+def files_of_a_pointer(project: HostileProject) -> dict[str, str]:
+    return {".git": f"gitdir: {project.outside}/repo/.git\n"}
 
 
-def files_of_an_environment(ground: Ground) -> dict[str, str]:
-    marker, outside = ground.marker, ground.outside
+def files_of_an_environment(project: HostileProject) -> dict[str, str]:
+    marker, outside = project.marker, project.outside
     return {
         ".venv/pyvenv.cfg": f"home = {outside}\nexecutable = {marker}\ninclude-system-site-packages = true\n",
         ".venv/bin/python": f"-> {marker}",

@@ -1,6 +1,6 @@
-"""Which paths and words are tried, and where each tool takes one.
+"""The paths and words to try, and the arguments of each tool that take one.
 
-In: a `Ground` of `traps`. Out: tables: paths by what is tried, and for each tool the arguments that a path goes into.
+In: a `HostileProject` of `traps`. Out: tables of paths by their purpose, and of calls by their form.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parts.traps import WORD, WRITTEN, Ground
+from parts.traps import WORD, WRITTEN, HostileProject
 
 
-def leading_out(ground: Ground) -> dict[str, str]:
-    """Paths that lead to something outside, by what is tried. Each must be refused wherever a path is meant."""
-    root, outside = ground.root, ground.outside
+def leading_out(project: HostileProject) -> dict[str, str]:
+    """Paths to something outside. Every tool that takes a path must refuse them."""
+    root, outside = project.root, project.outside
     return {
         "absolute": f"{outside}/secret.txt",
         "absolute folder": f"{outside}",
@@ -25,10 +25,10 @@ def leading_out(ground: Ground) -> dict[str, str]:
         "dots after a missing folder": "missing/../../outside/secret.txt",
         "many dots": f"{'../' * 40}{str(outside)[1:]}/secret.txt",
         "the root, then dots": f"{root}/../outside/secret.txt",
-        "a sibling that begins alike": f"../{ground.sibling.name}/secret.txt",
-        "the same, absolute": f"{ground.sibling}/secret.txt",
-        "the same, a folder": f"{ground.sibling}",
-        "the system's users": "/etc/passwd",
+        "a sibling with the same prefix": f"../{project.sibling.name}/secret.txt",
+        "the same, absolute": f"{project.sibling}/secret.txt",
+        "the same, a folder": f"{project.sibling}",
+        "the system's accounts": "/etc/passwd",
         "the top": "/",
         "variables of the server": "/proc/self/environ",
         "the root of a process": f"/proc/self/root{outside}/secret.txt",
@@ -49,12 +49,12 @@ def leading_out(ground: Ground) -> dict[str, str]:
         "its folder": "self/cwd/../outside/secret.txt",
         "its descriptors": "self/fd/0",
         "through a link to descriptors": "fds/0",
-        "through a link to nothing yet": "gonedir/new.txt",
+        "through a link to a missing folder": "gonedir/new.txt",
     }
 
 
-def links_out(_: Ground) -> dict[str, str]:
-    """Links of which the last name leads out: there is something to tell of the link, and nothing of its target."""
+def links_out(_: HostileProject) -> dict[str, str]:
+    """Links that lead out. A tool may describe the link, but not its target."""
     return {
         "a link": "out.txt",
         "a link that goes up": "up.txt",
@@ -65,15 +65,15 @@ def links_out(_: Ground) -> dict[str, str]:
         "a link to a process": "self",
         "a link to descriptors": "fds",
         "a link to standard input": "stdin",
-        "a link to nothing yet": "gone.txt",
-        "a link to a folder that is not there yet": "gonedir",
+        "a link to a missing file": "gone.txt",
+        "a link to a missing folder": "gonedir",
         "a link to a program": "marker",
         "a loop": "loop",
         "a link to the logs of runs": "runs",
     }
 
 
-def run_logs(_: Ground) -> dict[str, str]:
+def run_logs(_: HostileProject) -> dict[str, str]:
     return {
         "a log": ".toolcrib/runs/log.txt",
         "the logs": ".toolcrib/runs",
@@ -85,8 +85,8 @@ def run_logs(_: Ground) -> dict[str, str]:
     }
 
 
-def never_writable(_: Ground) -> dict[str, str]:
-    """Also where nothing is yet: what is missing is the first thing somebody would make."""
+def never_writable(_: HostileProject) -> dict[str, str]:
+    """Also paths where nothing exists yet, because an attacker would create those first."""
     return {
         "settings": ".toolcrib/workspace.yml",
         "settings, another name": ".toolcrib/workspace.yaml",
@@ -109,7 +109,7 @@ def never_writable(_: Ground) -> dict[str, str]:
         "git with a space": ".git /config",
         "git by a short name": "GIT~1/config",
         "git as a stream": ".git::$INDEX_ALLOCATION/config",
-        "git with a letter that does not show": ".g\u200cit/config",
+        "git with an invisible letter": ".g\u200cit/config",
         "git with a wide letter": ".\uff47it/config",
         "git of a folder within": "src/.git/config",
         "git as a file": "src/.git",
@@ -118,11 +118,11 @@ def never_writable(_: Ground) -> dict[str, str]:
     }
 
 
-def odd_words(ground: Ground) -> dict[str, str]:
-    """Words that something down the line might take for more than a name."""
-    outside = ground.outside
+def odd_words(project: HostileProject) -> dict[str, str]:
+    """Words that a program could take for more than a name."""
+    outside = project.outside
     return {
-        "nothing": "",
+        "empty": "",
         "NUL": "src/a.py\0../../outside/secret.txt",
         "a newline": "src/a.py\n../outside/secret.txt",
         "a newline and a line of a file": f"x\n{outside}/secret.txt\n",
@@ -135,7 +135,7 @@ def odd_words(ground: Ground) -> dict[str, str]:
         "a home": "~/secret.txt",
         "a variable": "$HOLES_SECRET",
         "a command": "$(cat ../outside/secret.txt)",
-        "a command, the old way": "`cat ../outside/secret.txt`",
+        "a command in backticks": "`cat ../outside/secret.txt`",
         "two commands": f"; cat {outside}/secret.txt",
         "an option": "-rf",
         "the end of options": "--",
@@ -171,8 +171,7 @@ def odd_words(ground: Ground) -> dict[str, str]:
     }
 
 
-# ---- where tools take a path
-
+# ---- the calls that take a path or a word
 
 Arguments = Mapping[str, Any]
 Form = Callable[[str], Arguments]
@@ -193,7 +192,7 @@ FILE_FORMS: dict[str, tuple[str, Form]] = {
     ),
     "project_structure": ("project_structure", lambda path: {"path": path, "depth": 20}),
 }
-"""Each reads, and takes the path as a path."""
+"""They read, and take a path."""
 
 WRITE_FORMS: dict[str, tuple[str, Form]] = {
     "write_file": ("write_file", lambda path: {"path": path, "content": WRITTEN}),
@@ -214,7 +213,7 @@ PATTERN_FORMS: dict[str, tuple[str, Form]] = {
     "search_text by glob": ("search_text", lambda word: {"pattern": ".", "glob": [word]}),
     "search_text by another glob": ("search_text", lambda word: {"pattern": ".", "glob": ["*.py", word]}),
 }
-"""Each takes a word that is no path; what it is matched with lies inside."""
+"""They take a pattern, which is matched inside."""
 
 CODE_FORMS: dict[str, tuple[str, Form]] = {
     "project_diff": ("project_diff", lambda path: {"path": path}),
@@ -225,7 +224,7 @@ CODE_FORMS: dict[str, tuple[str, Form]] = {
     "run_lint, the second": ("run_lint", lambda path: {"paths": ["src/a.py", path], "seconds": 20}),
     "run_shell_safe in": ("run_shell_safe", lambda path: {"command": "ls -la; cat secret.txt", "cwd": path}),
 }
-"""Each runs something, and takes the path as a path."""
+"""They run code, and take a path."""
 
 WORD_FORMS: dict[str, tuple[str, Form]] = {
     "project_diff from": ("project_diff", lambda word: {"base": word}),
@@ -235,7 +234,7 @@ WORD_FORMS: dict[str, tuple[str, Form]] = {
     "run_shell_safe, an argument": ("run_shell_safe", lambda word: {"argv": ["cat", word], "seconds": 5}),
     "run_shell_safe, read": ("run_shell_safe", lambda word: {"command": "cat; echo", "stdin": word}),
 }
-"""Each runs something, and takes a word."""
+"""They run code, and take a word."""
 
 CALLS: dict[str, dict[str, Any]] = {
     "read_file": {"path": "notes.txt"},
@@ -251,4 +250,4 @@ CALLS: dict[str, dict[str, Any]] = {
     "project_diff": {},
     "project_structure": {},
 }
-"""One harmless call of every tool there is."""
+"""One harmless call of every tool."""

@@ -1,7 +1,7 @@
 """Our own test servers as running processes.
 
-In: the words that start a server which prints `listening on PORT`. Out: its port, and its end with the test.
-`stdio_command` gives the words for servers that the daemon starts itself.
+In: the command of a server that prints `listening on PORT`. Out: its port. The process ends with the test.
+`stdio_command` returns the command of a server that the daemon starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ StartServer = Callable[..., RunningServer]
 
 
 def stdio_command(name: str, *flags: str) -> list[str]:
-    """How to start `sdk_v2`, `sdk_v1` or `raw_server` as a stdio server."""
+    """The command that starts `sdk_v2`, `sdk_v1` or `raw_server` on stdio."""
     python = fleet.command("mcp-v1")[0] if name == "sdk_v1" else sys.executable
     isolated = ["-I", "-S"] if name == "raw_server" else []
     return [python, *isolated, str(fleet.SERVERS / f"{name}.py"), *flags]
@@ -64,7 +64,7 @@ def _port(process: subprocess.Popen[str]) -> int:
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
         if not ready.select(START_LIMIT):
-            raise TimeoutError(f"{process.args!r} did not say its port within {START_LIMIT:g} s")
+            raise TimeoutError(f"{process.args!r} printed no port within {START_LIMIT:g} s")
     line = process.stdout.readline()
     if not line.startswith("listening on "):
         raise RuntimeError(f"{process.args!r} ended with {process.wait()} instead of listening")

@@ -1,6 +1,6 @@
-"""A small Python project in a real sandbox, and the workspace's tools at work in it.
+"""A small Python project in a real sandbox, and the tools that run code in it, called without a server.
 
-In: a folder, settings. Out: a `Place` whose tools are called as the workspace calls them, without a server around.
+In: a folder, settings. Out: a `SandboxedProject`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from parts.sandboxes import opened
+from parts.sandboxes import NO_PLUGINS, QUICK_TESTS, open_sandbox
+from parts.traps import git
 from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.settings.model import DEFAULTS
-from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools.lint import RunLintArguments, RunLintResult, run_lint
+from toolcrib.workspace.tools.project_diff import ProjectDiffArguments, ProjectDiffResult, project_diff
 from toolcrib.workspace.tools.run_tests import RunTestsArguments, RunTestsResult, run_tests
 from toolcrib.workspace.tools.shell import RunShellArguments, RunShellResult, run_shell_safe
 
-PROJECT = {
+SECRET = "hunter2-of-the-server"
+FILES = {
     "pyproject.toml": """
 [tool.pytest.ini_options]
 pythonpath = ["src"]
@@ -42,17 +45,26 @@ files = ["src"]
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-    root: Path
-    scene: ToolContext
-    heard: list[str]
-    """What was told as progress."""
-    told: asyncio.Event
-    """Set when something was told."""
+class SandboxedProject:
+    def __init__(self, sandbox: Sandbox) -> None:
+        async def get_sandbox() -> Sandbox:
+            return sandbox
 
-    async def do(self, tool: Callable[[ToolContext, Any], Awaitable[ToolResult]], given: Any) -> ToolResult:
-        return await tool(self.scene, given)
+        self.root = sandbox.folder.root
+        self.progress: list[str] = []
+        self.has_progress = asyncio.Event()
+        self.context = ToolContext(
+            folder=sandbox.folder,
+            settings=sandbox.settings,
+            session=WorkspaceSession(sandbox.settings.limits),
+            sandbox=get_sandbox,
+            environ=sandbox._environ,
+            progress=self._add_progress,
+        )
+
+    def _add_progress(self, text: str) -> None:
+        self.progress.append(text)
+        self.has_progress.set()
 
     def write(self, path: str, text: str) -> Path:
         file = self.root / path
@@ -60,84 +72,68 @@ class Place:
         file.write_text(text)
         return file
 
-    def git(self, *words: str) -> str:
-        """As a person would, outside of any sandbox."""
-        who = ("-c", "user.name=A Person", "-c", "user.email=person@localhost")
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.root), "GIT_CONFIG_NOSYSTEM": "1"}
-        done = subprocess.run(
-            ["git", *who, *words], cwd=self.root, env=env, check=True, capture_output=True, text=True, timeout=30
-        )
-        return done.stdout
+    def git(self, *args: str) -> None:
+        git(self.root, *args)
 
     def commit(self) -> None:
-        if not (self.root / ".git").exists():
-            self.git("init", "--quiet", "--initial-branch=main")
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--message=state")
+        commit(self.root)
+
+    async def shell(self, command: str | list[str], **more: object) -> RunShellResult:
+        arguments = {"argv" if isinstance(command, list) else "command": command, **more}
+        result = await run_shell_safe(self.context, msgspec.convert(arguments, RunShellArguments))
+        assert isinstance(result.data, RunShellResult)
+        assert result.text.startswith(result.data.ending)
+        return result.data
+
+    async def run_tests(self, *paths: str, **more: object) -> RunTestsResult:
+        arguments = msgspec.convert({"paths": paths, **more}, RunTestsArguments)
+        result = await run_tests(self.context, arguments)
+        assert isinstance(result.data, RunTestsResult)
+        assert result.text.startswith(result.data.outcome.replace("_", " ").upper())
+        return result.data
+
+    async def lint(self, *paths: str, **more: object) -> RunLintResult:
+        result = await run_lint(self.context, msgspec.convert({"paths": paths, **more}, RunLintArguments))
+        assert isinstance(result.data, RunLintResult)
+        return result.data
+
+    async def diff(self, path: str = "", **more: object) -> ProjectDiffResult:
+        arguments = msgspec.convert({**({"path": path} if path else {}), **more}, ProjectDiffArguments)
+        result = await project_diff(self.context, arguments)
+        assert isinstance(result.data, ProjectDiffResult)
+        assert result.text.startswith(f"On {result.data.branch}:")
+        return result.data
 
 
-@contextlib.asynccontextmanager
-async def place_in(root: Path, *, environ: dict[str, str] | None = None, **chosen: Any) -> AsyncIterator[Place]:
-    """`chosen`: settings, and limits by their names."""
-    names = {field.name for field in dataclasses.fields(DEFAULTS)}
-    limits = dataclasses.replace(DEFAULTS.limits, **{k: v for k, v in chosen.items() if k not in names})
-    settings = dataclasses.replace(DEFAULTS, limits=limits, **{k: v for k, v in chosen.items() if k in names})
-    around = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **(environ or {})}
-    heard: list[str] = []
-    told = asyncio.Event()
-
-    def hear(text: str) -> None:
-        heard.append(text)
-        told.set()
-
-    async with opened(root, settings, environ=around) as sandbox:
-
-        async def give() -> Sandbox:
-            return sandbox
-
-        scene = ToolContext(
-            folder=sandbox.folder,
-            settings=settings,
-            session=WorkspaceSession(settings.limits),
-            sandbox=give,
-            environ=around,
-            progress=hear,
-        )
-        yield Place(root=sandbox.folder.root, scene=scene, heard=heard, told=told)
+def commit(root: Path) -> None:
+    if not (root / ".git").exists():
+        git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message=state")
 
 
-def make_project(root: Path) -> Path:
-    for path, text in PROJECT.items():
+def make_files(root: Path) -> Path:
+    for path, text in FILES.items():
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return root
 
 
-async def shell(place: Place, command: str | list[str], **more: object) -> RunShellResult:
-    done = await place.do(
-        run_shell_safe,
-        msgspec.convert({"argv" if isinstance(command, list) else "command": command, **more}, RunShellArguments),
-    )
-    assert isinstance(done.data, RunShellResult)
-    assert done.text.startswith(done.data.ending)
-    return done.data
+@contextlib.asynccontextmanager
+async def project_sandbox(
+    root: Path, *, environ: Mapping[str, str] | None = None, **chosen: Any
+) -> AsyncIterator[Sandbox]:
+    """`chosen`: settings, and limits by their names. The environment contains `SECRET`."""
+    names = {field.name for field in dataclasses.fields(DEFAULTS)}
+    limits = dataclasses.replace(DEFAULTS.limits, **{k: v for k, v in chosen.items() if k not in names})
+    settings = dataclasses.replace(QUICK_TESTS, limits=limits, **{k: v for k, v in chosen.items() if k in names})
+    usual = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "API_TOKEN": SECRET, NO_PLUGINS: "1"}
+    async with open_sandbox(root, settings, environ={**usual, **(environ or {})}) as sandbox:
+        yield sandbox
 
 
-async def run_pytest(place: Place, **given: object) -> RunTestsResult:
-    done = await place.do(run_tests, msgspec.convert(given, RunTestsArguments))
-    assert isinstance(done.data, RunTestsResult)
-    assert done.text.startswith(done.data.outcome.replace("_", " ").upper())
-    return done.data
-
-
-def size_of(ran: msgspec.Struct) -> int:
-    return len(msgspec.json.encode(ran))
-
-
-def is_running(mark: str) -> bool:
-    words = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            words.append((process / "cmdline").read_bytes())
-    return any(mark.encode() in one for one in words)
+@contextlib.asynccontextmanager
+async def open_project(root: Path, **chosen: Any) -> AsyncIterator[SandboxedProject]:
+    async with project_sandbox(make_files(root), **chosen) as sandbox:
+        yield SandboxedProject(sandbox)

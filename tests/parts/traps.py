@@ -1,8 +1,8 @@
-"""A folder full of traps, and what lies outside of it that no tool may touch.
+"""A hostile project, and files outside of it that no tool may touch.
 
-In: an empty place. Out: a `Ground`: a small project with links, pipes and odd names that lead out, and outside of it
-things that can be told when they turn up in an answer: words in files, a file's name, its size, its time, a program
-that says that it ran. `holes` has the paths that are tried.
+In: an empty folder. Out: a `HostileProject`, with links, pipes and odd names that lead out. The files outside can be
+recognised in an answer by their words, names, sizes and times, and a program there leaves a mark when it runs.
+`holes` has the paths to try.
 """
 
 from __future__ import annotations
@@ -18,93 +18,97 @@ from pathlib import Path
 WORD = "CANARYWORD7F3A"
 """In every file outside."""
 NAME = "canaryname9b1c"
-"""A file outside that no hostile path spells out: it shows only where a folder was listed."""
+"""A file outside that no hostile path names, so only a listing shows it."""
 SIZE = 7_354_133
-"""Of a file outside."""
+"""The size of a file outside."""
 MOMENT = 1_111_111_111
 DAYS = ("2005-03-18", "Mar 18  2005")
-"""When the things outside were last changed; nothing inside is so old."""
+"""The last change of everything outside. Nothing inside is so old."""
 RAN = "MARKERRAN5E2D"
-"""What the program outside prints."""
+"""Printed by the program outside."""
 SECRET_NAME = "HOLES_SECRET"
 SECRET = "SECRETENV31C4"
-"""A variable of the server's."""
+"""A variable of the server."""
 RUN_LOG = "RUNLOGLINE88D1"
 """In a log of Toolcrib's runs."""
 PASSWD = "root:x:0:0"
-"""In /etc/passwd, of which commands get another one."""
+"""In /etc/passwd. Commands get a different one."""
 WRITTEN = "INTRUDER"
-_MOST_COMPARED = 100_000
+_MAX_COMPARED = 100_000
 LEAKS = (WORD, NAME, str(SIZE), *DAYS, RAN, SECRET, RUN_LOG, PASSWD)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class HostileProject:
     root: Path
     outside: Path
     before: dict[str, str] = field(default_factory=dict)
 
     @property
     def marker(self) -> Path:
-        """A program outside; if it runs there, a file shows it."""
+        """A program outside that creates a file when it runs."""
         return self.outside / "marker"
 
     @property
     def sibling(self) -> Path:
         return self.root.with_name(f"{self.root.name}-evil")
 
-    def harm(self) -> list[str]:
-        """What is new, gone or different outside."""
-        now = seen(self.outside) | seen(self.sibling)
+    def remember(self) -> None:
+        self.before.clear()
+        self.before.update(snapshot(self.outside) | snapshot(self.sibling))
+
+    def changes_outside(self) -> list[str]:
+        now = snapshot(self.outside) | snapshot(self.sibling)
         return sorted(path for path in self.before.keys() | now.keys() if self.before.get(path) != now.get(path))
 
 
-def leaked(said: str) -> list[str]:
-    return [word for word in LEAKS if word in said]
+def leaks_in(text: str) -> list[str]:
+    return [word for word in LEAKS if word in text]
 
 
-def seen(top: Path) -> dict[str, str]:
-    """Everything in a folder, byte for byte, with modes and times; links as they are."""
+def snapshot(*tops: Path) -> dict[str, str]:
+    """Everything in these folders: content, modes, times and links."""
     found = {}
-    for folder, folders, files in os.walk(top):
+    for folder, folders, files in (entry for top in tops for entry in os.walk(top)):
         for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
-            there = path.lstat()
-            what = [stat.filemode(there.st_mode), str(there.st_uid), str(there.st_nlink)]
-            if stat.S_ISREG(there.st_mode):
-                what += [str(there.st_mtime_ns), str(there.st_size)]
-                what.append(path.read_bytes().hex() if there.st_size < _MOST_COMPARED else "")
-            elif stat.S_ISDIR(there.st_mode):
-                what.append(str(there.st_mtime_ns))
-            elif stat.S_ISLNK(there.st_mode):
-                what.append(str(path.readlink()))
-            found[str(path)] = " ".join(what)
+            status = path.lstat()
+            facts = [stat.filemode(status.st_mode), str(status.st_uid), str(status.st_nlink)]
+            if stat.S_ISREG(status.st_mode):
+                facts += [str(status.st_mtime_ns), str(status.st_size)]
+                facts.append(path.read_bytes().hex() if status.st_size < _MAX_COMPARED else "")
+            elif stat.S_ISDIR(status.st_mode):
+                facts.append(str(status.st_mtime_ns))
+            elif stat.S_ISLNK(status.st_mode):
+                facts.append(str(path.readlink()))
+            found[str(path)] = " ".join(facts)
     return found
 
 
-def lay(place: Path, *, name: str = "p") -> Ground:
-    """`place/p` is the project, beside it lie `p-evil` and `outside`."""
-    ground = Ground(root=place / name, outside=place / "outside")
-    ground.root.mkdir(exist_ok=True)
-    _lay_outside(ground)
-    _lay_project(ground.root)
-    _lay_links(ground)
-    _lay_odd_files(ground)
-    ground.before.update(seen(ground.outside) | seen(ground.sibling))
-    return ground
+def lay_traps(place: Path, *, name: str = "p") -> HostileProject:
+    """`place/p` is the project, next to `p-evil` and `outside`."""
+    place.mkdir(exist_ok=True)
+    project = HostileProject(root=place / name, outside=place / "outside")
+    project.root.mkdir(exist_ok=True)
+    _lay_outside(project)
+    _lay_project(project.root)
+    _lay_links(project)
+    _lay_odd_files(project)
+    project.remember()
+    return project
 
 
-def _lay_outside(ground: Ground) -> None:
-    (ground.outside / "deep").mkdir(parents=True)
-    ground.sibling.mkdir()
-    for folder in (ground.outside, ground.outside / "deep", ground.sibling):
+def _lay_outside(project: HostileProject) -> None:
+    (project.outside / "deep").mkdir(parents=True)
+    project.sibling.mkdir()
+    for folder in (project.outside, project.outside / "deep", project.sibling):
         (folder / "secret.txt").write_text(f"{WORD}\n")
         (folder / "test_secret.py").write_text(f'def test_{WORD}():\n    raise RuntimeError("{WORD}")\n')
         (folder / NAME).write_text(WORD)
         with (folder / "big").open("wb") as big:
             big.truncate(SIZE)
-    ground.marker.write_text(f"#!/bin/sh\necho {RAN}\ntouch {ground.outside}/ran {ground.root}/ran\n")
-    ground.marker.chmod(0o755)
-    for path in (*ground.outside.rglob("*"), *ground.sibling.rglob("*"), ground.outside, ground.sibling):
+    project.marker.write_text(f"#!/bin/sh\necho {RAN}\ntouch {project.outside}/ran {project.root}/ran\n")
+    project.marker.chmod(0o755)
+    for path in (*project.outside.rglob("*"), *project.sibling.rglob("*"), project.outside, project.sibling):
         os.utime(path, (MOMENT, MOMENT))
 
 
@@ -130,22 +134,22 @@ def _lay_project(root: Path) -> None:
 
 
 def git(root: Path, *words: str) -> None:
-    """As a person would, with nothing of this machine's own configuration."""
-    who = ("-c", "user.name=A Person", "-c", "user.email=person@localhost")
+    """The user's git, without this machine's configuration."""
+    user = ("-c", "user.name=A Person", "-c", "user.email=person@localhost")
     env = {"PATH": os.environ["PATH"], "HOME": str(root), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
-    subprocess.run(["git", *who, *words], cwd=root, env=env, check=True, capture_output=True, timeout=30)
+    subprocess.run(["git", *user, *words], cwd=root, env=env, check=True, capture_output=True, timeout=30)
 
 
-def _lay_links(ground: Ground) -> None:
-    outside = ground.outside
-    links = {
+def _lay_links(project: HostileProject) -> None:
+    outside = project.outside
+    links: dict[str, str | Path] = {
         "out.txt": outside / "secret.txt",
         "up.txt": "../outside/secret.txt",
         "src/up.py": "../../outside/test_secret.py",
         "test_out.py": outside / "test_secret.py",
         "outdir": outside,
         "updir": "../outside",
-        "evil": ground.sibling,
+        "evil": project.sibling,
         "chain1": "chain2",
         "chain2": "src/chain3",
         "src/chain3": "../updir",
@@ -154,24 +158,24 @@ def _lay_links(ground: Ground) -> None:
         "self": "/proc/self",
         "fds": "/dev/fd",
         "stdin": "/dev/stdin",
-        "gone.txt": outside / "not-there.txt",
-        "gonedir": outside / "not-there",
+        "gone.txt": outside / "missing.txt",
+        "gonedir": outside / "missing",
         "runs": ".toolcrib/runs",
         "own": ".toolcrib",
         "hooks": ".git/hooks",
-        "marker": ground.marker,
+        "marker": project.marker,
     }
     for name, target in links.items():
-        (ground.root / name).symlink_to(target)
+        (project.root / name).symlink_to(target)
 
 
-def _lay_odd_files(ground: Ground) -> None:
-    (ground.outside / "hard.txt").write_text("as it was\n")
-    os.link(ground.outside / "hard.txt", ground.root / "hard.txt")
-    os.mkfifo(ground.root / "pipe")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(ground.root / "door"))
+def _lay_odd_files(project: HostileProject) -> None:
+    (project.outside / "hard.txt").write_text("as it was\n")
+    os.link(project.outside / "hard.txt", project.root / "hard.txt")
+    os.mkfifo(project.root / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(project.root / "door"))
     if os.geteuid() == 0:
-        # Without end, for whoever reads it. Some containers forbid making one.
+        # Reading it never ends. Some containers forbid making one.
         with contextlib.suppress(PermissionError):
-            os.mknod(ground.root / "zeros", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+            os.mknod(project.root / "zeros", stat.S_IFCHR | 0o666, os.makedev(1, 5))

@@ -1,12 +1,11 @@
-"""The workspace server as a running process, and real MCP clients of either era at it.
+"""The workspace server as a running process, and real MCP clients of both protocol generations.
 
-In: a home, a transport, flags. Out: a `Server` with a client at the end of every transport, and its end with the test.
+In: a home, a transport, flags. Out: a `Server` with a client for each transport. The process ends with the test.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -23,10 +22,24 @@ from mcp.client.streamable_http import streamable_http_client
 
 from parts.client import MODES, TIMEOUT
 from parts.daemon import Home
+from parts.preloaded import Preloaded
 from parts.waiting import wait_for
 
 TRANSPORTS = ("stdio", "http", "socket")
 END_LIMIT = 60.0
+PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+
+
+COMMAND = [sys.executable, "-P", "-m", "toolcrib.workspace"]
+SCRIPT = "import sys\nfrom toolcrib.workspace.serving.main import main\nsys.exit(main())\n"
+
+
+def popen(home: Home, *args: str, **options: Any) -> subprocess.Popen[Any]:
+    """Starts the server with these arguments, as a fork with its packages already imported."""
+    script = home.path / "workspace.py"
+    if not script.exists():
+        script.write_text(SCRIPT)
+    return Preloaded([str(script), *args], cwd=home.project, **{"env": home.environ(), **options})
 
 
 @dataclass(kw_only=True)
@@ -36,30 +49,46 @@ class Server:
     words: list[str]
     environ: Mapping[str, str]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
-    """On stdio every client has a process of its own."""
-    known: str = ""
-    """The token, if it was not the server that made it."""
+    running: subprocess.Popen[bytes] | None = None
+    """None on stdio, where every client starts its own process."""
+    known_token: str = ""
+    """The token, if the test has chosen it."""
 
     @property
-    def said(self) -> str:
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self.running is not None, "each client on stdio has its own process"
+        return self.running
+
+    @property
+    def output(self) -> str:
         return self.log.read_text()
 
     @property
     def port(self) -> int:
-        found = wait_for(lambda: re.search(r"at http://127\.0\.0\.1:(\d+)/mcp", self.said), f"a port in {self.said!r}")
+        found = wait_for(
+            lambda: re.search(r"at http://127\.0\.0\.1:(\d+)/mcp", self.output), f"a port in {self.output!r}"
+        )
         return int(found[1])
 
     @property
     def token(self) -> str:
-        if self.known:
-            return self.known
-        found = wait_for(lambda: re.search(r"token is the content of (\S+)", self.said), f"a token in {self.said!r}")
+        if self.known_token:
+            return self.known_token
+        found = wait_for(
+            lambda: re.search(r"token is the content of (\S+)", self.output), f"a token in {self.output!r}"
+        )
         return Path(found[1]).read_text().strip()
 
     @property
     def socket(self) -> Path:
         return self.home.path / "w.sock"
+
+    def wait_until_serving(self) -> None:
+        wait_for(lambda: "serving" in self.output, f"the server to start, in {self.output!r}")
+
+    def popen(self) -> subprocess.Popen[bytes]:
+        """Starts a process with pipes, to talk to it without a client."""
+        return popen(self.home, *self.words[len(COMMAND) :], env=self.environ, **PIPES)
 
     @contextlib.asynccontextmanager
     async def client(self, era: str, **options: Any) -> AsyncIterator[Client]:
@@ -80,7 +109,7 @@ class Server:
         if self.transport == "http":
             headers = {"authorization": f"Bearer {self.token}"}
             return httpx2.AsyncClient(headers=headers, timeout=TIMEOUT, trust_env=False)
-        wait_for(lambda: self.said.count("serving"), f"the socket in {self.said!r}")
+        self.wait_until_serving()
         return httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(self.socket)), timeout=TIMEOUT)
 
 
@@ -94,28 +123,27 @@ def starting(home: Home) -> Iterator[StartWorkspace]:
 
     def start(transport: str, *flags: str, env: Mapping[str, str] | None = None, root: Path | None = None) -> Server:
         where = {"stdio": [], "http": ["--http", "0"], "socket": ["--socket", str(home.path / "w.sock")]}[transport]
-        words = [sys.executable, "-P", "-m", "toolcrib.workspace", "--root", str(root or home.project), *where, *flags]
+        words = [*COMMAND, "--root", str(root or home.project), *where, *flags]
         log = home.path / f"workspace-{len(started)}.log"
         log.touch()
         server = Server(home=home, transport=transport, words=words, environ={**home.environ(), **(env or {})}, log=log)
         started.append(server)
         if transport != "stdio":
             with log.open("ab") as stderr:
-                server.process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env=server.environ, cwd=home.project
-                )
+                options = {"env": server.environ, "stdin": subprocess.DEVNULL, "stdout": stderr, "stderr": stderr}
+                server.running = popen(home, *words[len(COMMAND) :], **options)
         return server
 
     try:
         yield start
     finally:
         for server in started:
-            if server.process is not None:
-                end(server.process)
+            if server.running is not None:
+                end(server.running)
 
 
 def end(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
-    """Asks it to end and gives its exit code; one that does not end in time is killed, and fails the test."""
+    """Ends it and returns its exit code. If it does not end in time, it is killed and the test fails."""
     if process.poll() is None:
         process.send_signal(number)
     try:
@@ -124,23 +152,3 @@ def end(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
         process.kill()
         process.wait()
         raise
-
-
-def is_running(pid: int) -> bool:
-    """Also a zombie is over."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def running_with(mark: str) -> list[int]:
-    """The living processes whose command line has the mark, this one excepted."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes()
-                if mark.encode() in words and is_running(int(entry.name)):
-                    found.append(int(entry.name))
-    return found
