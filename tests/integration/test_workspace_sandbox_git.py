@@ -665,7 +665,10 @@ async def test_a_flood_of_files_does_not_unprotect_a_repository(
     monkeypatch.setattr(layout, "BEFORE_A_COMMAND", FEW)
     root = make_folder(tmp_path)
     make_repository(root / "vendor" / "lib")
-    (root / "vendor" / "run").mkdir()
+    for folder in (root / "vendor" / "run", root / "many"):
+        folder.mkdir()
+    for number in range(100):
+        (root / "many" / str(number)).touch()
     give_to(owner, root)
     config = (root / "vendor" / "lib" / ".git" / "config").read_text()
     connect = "import socket; socket.socket(socket.AF_UNIX).connect('vendor/run/s'); print('reached')"
