@@ -1,4 +1,4 @@
-"""An agent that knows how late it is anywhere."""
+"""An agent that knows the time anywhere."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Its tests: no key, no network, no cost, the same every time."""
+"""Tests of the agent, without a key or a network."""
 
 import asyncio
 
@@ -9,11 +9,11 @@ from toolcrib.testing import Call, CallByName, Garble, Refuse, Say, ScriptedMode
 
 
 def ask(model: ScriptedModel) -> str:
-    return asyncio.run(answer("How late is it?", model="anthropic:any", api_key="test", base_url=model.url))
+    return asyncio.run(answer("What time is it?", model="anthropic:any", api_key="test", base_url=model.url))
 
 
-def test_it_asks_the_clock_before_it_answers() -> None:
-    both = Together([Call("now", {"zone": "Asia/Tokyo"}), Call("now", {"zone": "UTC"})], says="I look.")
+def test_it_reads_the_clock_before_it_answers() -> None:
+    both = Together([Call("now", {"zone": "Asia/Tokyo"}), Call("now", {"zone": "UTC"})], says="I will check.")
     with scripted("anthropic", [both, Say("Late.")]) as model:
         assert ask(model) == "Late."
         tokyo, utc = model.results
@@ -23,21 +23,21 @@ def test_it_asks_the_clock_before_it_answers() -> None:
         assert [tool.name for tool in model.offered] == ["now"]
 
 
-@pytest.mark.parametrize("trouble", [Refuse(429), Refuse(529)])
-def test_it_asks_again_when_the_provider_fails(trouble: Step) -> None:
-    with scripted("anthropic", [trouble, Say("Late.")]) as model:
+@pytest.mark.parametrize("failure", [Refuse(429), Refuse(529)])
+def test_it_retries_when_the_provider_fails(failure: Step) -> None:
+    with scripted("anthropic", [failure, Say("Late.")]) as model:
         assert ask(model) == "Late."
         assert len(model.requests) == 2
 
 
 @pytest.mark.parametrize("mistake", [CallByName("stopwatch"), Garble("now"), Call("now", {"zone": "Nowhere"})])
-def test_it_tells_the_model_of_its_mistakes(mistake: Step) -> None:
+def test_the_model_gets_an_error_for_its_mistakes(mistake: Step) -> None:
     with scripted("anthropic", [mistake, Say("I do not know.")]) as model:
         assert ask(model) == "I do not know."
-        [told] = model.results
-        assert told
+        [error] = model.results
+        assert error
 
 
-def test_it_gives_up_where_there_is_no_hope() -> None:
+def test_it_does_not_retry_a_wrong_key() -> None:
     with scripted("anthropic", [Refuse(401)]) as model, pytest.raises(RuntimeError, match="401"):
         ask(model)

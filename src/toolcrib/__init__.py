@@ -1,6 +1,6 @@
-"""Toolcrib: one room for the tools of all your agents.
+"""Toolcrib: one local MCP endpoint for the tools of all your agents.
 
-The names of the library; each is imported when it is first used, so that `import toolcrib` costs nothing.
+The library's public names. Each is imported on first use, so `import toolcrib` is fast.
 """
 
 from importlib import import_module

@@ -224,7 +224,7 @@ async def test_closing_leaves_no_descriptor_and_no_answer(root: Path) -> None:
         ("Grep", {"pattern": "x", "multiline": True}, "no argument 'multiline'"),
         ("Grep", {"pattern": "x", "-A": -1}, "'-A' is wrong"),
         ("Grep", {"pattern": "x", "output_mode": "lines"}, "'output_mode' is wrong"),
-        ("Grep", {"pattern": "x", "type": "cobol"}, "Known are c, cpp"),
+        ("Grep", {"pattern": "x", "type": "cobol"}, "Known: c, cpp"),
         ("Glob", {"pattern": ""}, "'pattern' is wrong"),
         ("LS", {"path": "."}, "There is no tool 'LS'"),
     ],
@@ -282,22 +282,22 @@ async def test_read_gives_a_range_and_says_nothing_more(root: Path, tools: Built
 async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: BuiltinTools) -> None:
     (root / "many").write_text("x\n" * 2500)
     first = await does(tools, "Read", file_path="many")
-    assert first.endswith("\n2000\tx\n\n(These are lines 1-2000 of 2500. Go on with offset: 2001.)")
+    assert first.endswith("\n2000\tx\n\n(Lines 1-2000 of 2500. Continue with offset: 2001.)")
     assert (await does(tools, "Read", file_path="many", offset=2001)).endswith("\n2500\tx")
     (root / "wide").write_text("y" * 100_000 + "\nlast\n")
     wide = await does(tools, "Read", file_path="wide")
-    assert wide.endswith("(Line 1 is too long to be shown whole. Go on with offset: 2.)")
+    assert wide.endswith("(Line 1 is too long to show whole. Continue with offset: 2.)")
     assert len(wide) < 40_000
     assert await does(tools, "Read", file_path="wide", offset=2) == "2\tlast"
 
 
 async def test_read_tells_what_is_no_text(root: Path, tools: BuiltinTools) -> None:
     (root / "empty").write_text("")
-    assert await does(tools, "Read", file_path="empty") == "The file exists, and is empty."
+    assert await does(tools, "Read", file_path="empty") == "The file exists but is empty."
     (root / "odd").write_bytes(b"a\xffb\n")
     assert "Edit keeps them" in await does(tools, "Read", file_path="odd")
     (root / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
-    assert "no text (108 B)" in await refuses(tools, "Read", file_path="image.png")
+    assert "not text (108 B)" in await refuses(tools, "Read", file_path="image.png")
     (root / "folder").mkdir()
     assert "is a folder" in await refuses(tools, "Read", file_path="folder")
 
@@ -492,7 +492,7 @@ async def test_glob_gives_paths_the_newest_first(
 
 async def test_glob_says_when_nothing_or_not_everything_is_shown(tree: Path, tools: BuiltinTools) -> None:
     nothing = await does(tools, "Glob", pattern="*.zig")
-    assert nothing.startswith("No files found\n(1 entry of .gitignore left out")
+    assert nothing.startswith("No files found\n(1 entry in .gitignore skipped")
     for n in range(250):
         (tree / f"{n}.txt").write_text("")
     many = await does(tools, "Glob", pattern="*.txt")
@@ -558,7 +558,7 @@ async def test_grep_that_finds_nothing_says_what_it_passed_over(texts: Path, too
     (texts / ".gitignore").write_text("a.py\n")
     said = await does(tools, "Grep", pattern="nowhere", output_mode=mode)
     assert said.startswith("No files found" if mode == "files_with_matches" else "No matches found")
-    assert "1 entry of .gitignore not searched" in said
+    assert "1 entry in .gitignore skipped" in said
     assert "1 binary file skipped" in said
 
 

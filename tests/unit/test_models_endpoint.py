@@ -99,7 +99,7 @@ def test_a_model_without_a_known_provider_is_answered_with_all_of_them(model: st
 
 
 def test_a_provider_alone_is_no_model() -> None:
-    with pytest.raises(UsageError, match="names no model"):
+    with pytest.raises(UsageError, match="has no model name"):
         find_endpoint(options("openai:", api_key=KEY))
 
 
@@ -115,7 +115,7 @@ def test_a_model_of_openrouter_needs_its_maker() -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://x/v1", "http://", "http://[::1", "http://x:99999", "/v1"])
 def test_a_base_url_that_is_no_http_address_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="no HTTP address"):
+    with pytest.raises(UsageError, match="not an HTTP URL"):
         find_endpoint(options("openai:m", base_url=url))
 
 

@@ -1,9 +1,9 @@
-"""Models that follow a script, behind the real HTTP interfaces of their providers, on loopback.
+"""Scripted models for tests. They answer over their providers' real HTTP interfaces, on loopback.
 
-In: a list of steps. Out: what a provider's service would stream, and a record of what the model was given. `script`
-says what comes next in a `conversation`, `server` speaks HTTP; `anthropic`, `google`, `openai_chat` (with
-OpenRouter) and `openai_responses` are the wire formats, and `wire` what they share. `scripted` puts them together;
-`python -m toolcrib.testing PROVIDER SCRIPT.json` runs one by itself. Nothing here needs more than the standard library.
+In: a list of steps. Out: the stream that the provider would send, and a record of every request. `script` chooses the
+next turn of a `conversation`, `server` handles HTTP; `anthropic`, `google`, `openai_chat` (with OpenRouter) and
+`openai_responses` are the wire formats, and `wire` is what they share. `scripted` starts a model;
+`python -m toolcrib.testing PROVIDER SCRIPT.json` runs one as a program. Only the standard library is needed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A scripted model by itself: `python -m toolcrib.testing PROVIDER SCRIPT.json`.
+"""A scripted model as a program: `python -m toolcrib.testing PROVIDER SCRIPT.json`.
 
 In: a file with the steps, `{"steps": [{"call": "workspace_read_file", "arguments": {…}}, …], "last_words": "…"}`. Out:
 the model's base URL on stdout; it answers until stdin is closed. A step is one of `call`, `call_by_name` (with
 `namespace`), `garble` (with `text`), `together` (a list of these), `say`, `refuse` (an HTTP status, with `retry_after`)
-and `break` (a text, with `status`); all may have `thinking`, `ending`, `stop_reason` and `cut_after`, and calls `says`.
-Where requests without tools are about something else, as with the coding agents, the file says `"toolless": "aside"`.
+and `break` (a text, with `status`). All may have `thinking`, `ending`, `stop_reason` and `cut_after`, and calls `says`.
+For coding agents, which also send requests without tools for titles and the like, set `"toolless": "aside"`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEPS: Mapping[str, tuple[Callable[..., Step], tuple[str, ...]]] = {
     "refuse": (Refuse, ("retry_after",)),
     "break": (Break, ("status",)),
 }
-"""What a step is named by, how it is made of that, and what may stand beside it."""
+"""The key that names a step, its class, and its optional keys."""
 
 
 def step_from(data: Mapping[str, Any]) -> Step:
@@ -47,18 +47,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m toolcrib.testing")
     parser.add_argument("provider", choices=sorted(PROVIDERS))
     parser.add_argument("script", type=Path)
-    words = parser.parse_args()
-    script = json.loads(words.script.read_text())
+    arguments = parser.parse_args()
+    script = json.loads(arguments.script.read_text())
     steps = [step_from(data) for data in script["steps"]]
     toolless = Toolless(script.get("toolless", Toolless.TURN))
     with serving(
-        PROVIDERS[words.provider](), steps, last_words=script.get("last_words", "Done."), toolless=toolless
+        PROVIDERS[arguments.provider](), steps, last_words=script.get("last_words", "Done."), toolless=toolless
     ) as model:
         sys.stdout.write(f"{model.url}\n")
         sys.stdout.flush()
         sys.stdin.read()
     if model.faults:
-        sys.exit(f"The script did not fit what came: {model.faults[0]}")
+        sys.exit(f"The requests did not match the script: {model.faults[0]}")
 
 
 if __name__ == "__main__":

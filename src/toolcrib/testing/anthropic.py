@@ -1,8 +1,8 @@
 """Anthropic's Messages API, as Claude Code and others use it: `POST /v1/messages`.
 
 In: `tools`, and `messages` whose content blocks may be `tool_result`. Out: one message of `thinking`, `text` and
-`tool_use` blocks. Deferred tools stand by name in a reminder, and are had by a call of the client's own `ToolSearch`:
-its result refers to what it found, and from then on `tools` holds these.
+`tool_use` blocks. Deferred tools are listed by name in a reminder. The model finds them with the client's own
+`ToolSearch`: its result refers to the found tools, and later requests have them in `tools`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Anthropic:
 
 
 def _results(messages: list[dict[str, Any]]) -> Iterator[ToolOutput]:
-    """In the order of the calls. As the service does, it insists on a result for each call, in the next message."""
+    """In the order of the calls. Like the service, it requires a result for each call, in the next message."""
     for place, (message, following) in enumerate(itertools.pairwise([{"content": []}, *messages, {"content": []}])):
         called = [block["id"] for block in _blocks(message) if block["type"] == "tool_use"]
         given = {block["tool_use_id"]: block for block in _blocks(following) if block["type"] == "tool_result"}
@@ -136,7 +136,7 @@ def _reason(turn: ModelTurn) -> str:
 
 def _content(turn: ModelTurn) -> list[dict[str, Any]]:
     if any(call.garbled for call in turn.invocations):
-        raise ValueError("Arguments that are not JSON can only stand in a stream of Anthropic's.")
+        raise ValueError("With Anthropic, arguments that are not JSON are only possible in a stream.")
     return [
         *([{"type": "thinking", "thinking": turn.thinking, "signature": SIGNATURE}] if turn.thinking else []),
         *([{"type": "text", "text": turn.text}] if turn.text else []),
@@ -156,7 +156,7 @@ def _input(invocation: Invocation) -> Any:
 
 
 def _growing(turn: ModelTurn) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """How each block begins in a stream, and what is added to it."""
+    """The start of each block in a stream, and its deltas."""
     if turn.thinking:
         thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(turn.thinking)]
         signed = {"type": "signature_delta", "signature": SIGNATURE}

@@ -1,6 +1,6 @@
-"""What a model is given in a request, and what it answers, in one form for all providers.
+"""A model's requests and answers, in one form for all providers.
 
-In: nothing. Out: the classes between a `Script`, which decides, and a provider's wire format, which reads and writes.
+These classes connect a `Script`, which decides, with a provider's wire format, which reads and writes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 
 class ToolOffering(enum.StrEnum):
-    """How a client lets its model have the tools of MCP servers."""
+    """How a client offers the tools of MCP servers to its model."""
 
     PLAIN = "plain"
-    """All are listed in the request; in a group, where the provider has groups."""
+    """All are listed in the request, in groups if the provider has them."""
     DEFERRED = "deferred"
-    """None is: the model searches for what it needs, and is given it."""
+    """None are listed: the model searches for the tools that it needs."""
     CODE = "code"
     """The model writes a program that calls them."""
 
@@ -31,7 +31,7 @@ class ModelTool:
     name: str
     definition: Mapping[str, Any]
     namespace: str = ""
-    """Some providers group tools; a call then names the group, too."""
+    """The group of the tool, with providers that have groups. A call names it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +43,18 @@ class ToolOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestConversation:
-    """What the model is given in one request."""
+    """The content of one request to the model."""
 
     tools: tuple[ModelTool, ...]
     offering: ToolOffering = ToolOffering.PLAIN
     outputs: tuple[ToolOutput, ...] = ()
-    """What came back for its calls and searches so far, in order."""
+    """The results of its calls and searches so far, in order."""
     found: tuple[ModelTool, ...] = ()
-    """The tools that its searches brought."""
+    """The tools that its searches found."""
     asked: tuple[str, ...] = ()
-    """The texts of the person's side: prompts, and what the client adds to them."""
+    """The user's texts: prompts and the client's additions to them."""
     said: tuple[str, ...] = ()
-    """The texts that it said itself, in earlier turns."""
+    """The model's own texts, from earlier turns."""
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -63,18 +63,18 @@ class RequestConversation:
 
 
 CALL, SEARCH = "call_", "search_"
-"""How the ids of calls and of searches begin."""
+"""The prefixes of the ids of calls and searches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnUsage:
-    """Tokens, as a provider counts them."""
+    """Token counts, as reported by a provider."""
 
     fresh: int
-    """Read, and not from the cache."""
+    """Input tokens that were not cached."""
     cached: int
     output: int
-    """Written, with what was thought."""
+    """Output tokens, including thinking."""
     thought: int
 
     @property
@@ -84,15 +84,15 @@ class TurnUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """A call in an answer; or a search, where `name` is what is searched for."""
+    """A call in an answer, or a search for `name`."""
 
     id: str
     name: str
     namespace: str = ""
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
-    """A text for tools that take one."""
+    """A string for tools that take plain text."""
     garbled: str = ""
-    """What the model wrote in the place of arguments, and is no JSON."""
+    """Arguments that are not JSON, used instead of `arguments`."""
 
     @property
     def searches(self) -> bool:
@@ -105,7 +105,7 @@ class Invocation:
 
 
 class Hold:
-    """Where an answer stops in the middle until a test lets it go on."""
+    """Stops an answer in the middle until a test releases it."""
 
     LIMIT = 60.0
 
@@ -114,41 +114,41 @@ class Hold:
         self._released = threading.Event()
 
     def wait(self) -> None:
-        """The model waits here."""
+        """Called by the model."""
         self._reached.set()
         self._released.wait(self.LIMIT)
 
     def reached(self, limit: float = LIMIT) -> None:
-        """Returns when the model has begun its answer, and stopped."""
+        """Returns when the model has started its answer and waits."""
         if not self._reached.wait(limit):
-            raise TimeoutError(f"the model did not come to this step within {limit:g} s")
+            raise TimeoutError(f"the model did not reach this step within {limit:g} s")
 
     def release(self) -> None:
         self._released.set()
 
 
 class AnswerEnding(enum.StrEnum):
-    """Why an answer is over."""
+    """Why an answer ended."""
 
     NATURAL = "natural"
-    """All is said, or there are calls to be carried out."""
+    """It is complete, or has calls to run."""
     LENGTH = "length"
-    """It was cut off: as many tokens as an answer may have."""
+    """It was cut off at the token limit."""
     FILTER = "filter"
-    """The provider's filter, or the model itself, declined to go on."""
+    """The provider's filter, or the model itself, declined to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """Where an answer comes to an end in its middle."""
+    """The failure of an answer in the middle."""
 
     status: int
-    """The error that the provider sends in the stream, by its number; or 0: the connection breaks."""
+    """The HTTP status of the error that the provider sends in the stream, or 0 to close the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTurn:
-    """One answer: thoughts, words and calls, as far as there are any."""
+    """One answer, with optional thinking, text and calls."""
 
     id: str
     thinking: str = ""
@@ -157,18 +157,18 @@ class ModelTurn:
     usage: TurnUsage
     ending: AnswerEnding = AnswerEnding.NATURAL
     stop_reason: str = ""
-    """The provider's own word for why the answer is over; empty: the one that fits `ending`."""
+    """The provider's own stop reason; if empty, the one for `ending`."""
     cut_after: int | None = None
-    """How many messages of the stream are sent before it ends cleanly; a negative number counts from the end."""
+    """The number of messages that are sent before the stream ends cleanly; a negative number counts from the end."""
     hold: Hold | None = None
     cut: Interruption | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """No answer, but an HTTP error as the provider has it."""
+    """An HTTP error in the provider's form, instead of an answer."""
 
     status: int
     message: str
     retry_after: float | None = None
-    """Seconds after which one may ask again."""
+    """Seconds to wait before a retry."""

@@ -1,7 +1,7 @@
 """Google's Gemini API, as Gemini CLI and others use it: `:streamGenerateContent?alt=sse` and `:generateContent`.
 
 In: `tools[].functionDeclarations`, and `contents` whose parts may be `functionResponse`. Out: candidates whose parts
-are thoughts, text and `functionCall`s, which the real service streams whole.
+are thinking, text and `functionCall`s. The real service streams each call whole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Google:
         )
 
     def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
-        # The count so far comes with every part; the whole only with the last.
+        # Every part has the count so far; only the last has the complete one.
         early = {"promptTokenCount": turn.usage.read, "totalTokenCount": turn.usage.read}
         parts = _parts(turn, pieces)
         return [*(_message(turn, [part], early) for part in parts[:-1]), _last(turn, parts[-1:])]
@@ -65,14 +65,14 @@ class Google:
 
 
 def _results(contents: list[tuple[str | None, list[dict[str, Any]]]]) -> Iterator[ToolOutput]:
-    """In the order of the calls. As the service does, it insists on as many results as there were calls. A result
-    without an id belongs to the first call by its name that has none."""
+    """In the order of the calls. Like the service, it requires as many results as calls. A result without an id
+    belongs to the first unanswered call with its name."""
     due: list[dict[str, Any]] = []
     given: list[dict[str, Any]] = []
     for role, parts in [*contents, ("model", [])]:
         if role != "model":
             came = [part["functionResponse"] for part in parts if "functionResponse" in part]
-            # Gemini CLI sends a result twice when it takes up an old session.
+            # Gemini CLI sends a result twice when it resumes a session.
             given += [one for n, one in enumerate(came) if one not in came[:n] or not one.get("id")]
             continue
         if len(due) != len(given):

@@ -1,9 +1,9 @@
 """OpenAI's Chat Completions API, and OpenRouter's dialect of it.
 
-In: `tools`, and `messages`, of which those of the role `tool` are results. Out: one completion, whole or in chunks.
-OpenRouter adds the name of the provider that really answered, thoughts as `reasoning` and `reasoning_details`, always
-a count with what it cost, and comments that keep the connection open; its errors have a number, and may come in the
-body of an answer that began well.
+In: `tools`, and `messages`; those with the role `tool` are results. Out: one completion, whole or in chunks.
+OpenRouter adds the name of the upstream provider, thinking as `reasoning` and `reasoning_details`, the usage with its
+cost, and comments that keep the connection open. Its errors have numeric codes, and may come in the body of an answer
+with status 200.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolcrib.testing.wire import Message, pieces, text_of
 
 DONE = "data: [DONE]"
 CREATED = 1_700_000_000
-"""When every answer was made: one that is asked for again is the same."""
+"""Constant, so that a repeated request gets the same answer."""
 ENDINGS = {AnswerEnding.LENGTH: "length", AnswerEnding.FILTER: "content_filter"}
 ERRORS = {
     400: ("invalid_request_error", None),
@@ -44,7 +44,7 @@ class OpenAIChat:
         messages: list[dict[str, Any]] = body["messages"]
         texts = [(message["role"], text_of(message["content"])) for message in messages if message.get("content")]
         return RequestConversation(
-            # The others are the service's own, such as a search of the web.
+            # The others are built into the service, such as web search.
             tools=tuple(
                 ModelTool(name=tool[tool["type"]]["name"], definition=tool)
                 for tool in body.get("tools") or []
@@ -58,7 +58,7 @@ class OpenAIChat:
     def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
         head = self._head(turn, body, "chat.completion.chunk")
         wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        # Where the count is wanted, every chunk has a place for it.
+        # If the usage is requested, every chunk has the field.
         empty = {"usage": None} if wants_usage else {}
         chunks = [{**head, "choices": [self._choice(turn, delta=delta)], **empty} for delta in self._deltas(turn)]
         chunks.append({**head, "choices": [self._choice(turn, delta={}, over=True)], **empty})
@@ -127,7 +127,7 @@ def error(status: int, message: str) -> dict[str, Any]:
 
 
 def _results(messages: list[dict[str, Any]]) -> Iterator[ToolOutput]:
-    """In the order of the calls. As the service does, it insists on a result for each call, right after it."""
+    """In the order of the calls. Like the service, it requires a result for each call, right after it."""
     due: dict[str, str | None] = {}
     for message in messages:
         if message["role"] != "tool":
@@ -173,7 +173,7 @@ class OpenRouter(OpenAIChat):
     base = "/api/v1"
 
     def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
-        # It counts for everyone, asked or not.
+        # It always sends the usage.
         return [COMMENT, *super().write(turn, path, {**body, "stream_options": {"include_usage": True}})]
 
     def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:

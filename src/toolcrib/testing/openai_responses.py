@@ -1,8 +1,8 @@
 """OpenAI's Responses API, as Codex and others use it: `POST /v1/responses`.
 
-In: `tools` (functions, some grouped in namespaces; or none, and a list of them among the `input` items) and `input`.
-Out: a response with reasoning, a message, and calls. Deferred tools are had by a `tool_search_call`, whose output
-holds their definitions. With code mode there is one tool for all, `exec`, which takes JavaScript.
+In: `tools` (functions, some grouped in namespaces; sometimes among the `input` items instead) and `input`. Out: a
+response with reasoning, a message and calls. A `tool_search_call` finds deferred tools; its output has their
+definitions. In code mode, the only tool is `exec`, which takes JavaScript.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ OUTPUTS = ("function_call_output", "custom_tool_call_output", "mcp_tool_call_out
 CODE_TOOL = "exec"
 ENDINGS = {AnswerEnding.LENGTH: "max_output_tokens", AnswerEnding.FILTER: "content_filter"}
 STATUSES = ("completed", "failed", "incomplete")
-"""Stop reasons that are the status of a response; any other is why it is incomplete."""
+"""Stop reasons that are the status of a response; all others are the reason of an incomplete one."""
 LAST = 999
-"""The number of a message that nobody awaited."""
+"""The sequence number of an interruption."""
 JOINT = "__"
-"""Between a namespace and a name, where a program names both in one."""
+"""Between the namespace and the name of a tool in a program."""
 
 
 class OpenAIResponses:
@@ -43,7 +43,7 @@ class OpenAIResponses:
     def read(self, body: dict[str, Any]) -> RequestConversation:
         items = _input(body)
         _check(items)
-        # A message need not say that it is one.
+        # The type of a message is optional.
         messages = [item for item in items if item.get("type", "message") == "message"]
         texts = [(message["role"], text) for message in messages for text in _texts(message["content"])]
         return RequestConversation(
@@ -115,7 +115,7 @@ def _input(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check(items: list[dict[str, Any]]) -> None:
-    """As the service does, it insists on an output for each call, and on a call for each output."""
+    """Like the service, it requires an output for each call, and a call for each output."""
     called = {item["call_id"] for item in items if item.get("type") in CALLS}
     answered = {item["call_id"] for item in items if item.get("type") in CALLS.values()}
     if missing := sorted(called - answered):
@@ -156,7 +156,7 @@ def _results(item: dict[str, Any]) -> list[ToolOutput]:
         return []
     texts = _texts(item["output"])
     if item["type"] == "custom_tool_call_output" and len(texts) > 1 and texts[0].startswith("Script completed"):
-        # One text for each call that the program made, after the head.
+        # The head, then one text for each call of the program.
         return [ToolOutput(call=item["call_id"], text=text) for text in texts[1:]]
     return [ToolOutput(call=item["call_id"], text="\n".join(texts))]
 
@@ -172,7 +172,7 @@ def _found(item: dict[str, Any]) -> list[ModelTool]:
         return _offered(item["tools"])
     if item.get("type") != "custom_tool_call_output":
         return []
-    # What our own program for a search prints: the tools' full names, each with what it says of itself.
+    # The output of our own search program: each tool's full name and description.
     lists = [json.loads(text) for text in _texts(item["output"]) if text.startswith(_LISTED)]
     return [ModelTool(name=tool["name"], definition=tool) for listed in lists for tool in listed["tools_found"]]
 
@@ -231,7 +231,7 @@ def _custom(call_id: str, name: str, text: str) -> dict[str, Any]:
 
 
 def _line(invocation: Invocation) -> str:
-    """A call, or a search, as a line of a program."""
+    """A call or a search, as a line of a program."""
     if invocation.searches:
         ending = json.dumps(invocation.name)
         return f"text({{tools_found: ALL_TOOLS.filter(tool => tool.name.endsWith({ending}))}});"
@@ -240,7 +240,7 @@ def _line(invocation: Invocation) -> str:
 
 
 def _stream(index: int, item: dict[str, Any]) -> list[dict[str, Any]]:
-    """An item as it grows."""
+    """The events that build up an item."""
     about = {"item_id": item["id"], "output_index": index}
     done = {"type": "response.output_item.done", "output_index": index, "item": item}
 

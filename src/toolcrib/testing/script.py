@@ -1,9 +1,9 @@
-"""What a scripted model does: one step a turn, then some last words.
+"""The script of a model: one step per turn, then its last words.
 
-In: a conversation as its wire format reads it. Out: the next `ModelTurn`. Which step comes next is read from the
-conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that a
-client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to be
-found by a search is searched for first, without a step of its own.
+In: a conversation, read by its wire format. Out: the next `ModelTurn`. The conversation itself determines the next
+step: a call is done when its id has a result, and a text is said when the conversation contains it. So a repeated
+request gets the same answer, and a script can continue in a later run of the conversation. If a tool must be searched
+for, the search comes first and is not a step.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from toolcrib.testing.conversation import (
 @dataclass(frozen=True)
 class Step:
     first: Callable[[], object] | None = field(default=None, kw_only=True)
-    """Done once before the model answers: where a test changes the world in mid-conversation, or waits."""
+    """Called once before the model answers, to change something in the middle of a conversation, or to wait."""
     thinking: str = field(default="", kw_only=True)
     says: str = field(default="", kw_only=True)
-    """Words before a call."""
+    """Text before a call."""
     ending: AnswerEnding = field(default=AnswerEnding.NATURAL, kw_only=True)
     stop_reason: str = field(default="", kw_only=True)
-    """The provider's own word for why the answer is over, in the place of the one for `ending`."""
+    """The provider's own stop reason, instead of the one for `ending`."""
     cut_after: int | None = field(default=None, kw_only=True)
-    """How many messages of the stream are sent before it ends cleanly; a negative number leaves out the last ones."""
+    """The number of messages that are sent before the stream ends cleanly; a negative number omits the last ones."""
     hold: Hold | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Call(Step):
-    """The model calls the tool whose name ends so, in whichever way it is offered."""
+    """The model calls the tool whose name is or ends with `tool`, however the client offers it."""
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Call(Step):
 
 @dataclass(frozen=True)
 class CallByName(Step):
-    """The model calls the tool of exactly this name, offered or not: a client's own, or one it was never shown."""
+    """The model calls the tool with exactly this name, offered or not."""
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
@@ -65,9 +65,9 @@ class CallByName(Step):
 
 @dataclass(frozen=True)
 class Garble(Step):
-    """The model calls the tool whose name ends so, with arguments that are not JSON.
+    """The model calls the tool whose name is or ends with `tool`, with arguments that are not JSON.
 
-    Google's service does not let such a call through: there the answer is empty, and says why."""
+    Google's service blocks such calls: its answer is empty, with a finish reason."""
 
     tool: str
     text: str = '{"broken": '
@@ -82,38 +82,38 @@ class Together(Step):
 
 @dataclass(frozen=True)
 class Say(Step):
-    """The model has said what it had to say: the client's run ends. No other words of a script may contain these.
+    """The model answers with a text, and the client's run ends. No other text of the script may contain this one.
 
-    No words: an empty answer, to one request."""
+    An empty text is an empty answer to one request."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Refuse(Step):
-    """One request is answered with an HTTP error: 429, 500, 529."""
+    """One request gets an HTTP error: 429, 500, 529."""
 
     status: int
     retry_after: float | None = None
-    """Seconds after which the provider is said to take it; None: it does not say."""
+    """Seconds for the `Retry-After` header, or None for no header."""
 
 
 @dataclass(frozen=True)
 class Break(Step):
-    """One answer ends in the middle: the connection breaks, or an error comes where the answer should go on."""
+    """One answer ends in the middle, with a broken connection or an error."""
 
     text: str = "I was about to say"
     status: int = 0
-    """The error, as an HTTP status; 0: the connection breaks."""
+    """The HTTP status of the error, or 0 to break the connection."""
 
 
 class Toolless(enum.StrEnum):
-    """What a request without any tools is."""
+    """How to treat a request without tools."""
 
     TURN = "turn"
-    """One like any other."""
+    """Like any other request."""
     ASIDE = "aside"
-    """About something else: a title, a summary, a check of the key. It gets the last words, and is no step."""
+    """As a request for a title, a summary or a key check: it gets the last words and is not a step."""
 
 
 class Script:
@@ -124,10 +124,10 @@ class Script:
         self._mark = secrets.token_hex(3)
         self._begun: set[int] = set()
         self._over: set[int] = set()
-        """The steps that leave nothing in the conversation, and were done."""
+        """The finished steps that leave no trace in the conversation."""
         self._lock = threading.Lock()
         self._tools: dict[str, ModelTool] = {}
-        """All that were ever offered: a model may call what it has seen before."""
+        """All tools that were ever offered: a model may call a tool from an earlier request."""
 
     def next(self, conversation: RequestConversation) -> ModelTurn | Refusal:
         with self._lock:
@@ -146,7 +146,7 @@ class Script:
 
     @property
     def left(self) -> tuple[Step, ...]:
-        """The steps that it did not come to."""
+        """The steps that were not reached."""
         with self._lock:
             return tuple(step for number, step in enumerate(self.steps) if number not in self._begun)
 
@@ -158,7 +158,7 @@ class Script:
             return any(step.text in text for text in conversation.said)
         if any(self._id(CALL, number) in result.call for result in conversation.outputs):
             return True
-        # Google's clients may leave out the ids: then the calls were those of the first steps.
+        # Google's clients may omit the ids; the results then belong to the first steps.
         nameless = sum(not result.call for result in conversation.outputs)
         return bool(_calls(step)) and sum(len(_calls(one)) for one in self.steps[: number + 1]) <= nameless
 
@@ -196,7 +196,7 @@ class Script:
 
     def _search(self, number: int, missing: list[str], conversation: RequestConversation) -> ModelTurn:
         if any(self._id(SEARCH, number) in result.call for result in conversation.outputs):
-            raise LookupError(f"no search brought {missing}; seen were {sorted(self._tools)}")
+            raise LookupError(f"the search did not find {missing}; known tools: {sorted(self._tools)}")
         searches = tuple(
             Invocation(id=f"{self._id(SEARCH, number)}{place}", name=name) for place, name in enumerate(missing)
         )
@@ -209,7 +209,7 @@ class Script:
     def _named(self, ending: str) -> ModelTool:
         found = self._ending(ending)
         if len(found) != 1:
-            raise LookupError(f"{len(found)} tools end in {ending!r}; offered were {sorted(self._tools)}")
+            raise LookupError(f"{len(found)} tools end in {ending!r}; offered: {sorted(self._tools)}")
         return found[0]
 
 
@@ -220,7 +220,7 @@ def _calls(step: Step) -> Sequence[Call | CallByName | Garble]:
 
 
 def _leaves_nothing(step: Step) -> bool:
-    """Whether it may be that the conversation will not tell that the step was done."""
+    """Whether the step may leave no trace in the conversation."""
     if step.stop_reason or step.cut_after is not None:
         return True
     if isinstance(step, Say):
@@ -229,5 +229,5 @@ def _leaves_nothing(step: Step) -> bool:
 
 
 def turn_usage(number: int) -> TurnUsage:
-    """What a turn is said to have cost: no two the same, so that a sum shows which were counted."""
+    """The usage reported for a turn. No two are the same, so a sum shows which turns were counted."""
     return TurnUsage(fresh=100 + 7 * number, cached=1000 * number, output=20 + 3 * number, thought=number)

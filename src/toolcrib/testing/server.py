@@ -1,8 +1,8 @@
-"""A scripted model as a running HTTP service.
+"""The HTTP server of a scripted model.
 
-In: a provider's wire format, or its name, and the steps. Out: the `ScriptedModel`: its base URL, and every request that
-came, to assert on what the model was given. It runs in threads of the test's own process, so a step may do or wait for
-anything in the test. What did not fit the script fails the test at the end of `scripted`.
+In: a provider's wire format, or its name, and the steps. Out: the `ScriptedModel`: its base URL, and every request, for
+assertions. It runs in threads of the test's own process, so a step may do or wait for anything in the test. A request
+that does not match the script fails the test at the end of `scripted`.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from toolcrib.testing.script import Script, Step, Toolless
 from toolcrib.testing.wire import Message, WireFormat, event
 
 CLOSE_LIMIT = 5.0
-"""Seconds that a connection has to end with the model."""
+"""Seconds to wait for each connection when the model stops."""
 
 
 class ScriptMismatch(AssertionError):
-    """What came does not fit the script, or the rules of the provider's service."""
+    """A request did not match the script, or violates the rules of the provider's service."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRequest:
-    """What the model was given, once."""
+    """One request to the model."""
 
     path: str
     headers: Mapping[str, str]
-    """By names in lower case."""
+    """With lower-case names."""
     body: dict[str, Any]
-    """As it came."""
+    """As received."""
     conversation: RequestConversation | None
-    """The same, read; unless it could not be."""
+    """The parsed body, or None if it is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedModel:
-    """What a test knows of the model: where it is, and what it was given."""
+    """A running model: its URL and its requests."""
 
     url: str
-    """What the provider's clients take as base URL."""
+    """The base URL for the provider's clients."""
     script: Script = field(repr=False)
     requests: list[RecordedRequest] = field(default_factory=list)
     usages: list[TurnUsage] = field(default_factory=list)
-    """What each answer was said to cost."""
+    """The usage reported with each answer."""
     faults: list[Exception] = field(default_factory=list)
-    """What did not fit."""
+    """The mismatches so far."""
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -89,37 +89,37 @@ class ScriptedModel:
 
     @property
     def found(self) -> set[str]:
-        """The tools that searches brought, by name."""
+        """The names of the tools that searches found."""
         return {tool.name for conversation in self.conversations for tool in conversation.found}
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The tool results that the model was given in all, one for each call that was carried out."""
+        """All tool results that the model got, one for each completed call."""
         self.check()
         return max((conversation.results for conversation in self.conversations), key=len, default=())
 
     @property
     def left(self) -> tuple[Step, ...]:
-        """The steps that it did not come to."""
+        """The steps that were not reached."""
         return self.script.left
 
     def check(self) -> None:
-        """Raises `ScriptMismatch` if anything did not fit."""
+        """Raises `ScriptMismatch` if a request did not match."""
         if self.faults:
             raise ScriptMismatch(str(self.faults[0])) from self.faults[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpAnswer:
-    """All of it is made before the first byte is sent, so that an answer that cannot be made is refused as such."""
+    """Complete before the first byte is sent, so that a failure to build it can become a refusal."""
 
     headers: Mapping[str, str]
     first: bytes
-    """Up to where it is held."""
+    """The bytes before the hold."""
     hold: Hold | None
     rest: bytes
     cut: bool
-    """Whether the connection ends with it, in the middle of the answer."""
+    """Whether to close the connection in the middle of the answer."""
 
 
 def make_answer(provider: WireFormat, turn: ModelTurn, path: str, body: dict[str, Any]) -> HttpAnswer | Refusal:
@@ -145,7 +145,7 @@ def _messages(provider: WireFormat, turn: ModelTurn, path: str, body: dict[str, 
 def _streamed(turn: ModelTurn, messages: list[Message]) -> HttpAnswer:
     chunks = [_chunk(event(message)) for message in messages]
     cut = turn.cut is not None and not turn.cut.status
-    # In the middle, unless it is all said at once.
+    # Hold after the first chunk, unless there is only one.
     at = min(1, len(chunks) - 1)
     return HttpAnswer(
         headers={"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"},
@@ -157,7 +157,7 @@ def _streamed(turn: ModelTurn, messages: list[Message]) -> HttpAnswer:
 
 
 def _chunk(data: bytes) -> bytes:
-    """A part of a stream; an empty one is its end."""
+    """A chunk of a chunked body; an empty one ends it."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -179,9 +179,9 @@ def serving(
 
 
 class _Server(socketserver.TCPServer):
-    """Not `http.server.HTTPServer`, which asks for the name of its own address first: that may take seconds."""
+    """Not `http.server.HTTPServer`, which looks up its own host name first; that may take seconds."""
 
-    # Many runs may begin at once; one that finds no place in the queue would wait for a second.
+    # Many runs may start at once; one that doesn't fit in the queue would wait for a second.
     request_queue_size = 128
 
     def __init__(self, provider: WireFormat, script: Script) -> None:
@@ -197,7 +197,7 @@ class _Server(socketserver.TCPServer):
         thread.start()
 
     def _serve(self, request: socket.socket, client_address: Any) -> None:
-        # A client that was ended in the meantime wants no answer, and one that speaks no HTTP gets none.
+        # Clients that have disconnected, or don't use HTTP, get no answer.
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             self.finish_request(request, client_address)
         self.shutdown_request(request)
@@ -225,7 +225,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         content = self._content()
         if not self.server.provider.is_turn(self.path):
-            # Counts of tokens and the like: a client gets on without them.
+            # Token counts and the like: clients work without them.
             self.do_GET()
             return
         answer = self._answer(content)
@@ -285,7 +285,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             )
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged: `ScriptedModel.requests` has it all."""
+        """Logs nothing, because `ScriptedModel.requests` has everything."""
 
 
 def retry_header(refusal: Refusal) -> dict[str, str]:
@@ -303,14 +303,14 @@ PROVIDERS: Mapping[str, Callable[[], WireFormat]] = {
 
 @contextlib.contextmanager
 def scripted(provider: str, steps: Sequence[Step], *, last_words: str = "Done.") -> Iterator[ScriptedModel]:
-    """A model that does the steps in turn, and then says its last words whenever it is asked."""
+    """A model that follows the steps, and then answers every request with its last words."""
     if provider not in PROVIDERS:
-        raise ValueError(f"There is no scripted model for {provider!r}. There are: {', '.join(PROVIDERS)}.")
+        raise ValueError(f"Unknown provider {provider!r}. Use one of {', '.join(PROVIDERS)}.")
     with serving(PROVIDERS[provider](), steps, last_words=last_words, toolless=Toolless.TURN) as model:
         try:
             yield model
         except Exception as error:
             if model.faults:
-                error.add_note(f"What the scripted model was given did not fit: {model.faults[0]}")
+                error.add_note(f"A request did not match the scripted model: {model.faults[0]}")
             raise
         model.check()

@@ -1,7 +1,7 @@
-"""A provider's wire format, as a scripted model speaks it, and what all of them have in common.
+"""The interface of a scripted model's wire format, and functions that all formats share.
 
-In: the body of a request, a turn. Out: the conversation that it holds, the messages of an answer, their pieces and
-bytes. `anthropic`, `google`, `openai_chat` and `openai_responses` implement `WireFormat`; `server` sends.
+In: the body of a request, a turn. Out: the conversation in the body; the messages of an answer, as chunks and bytes.
+`anthropic`, `google`, `openai_chat` and `openai_responses` implement `WireFormat`; `server` sends.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Protocol
 from toolcrib.testing.conversation import ModelTurn, RequestConversation
 
 Message = Mapping[str, Any] | str
-"""What a stream is made of: data, or a line as it is, such as a comment."""
+"""A message of a stream: data, or a raw line such as a comment."""
 
 
 def pieces(text: str, most: int = 4) -> list[str]:
-    """A text as a stream brings it: in up to so many parts, none of them empty."""
+    """Splits a text for a stream, into at most `most` parts, none of them empty."""
     size = max(1, -(-len(text) // most))
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def event(message: Message) -> bytes:
-    """A server-sent event; where a message has a type, the event is named so."""
+    """A server-sent event, named by the message's type if it has one."""
     if isinstance(message, str):
         return f"{message}\n\n".encode()
     name = f"event: {message['type']}\n" if "type" in message else ""
@@ -31,7 +31,7 @@ def event(message: Message) -> bytes:
 
 
 def text_of(content: Any) -> str:
-    """Content that is a text, or a list of parts, of which each may be one."""
+    """The text of content, which is a string or a list of parts."""
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", f"({part['type']})") for part in content or [])
@@ -42,15 +42,15 @@ class WireFormat(Protocol):
 
     @property
     def base(self) -> str:
-        """The path of the URL that its clients are given."""
+        """The path of the clients' base URL."""
         ...
 
     def is_turn(self, path: str) -> bool:
-        """Whether a request to this path asks the model to go on."""
+        """Whether a request to this path asks the model for a turn."""
         ...
 
     def read(self, body: dict[str, Any]) -> RequestConversation:
-        """`ValueError` with the service's own words for what it would refuse."""
+        """Raises `ValueError`, with the service's own message, for requests that it would refuse."""
         ...
 
     def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> Sequence[Message]:
@@ -58,13 +58,13 @@ class WireFormat(Protocol):
         ...
 
     def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer in one piece, where the request wants it so."""
+        """The answer as one object, or None if the request wants a stream."""
         ...
 
     def refusal(self, status: int, message: str, retry_after: float | None) -> dict[str, Any]:
-        """What comes with an HTTP error."""
+        """The body of an HTTP error."""
         ...
 
     def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
-        """How a stream says that there will be no more of it."""
+        """The error message in a stream that ends early."""
         ...

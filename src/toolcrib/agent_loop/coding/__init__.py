@@ -1,8 +1,8 @@
 """The coding tools of a run: Read, Write, Edit, Bash, Glob, Grep, confined to one folder.
 
-In: `CodingTools`. Out: `BuiltinTools`: offers for the model, and a way to call them. Names and parameters are those
-that models know from Claude Code; the workspace does the work, with its file layer and its sandbox, under the settings
-of the folder. `table` lists the six, `files` and `search` say what each takes and how it answers.
+In: `CodingTools`. Out: `BuiltinTools`: offers for the model, and a way to call them. Models know the names and
+parameters from Claude Code. The workspace does the work, with its file layer, its sandbox and the folder's settings.
+`table` lists the six tools; `files` and `search` define their arguments and results.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["BuiltinTools", "coding_tools"]
 @dataclass(frozen=True, kw_only=True)
 class BuiltinTools:
     offers: tuple[OfferedTool, ...] = ()
-    """Of no server."""
+    """They belong to no server."""
     answer: Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
-    """An MCP result; what goes wrong is one too."""
+    """Returns an MCP result, also for errors."""
     check: Callable[[str, Mapping[str, Any]], None]
-    """Raises `WorkspaceError` where the arguments do not fit."""
+    """Raises `WorkspaceError` if the arguments do not fit."""
 
     def checked(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call means; `InvalidArguments` where it does not fit."""
+        """The arguments as the tool gets them. Raises `InvalidArguments` if they do not fit."""
         given = _without_nulls(arguments)
         try:
             self.check(name, given)
@@ -50,13 +50,13 @@ class BuiltinTools:
 
 
 def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An argument that is null counts as left out: some providers have models fill in all of them."""
+    """Null counts as omitted: with some providers, models fill in every argument."""
     return {key: value for key, value in arguments.items() if value is not None}
 
 
 @contextlib.asynccontextmanager
 async def coding_tools(choice: CodingTools) -> AsyncIterator[BuiltinTools]:
-    """Raises `UsageError` where the folder cannot be worked in, and `ConfigError` where its settings cannot be used."""
+    """Raises `UsageError` if the folder cannot be used, and `ConfigError` if its settings are invalid."""
     if choice.allowed is CodingAccess.NONE:
         yield BuiltinTools(answer=_nothing, check=_none)
         return
@@ -76,7 +76,7 @@ async def coding_tools(choice: CodingTools) -> AsyncIterator[BuiltinTools]:
 
 
 def _loaded() -> Callable[[CodingTools], tuple[Workspace, WorkspaceSession]]:
-    """Only for a run that has these tools: it takes a moment the first time, and so a thread."""
+    """Imported in a thread, and only for runs with coding tools: the first import is slow."""
     from toolcrib.agent_loop.coding.table import open_coding_workspace  # noqa: PLC0415
 
     return open_coding_workspace

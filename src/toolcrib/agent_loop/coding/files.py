@@ -1,6 +1,6 @@
-"""Read, Write, Edit and Bash: what each takes, and how it answers.
+"""Read, Write, Edit and Bash: their arguments and results.
 
-In: the arguments that models know. Out: text for the model. The workspace's `read_file`, `write_file`, `edit_file` and
+In: arguments in Claude Code's form. Out: text for the model. The workspace's `read_file`, `write_file`, `edit_file` and
 `run_shell_safe` do the work; `table` lists the tools.
 """
 
@@ -43,10 +43,10 @@ def read(context: ToolContext, given: ReadArguments) -> ToolResult:
         found = cast("ReadFileResult", read_file(context, asked).data)
     if found.kind == "binary":
         raise WorkspaceError(
-            f"{given.file_path} is no text ({size_text(found.size or 0)}).", remedy="Only text can be read."
+            f"{given.file_path} is not text ({size_text(found.size or 0)}).", remedy="Only text can be read."
         )
     if not found.text:
-        return ToolResult(found, "The file exists, and is empty.")
+        return ToolResult(found, "The file exists but is empty.")
     return ToolResult(found, "\n".join([*_numbered(found), *_notes(given, found)]))
 
 
@@ -60,12 +60,12 @@ def _numbered(found: ReadFileResult) -> list[str]:
 def _notes(given: ReadArguments, found: ReadFileResult) -> list[str]:
     notes: list[str] = []
     if found.note:
-        notes.append("Some bytes are no UTF-8 and show as \ufffd; Edit keeps them.")
+        notes.append("Bytes that are not UTF-8 show as \ufffd; Edit keeps them.")
     if found.next_offset is not None:
-        notes.append(f"Line {found.last_line} is too long to be shown whole. Go on with offset: {_after(found)}.")
+        notes.append(f"Line {found.last_line} is too long to show whole. Continue with offset: {_after(found)}.")
     elif found.next_line is not None and (found.truncated or given.limit == MOST_LINES):
         of = f" of {found.total_lines}" if found.total_lines else ""
-        notes.append(f"These are lines {found.first_line}-{found.last_line}{of}. Go on with offset: {_after(found)}.")
+        notes.append(f"Lines {found.first_line}-{found.last_line}{of}. Continue with offset: {_after(found)}.")
     return [f"\n({' '.join(notes)})"] if notes else []
 
 
@@ -80,7 +80,7 @@ class WriteArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class EditArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     file_path: str
-    old_string: Annotated[str, msgspec.Meta(description="Empty: make a new file.")]
+    old_string: Annotated[str, msgspec.Meta(description="Empty: create a file.")]
     new_string: str
     replace_all: bool = False
 
@@ -100,14 +100,14 @@ def edit(context: ToolContext, given: EditArguments) -> ToolResult:
             path=given.file_path, old=given.old_string, new=given.new_string, all=given.replace_all
         )
         done = edit_file(context, asked)
-    # The model wrote the change itself: the diff would only repeat it.
+    # The model wrote the change itself, so a diff would only repeat it.
     return ToolResult(done.data, done.text.partition("\n")[0])
 
 
 class BashArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: str
     timeout: Annotated[float, msgspec.Meta(gt=0, description="Milliseconds.")] | None = None
-    description: Annotated[str, msgspec.Meta(description="What it does, for the person who watches.")] = ""
+    description: Annotated[str, msgspec.Meta(description="What it does, for the user.")] = ""
 
 
 async def bash(context: ToolContext, given: BashArguments) -> ToolResult:
@@ -118,8 +118,8 @@ async def bash(context: ToolContext, given: BashArguments) -> ToolResult:
             (await run_shell_safe(context, RunShellArguments(command=given.command, seconds=seconds))).data,
         )
     printed = [text.rstrip("\n") for text in (ran.stdout, ran.stderr) if text.strip("\n")]
-    notes = [f"(Output is cut; all of it: {ran.output_file})"] if ran.output_file else []
-    said = [*printed, *notes, *ran.notes]
+    notes = [f"(Output truncated; all of it: {ran.output_file})"] if ran.output_file else []
+    lines = [*printed, *notes, *ran.notes]
     if ran.exit_code != 0:
-        raise WorkspaceError("\n".join([ran.ending or f"Exit code {ran.exit_code}", *said]))
-    return ToolResult(ran, "\n".join(said) or "(No output)")
+        raise WorkspaceError("\n".join([ran.ending or f"Exit code {ran.exit_code}", *lines]))
+    return ToolResult(ran, "\n".join(lines) or "(No output)")

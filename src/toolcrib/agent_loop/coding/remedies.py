@@ -1,7 +1,7 @@
-"""What a model reads when the workspace refuses: in the words of the tools that it has here.
+"""Workspace errors with remedies that fit the coding tools.
 
-In: an error whose remedy speaks of an argument that only the workspace's own tools have. Out: the same error with a
-remedy that works here. The tools beside wrap what they ask of the workspace.
+In: an error whose remedy mentions an argument that only the workspace's own tools have. Out: the same error with a
+remedy for the coding tool. `files` and `search` wrap their workspace calls in `local_remedies`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from toolcrib.errors import WorkspaceError
 
 _REMEDIES = MappingProxyType(
     {
-        "all": "Give more of the text around it, or replace_all: true.",
+        "all": "Give more of the surrounding text, or replace_all: true.",
         "argv": "Give a command line.",
-        "encoding": "Only text can be read and edited here: UTF-8, or with a byte order mark.",
-        "literal": "A backslash makes a special character an ordinary one.",
+        "encoding": "Only text can be read and edited: UTF-8, or with a byte order mark.",
+        "literal": "Escape special characters with a backslash.",
         "mode": "To change it, give the text to replace as old_string.",
-        "offset": "Search it for what you need.",
+        "offset": "Search the file instead.",
     }
 )
 

@@ -1,7 +1,7 @@
-"""Glob and Grep: files by their names, and lines that a pattern fits.
+"""Glob and Grep: find files by name, and lines by a pattern.
 
-In: a pattern, where to look, what to show. Out: paths, the newest first, or lines as ripgrep prints them. The
-workspace's `find_files` looks; its search gives what it finds to one of the three output modes here.
+In: a pattern, a path, an output mode. Out: paths, newest first, or lines in ripgrep's format. The workspace's
+`find_files` and search do the work; the collectors here format what the search finds, one for each output mode.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ TYPES = MappingProxyType({name: tuple(f"*.{ending}" for ending in text.split()) 
 
 
 def globs_of(name: str) -> tuple[str, ...]:
-    """Of no kind: all files."""
+    """Empty for no type: all files match."""
     if not name:
         return ()
     known = TYPES.get(_ALSO.get(name.lower(), name.lower()))
     if known is None:
         raise WorkspaceError(
-            f"There is no file type {name[:40]!r}.", remedy=f"Known are {', '.join(TYPES)}; glob takes any other."
+            f"Unknown file type {name[:40]!r}.", remedy=f"Known: {', '.join(TYPES)}. For others, use glob."
         )
     return known
 
@@ -113,20 +113,20 @@ def glob(context: ToolContext, given: GlobArguments) -> ToolResult:
     lines = list(map(one_line, found.files)) or ["No files found"]
     if found.truncated:
         more = f"{len(found.files)} of {found.total} shown. " if found.total > len(found.files) else ""
-        lines.append(f"\n({more}Not everything was looked at or is shown: give a narrower pattern, or a path.)")
+        lines.append(f"\n({more}The search or the list is incomplete: give a narrower pattern, or a path.)")
     elif not found.files and found.ignored:
-        lines.append(f"({count_text(found.ignored, 'entry', 'entries')} of .gitignore left out; `path` can name one.)")
+        lines.append(f"({count_text(found.ignored, 'entry', 'entries')} in .gitignore skipped; `path` can name one.)")
     return ToolResult(found, "\n".join(lines))
 
 
 def _begin(folder: Folder, given: GlobArguments) -> tuple[str, str]:
-    """Where to look, and for what: a pattern that begins with `/` or holds `..` begins at another place."""
+    """The folder to search, and the pattern: one that starts with `/` or contains `..` starts in another folder."""
     names = given.pattern.split("/")
     if names[0] and ".." not in names:
         return given.path, given.pattern
     plain = next((n for n, name in enumerate(names[:-1]) if _WILD & set(name)), len(names) - 1)
     if ".." in names[plain:]:
-        raise WorkspaceError("The pattern goes back with .. after a wildcard.", remedy="Write it without that.")
+        raise WorkspaceError("The pattern has .. after a wildcard.", remedy="Write it without that.")
     start = "/".join(names[:plain])
     place = folder.path_of((start or "/") if not names[0] else f"{given.path}/{start}")
     return str(place), f"./{'/'.join(names[plain:])}"
@@ -136,7 +136,7 @@ USUAL_LIMIT = 250
 MOST_AROUND = 20
 
 _BETWEEN = re.compile(r"[,\s]+(?![^{]*\})")
-"""Of globs in one text; a comma in braces is part of one."""
+"""Separates globs; a comma in braces is part of a glob."""
 
 _Around = Annotated[int, msgspec.Meta(ge=0, le=MOST_AROUND)]
 
@@ -193,7 +193,7 @@ def _notes(sheet: _Written, passed_over: SearchSummary) -> list[str]:
         notes.append(passed_over.unseen)
     if not sheet.tray.lines and passed_over.ignored:
         left = count_text(passed_over.ignored, "entry", "entries")
-        notes.append(f"{left} of .gitignore not searched; `path` can name one.")
+        notes.append(f"{left} in .gitignore skipped; `path` can name one.")
     if not sheet.tray.lines and passed_over.binary:
         notes.append(f"{count_text(passed_over.binary, 'binary file')} skipped.")
     return [f"\n({' '.join(notes)})"] if notes else []
@@ -252,10 +252,10 @@ class _Content(_Written):
         self._numbers = given.numbers
         self._parted = _around(given) != ContextLines()
         self._alone = alone
-        """The file that was asked for, if it is one: its name is not repeated."""
+        """The requested path. If it is a file, its name is not repeated on each line."""
 
     def take(self, parts: tuple[str, ...], lines: Iterator[MatchedLine]) -> None:
-        # Every match is a line at least, and one more shows that there are more.
+        # Every match is at least one line; one more line shows that there are more.
         found = with_context(lines, most=self._limit + 1, room=self.tray.room)
         path = "" if parts == self._alone else one_line(shown_path(parts))
         before: int | None = None

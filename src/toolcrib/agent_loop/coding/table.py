@@ -1,7 +1,7 @@
-"""The coding tools as a table that the workspace takes, and a workspace opened with them.
+"""The table of coding tools, and a workspace opened with them.
 
-In: which are wanted, where, and the settings that hold there. Out: rows with the names and parameters that models know.
-Every word of a description is paid for in every request of a run.
+In: the requested access, the folder and its settings. Out: rows with the names and parameters that models know. Keep
+descriptions short: they are sent with every request of a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _changing_tool = partial(WorkspaceTool, result=None, reads_only=False, destructi
 
 
 def open_coding_workspace(choice: CodingTools) -> tuple[Workspace, WorkspaceSession]:
-    """Raises `UsageError` where the folder cannot be worked in, and `ConfigError` where its settings cannot be used."""
+    """Raises `UsageError` if the folder cannot be used, and `ConfigError` if its settings are invalid."""
     try:
         workspace = open_workspace(
             choice.root,
@@ -46,7 +46,7 @@ def _read(root: Path) -> WorkspaceTool:
     return _reading_tool(
         name="Read",
         title="Read a file",
-        description=f"Read a text file. Lines come as number, tab, text. Relative paths start at {root}.",
+        description=f"Read a text file. Line format: number, tab, text. Relative paths start at {root}.",
         parameters=files.ReadArguments,
         do=files.read,
         like="read_file",
@@ -56,7 +56,7 @@ def _read(root: Path) -> WorkspaceTool:
 _WRITE = _changing_tool(
     name="Write",
     title="Write a file",
-    description="Write a whole file. One that exists must have been read whole. To change a part, use Edit.",
+    description="Write a whole file. Read all of an existing file first. To change a part, use Edit.",
     parameters=files.WriteArguments,
     do=files.write,
     like="write_file",
@@ -65,7 +65,7 @@ _WRITE = _changing_tool(
 _EDIT = _changing_tool(
     name="Edit",
     title="Edit a file",
-    description="Replace exact text in a file. old_string must be unique there, and hold no line numbers of Read.",
+    description="Replace exact text in a file. old_string must be unique, without Read's line numbers.",
     parameters=files.EditArguments,
     do=files.edit,
     like="edit_file",
@@ -74,7 +74,7 @@ _EDIT = _changing_tool(
 _GLOB = _reading_tool(
     name="Glob",
     title="Find files",
-    description="Find files by name, the newest first. What .gitignore names is left out.",
+    description="Find files by name, newest first. Skips files in .gitignore.",
     parameters=search.GlobArguments,
     do=search.glob,
     like="find_files",
@@ -83,7 +83,7 @@ _GLOB = _reading_tool(
 _GREP = _reading_tool(
     name="Grep",
     title="Search files",
-    description="Search files with a regular expression (RE2), line by line. What .gitignore names is left out.",
+    description="Search files with a regular expression (RE2), line by line. Skips files in .gitignore.",
     parameters=search.GrepArguments,
     do=search.grep,
     like="search_text",
@@ -99,7 +99,7 @@ def _bash(settings: WorkspaceSettings) -> WorkspaceTool:
         title="Run a command",
         description=(
             f"Run a command in a sandbox: it sees this folder and the system's programs;{network} {git}. Each call "
-            f"starts in the folder, anew. Ended after {most} ms, or timeout if that is less."
+            f"starts afresh in the folder. Ends after {most} ms, or timeout if shorter."
         ),
         parameters=files.BashArguments,
         do=files.bash,

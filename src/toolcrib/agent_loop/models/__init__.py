@@ -1,6 +1,6 @@
-"""The model of a run, asked over its provider's HTTP interface.
+"""The model of a run, called over its provider's HTTP interface.
 
-`endpoint` says where it is and with which key, and `definitions` what is on the wire for each tool. All else needs
-`toolcrib[agent]`, and is imported when a run begins: `opening` opens a model, `http` is the way there, `answers` says
-which answers are whole, `retrying` what is asked again, and each provider has a module.
+`endpoint` finds the URL and the key; `definitions` writes the tools in the provider's format. The other modules need
+`toolcrib[agent]` and are imported when a run starts: `opening` opens a model, `http` is its HTTP client, `answers`
+checks that an answer is complete, `retrying` repeats failed requests, and each provider has a module.
 """

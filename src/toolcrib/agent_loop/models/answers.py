@@ -1,10 +1,10 @@
-"""A pydantic-ai model that sends the definitions it was given, and takes no answer that is not whole.
+"""A pydantic-ai model that sends the given tool definitions and accepts only complete answers.
 
-In: a provider's model, which `CheckedModel` is mixed into. Out: answers with a finish reason that `loop` acts on, or
-`BrokenAnswer` and `AnswerStopped` of `failures`. Without it pydantic-ai would rewrite the schemas for what it takes for
-the provider's dialect (`formats` does that, and says so), would take an answer for complete that ended without a stop
-reason, and would stumble over wrong types: the SDKs check none. A stop reason comes after all content, so it also
-marks that the answer is whole; `STOP_REASONS` is the table of all providers.
+In: a provider's model class, with `CheckedModel` as a mixin. Out: answers with a finish reason that `loop` acts on, or
+`BrokenAnswer` and `AnswerStopped` from `failures`. Without it, pydantic-ai would rewrite schemas for the provider
+(`formats` does that, and reports it), would accept an answer that ended without a stop reason, and would fail on wrong
+types, which the SDKs don't check. The stop reason comes after all content, so it also shows that the answer is
+complete. `STOP_REASONS` lists those of all providers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from toolcrib.errors import ToolcribError
 
 class StopMeaning(enum.StrEnum):
     COMPLETE = "complete"
-    """The answer is whole, and its calls are run."""
+    """The answer is complete, and its calls are run."""
     LENGTH = "length"
-    """Cut off at a limit of tokens: its calls are not run, and the model gets to know."""
+    """Cut off at a token limit. Its calls are not run, and the model is informed."""
     REFUSED = "refused"
-    """The provider's filter, or the model, declined: its calls are not run."""
+    """The provider's filter, or the model, declined. Its calls are not run."""
     RETRY = "retry"
-    """The same request may go better; as long as nothing was shown it is made again."""
+    """The same request may succeed; it is repeated if nothing was shown yet."""
     FAIL = "fail"
     """The run fails with the reason."""
 
@@ -55,7 +55,7 @@ STOP_REASONS: Mapping[str, Mapping[str, StopMeaning]] = MappingProxyType(
             "function_call": _C,
             "length": _L,
             "content_filter": _N,
-            # Of servers that copy the interface: Text Generation Inference and Together …
+            # From compatible servers: Text Generation Inference and Together …
             "eos": _C,
             "eos_token": _C,
             "stop_sequence": _C,
@@ -83,7 +83,7 @@ STOP_REASONS: Mapping[str, Mapping[str, StopMeaning]] = MappingProxyType(
             "max_tokens": _L,
             "model_context_window_exceeded": _L,
             "refusal": _N,
-            # Only with tools that the provider runs itself, or that shorten a conversation: none is asked for.
+            # Only with provider-run tools or with compaction, and we request neither.
             "pause_turn": _F,
             "compaction": _F,
         },
@@ -119,31 +119,31 @@ STOP_REASONS: Mapping[str, Mapping[str, StopMeaning]] = MappingProxyType(
         },
     }
 )
-"""By the provider's name in `AgentOptions.model`. A reason that is not here fails the run: it may mean anything."""
+"""By the provider's name in `AgentOptions.model`. An unlisted reason fails the run, because its meaning is unknown."""
 
 CALLS = frozenset({"tool_calls", "function_call", "tool_use"})
-"""Reasons which say that the answer holds a call."""
+"""Reasons of answers that contain a call."""
 DECLINED = ("refusal", "block_reason")
-"""Where pydantic-ai keeps that a model declined in words, or that the prompt was blocked."""
+"""The keys in `provider_details` of a refusal in words, and of a blocked prompt."""
 
 
 def finish_reason(provider: str, answer: ModelResponse, reason: str | None) -> FinishReason:
-    """`reason` is the provider's own word. None: it gave none, so the answer was cut short."""
+    """`reason` is the provider's own term; without one, the answer was cut short."""
     if any((answer.provider_details or {}).get(key) for key in DECLINED):
         return "content_filter"
     if not reason:
-        raise BrokenAnswer("The model's answer ended without a stop reason, so it is not whole.")
+        raise BrokenAnswer("The model's answer is incomplete: it ended without a stop reason.")
     match STOP_REASONS[provider].get(reason, StopMeaning.FAIL):
         case StopMeaning.LENGTH:
             return "length"
         case StopMeaning.REFUSED:
             return "content_filter"
         case StopMeaning.RETRY:
-            raise BrokenAnswer(f"The provider gave up on the answer: its stop reason is {reason}.")
+            raise BrokenAnswer(f"The provider could not finish the answer: its stop reason is {reason}.")
         case StopMeaning.FAIL:
             raise AnswerStopped(f"The provider stopped the answer: its stop reason is {reason}.")
     if reason in CALLS and not any(isinstance(part, ToolCallPart) for part in answer.parts):
-        raise BrokenAnswer(f"The model's answer ended with {reason}, but holds no call.")
+        raise BrokenAnswer(f"The model's answer ended with {reason}, but contains no call.")
     return "stop"
 
 
@@ -162,7 +162,7 @@ class CheckedModel:
         return self.definitions.of(f.name)
 
     def _stop_reason(self, answer: ModelResponse) -> str | None:
-        """The provider's own word."""
+        """The provider's own term."""
         return (answer.provider_details or {}).get("finish_reason")
 
     def _process_response(self, *given: Any, **named: Any) -> ModelResponse:
@@ -185,7 +185,7 @@ class CheckedModel:
                     EVENT.dump_python(event, warnings="error")
                     yield event
             answer = stream.get()
-            # A value that does not fit would otherwise come up when the conversation is written down.
+            # A value of the wrong type would otherwise fail only when the conversation is serialized.
             ModelMessagesTypeAdapter.dump_python([answer], warnings="error")
         stream.finish_reason = finish_reason(self.provider_name, answer, self._stop_reason(answer))
 
@@ -199,7 +199,7 @@ def check_message(message: object, shape: type[msgspec.Struct]) -> None:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Whatever an SDK or pydantic-ai stumbles over in an answer makes it a broken one."""
+    """Any error in an SDK or in pydantic-ai while it reads an answer becomes `BrokenAnswer`."""
     try:
         yield
     except (ToolcribError, *Failure):

@@ -1,4 +1,4 @@
-"""Anthropic's messages.
+"""Anthropic's Messages API.
 
 In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `opening` opens it, `retrying` wraps it.
 """
@@ -19,7 +19,7 @@ from toolcrib.agent_loop.models.endpoint import ModelEndpoint
 from toolcrib.agent_loop.models.http import NO_KEY
 
 SETTINGS = {"anthropic": frozenset(AnthropicModelSettings.__annotations__)}
-"""What it can be asked with."""
+"""The model settings it supports."""
 
 
 class _Anthropic(CheckedModel, AnthropicModel):
@@ -51,7 +51,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """A message of a stream, as far as it is used. Servers that copy the interface send null for what is not there."""
+    """The fields we use of a stream's message. Compatible servers send null for missing ones."""
 
     type: str
     message: _Message | None = None
@@ -68,7 +68,7 @@ class _Client(AsyncAnthropic):
 
 def model(where: ModelEndpoint, client: httpx2.AsyncClient, definitions: Definitions) -> AnthropicModel:
     sdk = _Client(api_key=where.key or NO_KEY, base_url=where.url, http_client=client, max_retries=0)
-    # ANTHROPIC_CUSTOM_HEADERS are meant for another address.
+    # ANTHROPIC_CUSTOM_HEADERS may be meant for another URL.
     sdk._custom_headers = {}
     asked = _Anthropic(where.model, provider=AnthropicProvider(anthropic_client=sdk))
     asked.definitions = definitions

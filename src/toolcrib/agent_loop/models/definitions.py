@@ -1,7 +1,7 @@
-"""What stands on the wire for each tool.
+"""The definition of each tool, as sent to the provider.
 
-In: offers, and how a provider wants them written. Out: `Definitions`, which the provider's model puts into its requests
-as they are. `formats` writes them.
+In: offers, and the provider's format. Out: `Definitions`, which the provider's model sends unchanged. `formats` writes
+them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Definitions:
     by_name: Mapping[str, Definition]
 
     def of(self, name: str) -> Any:
-        """One's own copy of the outermost level: pydantic-ai marks there what shall be cached."""
+        """A shallow copy, because pydantic-ai adds cache markers at the top level."""
         return dict(self.by_name[name].wire)
 
     def named(self, name: str) -> str:
-        """A tool's name on the wire: some providers do not take every one. A name that is not offered stays."""
+        """A tool's name on the wire, since some providers restrict names. Unknown names are returned unchanged."""
         return self.by_name[name].name if name in self.by_name else name
 
     def offered(self, named: str) -> str:
-        """The way back."""
+        """The reverse of `named`."""
         return self._offered.get(named, named)
 
     @cached_property
@@ -40,7 +40,7 @@ class Definitions:
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:
-        """Where a tool had to be defined otherwise than its server did, since the provider cannot take it so."""
+        """The changes to the servers' definitions that the provider required."""
         return tuple(one for definition in self.by_name.values() for one in definition.adaptations)
 
 

@@ -1,12 +1,12 @@
-"""Where the model of a run is, and with which key it is asked.
+"""The URL and the key of a run's model.
 
-In: `AgentOptions`. Out: a `ModelEndpoint`, or a `UsageError` that says what to write instead. Imports no provider's
+In: `AgentOptions`. Out: a `ModelEndpoint`, or a `UsageError` with the correct usage. This module imports no provider's
 SDK; `load_module` imports the modules that do, when a run needs them.
 
-A key goes only where it is meant to go. To a provider's own address: `api_key`, or the provider's usual variable. To
-any `base_url`: `api_key` and nothing else; without one the request carries no key at all, as servers on one's own
-machine expect. The variables by which the SDKs would be sent elsewhere, or would send more (`OPENAI_BASE_URL`,
-`ANTHROPIC_BASE_URL`, `ANTHROPIC_CUSTOM_HEADERS`, `GOOGLE_GEMINI_BASE_URL` …), do not count: `base_url` says it.
+A key is sent only to its intended recipient. A provider's own URL gets `api_key`, or the key in the provider's usual
+variable. A `base_url` gets `api_key` or no key at all, as local servers expect. Variables that would redirect the SDKs
+or add headers (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_CUSTOM_HEADERS`, `GOOGLE_GEMINI_BASE_URL` …) are
+ignored: use `base_url`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ToolFormat(enum.StrEnum):
-    """How tools are written for a provider."""
+    """The format of tool definitions for a provider."""
 
     OPENAI_CHAT = "openai-chat"
     OPENAI_RESPONSES = "openai-responses"
@@ -40,12 +40,12 @@ class ToolFormat(enum.StrEnum):
 class ModelProvider(NamedTuple):
     name: str
     module: str
-    """The module here that speaks to it."""
+    """Its module in this package."""
     format: ToolFormat
     url: str
-    """Its own address, as its SDK takes it."""
+    """Its own base URL, in its SDK's form."""
     variables: tuple[str, ...]
-    """Where its key usually is; the first that is set counts."""
+    """The environment variables for its key; the first one that is set is used."""
 
 
 _OPENAI, _OPENAI_KEY = "https://api.openai.com/v1", ("OPENAI_API_KEY",)
@@ -66,17 +66,17 @@ PROVIDERS: Mapping[str, ModelProvider] = MappingProxyType({provider.name: provid
 class ModelEndpoint:
     provider: ModelProvider
     model: str
-    """As the provider calls it."""
+    """The provider's name for it."""
     url: str
     key: str = field(repr=False)
-    """Empty: none is sent."""
+    """Empty to send no key."""
     organization: str = ""
     project: str = ""
-    """For whom OpenAI counts a request."""
+    """The OpenAI organization and project that are billed."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is not the provider's own address."""
+        """Whether this is not the provider's own URL."""
         return self.url != self.provider.url
 
 
@@ -84,16 +84,14 @@ def find_endpoint(options: AgentOptions) -> ModelEndpoint:
     name, _, model = options.model.partition(":")
     provider = _provider(name, options.model)
     if not model:
-        raise UsageError(
-            f"{options.model!r} names no model of {provider.name}.", remedy=f"Write {provider.name}:MODEL."
-        )
+        raise UsageError(f"{options.model!r} has no model name.", remedy=f"Write {provider.name}:MODEL.")
     if provider.name == "openrouter" and "/" not in model:
         raise UsageError(
-            f"OpenRouter's models have the name of their maker in front, {model!r} has not.",
+            f"OpenRouter's model names start with their maker, but {model!r} does not.",
             remedy=f"Write openrouter:MAKER/{model}; https://openrouter.ai/models lists them.",
         )
     if "max_retries" in options.settings:
-        raise UsageError("settings must not hold max_retries.", remedy="Use AgentOptions(retries=…).")
+        raise UsageError("settings must not contain max_retries.", remedy="Use AgentOptions(retries=…).")
     _check_installed()
     key = (options.api_key or "").strip()
     if options.base_url:
@@ -115,9 +113,9 @@ def _provider(name: str, model: str) -> ModelProvider:
     near = difflib.get_close_matches(name, PROVIDERS, n=2)
     meant = f"Did you mean {' or '.join(f'{one}:…' for one in near)}? " if near else ""
     raise UsageError(
-        f"{model!r} does not begin with a provider that is known.",
-        remedy=f"{meant}Write PROVIDER:MODEL, with one of {', '.join(PROVIDERS)}; for any other server that speaks "
-        "one of their interfaces that provider's name, and base_url.",
+        f"{model!r} does not start with a known provider.",
+        remedy=f"{meant}Write PROVIDER:MODEL, with one of {', '.join(PROVIDERS)}. For a compatible server, use the "
+        "provider whose interface it has, and set base_url.",
         data={"providers": list(PROVIDERS)},
     )
 
@@ -134,10 +132,10 @@ def _checked(base_url: str) -> str:
     except ValueError:
         usable = False
     if "@" in base_url.partition("//")[2].partition("/")[0]:
-        raise UsageError("base_url holds a user or a password.", remedy="Leave them out, and give a key as api_key.")
+        raise UsageError("base_url contains a user or a password.", remedy="Remove them, and set api_key instead.")
     if not usable:
         raise UsageError(
-            f"base_url {base_url!r} is no HTTP address.", remedy="Write http://… or https://…, with a host."
+            f"base_url {base_url!r} is not an HTTP URL.", remedy="Write http://… or https://…, with a host."
         )
     return base_url
 
@@ -146,17 +144,19 @@ def _usual_key(provider: ModelProvider, usual: Mapping[str, str]) -> str:
     for variable in provider.variables:
         if key := usual.get(variable, "").strip():
             if not (key.isascii() and key.isprintable()):
-                raise UsageError(f"{variable} holds no key.", remedy="A key is one word of ASCII. Set it anew.")
+                raise UsageError(
+                    f"{variable} is not a valid key.", remedy="Set it to a key of printable ASCII characters."
+                )
             return key
     raise UsageError(
-        f"There is no key for {provider.name}.",
+        f"No API key for {provider.name} is set.",
         remedy=f"Set {' or '.join(provider.variables)}, or AgentOptions(api_key=…).",
         data={"variables": list(provider.variables)},
     )
 
 
 def load_module(name: str) -> ModuleType:
-    """One of `agent_loop`, such as `models.openai`. Takes a second the first time: not for the event loop."""
+    """Imports a module of `agent_loop`, such as `models.openai`. Slow the first time, so call it in a thread."""
     try:
         return importlib.import_module(f"toolcrib.agent_loop.{name}")
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""What a provider's failure means: whether the same request may be made again, and when; and what a person reads of it.
+"""A provider's failures: whether and when to retry the request, and the message for people.
 
-In: what pydantic-ai raises. Out: a verdict for `retrying`, and an error and a remedy for the run's last event.
+In: pydantic-ai's exceptions. Out: decisions for `retrying`, and the error and remedy of the run's last event.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from toolcrib.errors import ToolcribError
 
 
 class EmptyAnswer(UnexpectedModelBehavior):
-    """An answer without a word, a thought or a call."""
+    """An answer without text, thinking or calls."""
 
 
 class BrokenAnswer(UnexpectedModelBehavior):
-    """An answer that is not whole, or cannot be read."""
+    """An answer that is incomplete or unreadable."""
 
 
 class AnswerStopped(UnexpectedModelBehavior):
-    """The provider ended the answer for a reason that asking again does not change."""
+    """The provider ended the answer for a reason that a retry would not change."""
 
 
 Failure = (ModelAPIError, UnexpectedModelBehavior)
-"""All that a request may end in, of which some will pass."""
+"""The ways in which a request fails; `may_retry` tells temporary ones apart."""
 
 PASSING = frozenset({408, 409, 429})
-"""Besides 500 and more."""
+"""Temporary errors, in addition to 500 and above."""
 SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?s")
 LONGEST = 300
-"""Characters of a provider's words that are passed on."""
+"""Characters of a provider's message that are shown."""
 
 
 def may_retry(error: Exception) -> bool:
-    """Whether the same request may succeed later. One without an answer has done nothing on our side, so it may be
-    repeated; a quota that is used up, or a request that is wrong, stays so."""
+    """Whether the same request may succeed later. A request without an answer has changed nothing, so it can be
+    repeated. An exhausted quota or an invalid request will fail again."""
     if isinstance(error, ModelQuotaExceededError | ContentFilterError | AnswerStopped):
         return False
     if isinstance(error, ModelHTTPError):
@@ -55,19 +55,19 @@ def may_retry(error: Exception) -> bool:
         return passing and error.provider_retry_hint is not False
     if isinstance(error, ModelRequestRejectedError):
         return False
-    # What is left: no connection, a timeout, a stream that broke, an answer without content or that is no JSON.
+    # The rest: connection failures, timeouts, broken streams, answers that are empty or not JSON.
     return isinstance(error, Failure)
 
 
 def requested_delay(error: Exception) -> float:
-    """Seconds, by the provider's `Retry-After`, or by what Google has for it in the body; 0: it does not say."""
+    """Seconds from `Retry-After`, or from Google's equivalent in the body; 0 if the provider gives none."""
     if isinstance(error, ModelAPIError) and error.retry_after:
         return error.retry_after
     return _retry_info(error.body) if isinstance(error, ModelHTTPError) else 0.0
 
 
 def _retry_info(body: object) -> float:
-    """Of `google.rpc.RetryInfo`: its `retryDelay` is a number of seconds with an s."""
+    """From `google.rpc.RetryInfo`, whose `retryDelay` is a number of seconds followed by an s."""
     error = body.get("error", body) if isinstance(body, dict) else None
     details = error.get("details") if isinstance(error, dict) else None
     for detail in details if isinstance(details, list) else ():
@@ -78,7 +78,7 @@ def _retry_info(body: object) -> float:
 
 
 def toolcrib_cause(error: BaseException) -> ToolcribError | None:
-    """Our own word about an answer, where an SDK took it for a failed connection."""
+    """Our own error, if an SDK wrapped it as a failed connection."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ToolcribError):
         cause = cause.__cause__
@@ -86,7 +86,7 @@ def toolcrib_cause(error: BaseException) -> ToolcribError | None:
 
 
 def failure_reason(error: Exception) -> str:
-    """In one line: `429: the words of the provider`."""
+    """One line: `429: the provider's message`."""
     if isinstance(error, ModelHTTPError):
         return _short(f"{error.status_code}: {_words(error.body)}".removesuffix(": "))
     if isinstance(error, ModelConnectionError):
@@ -96,14 +96,14 @@ def failure_reason(error: Exception) -> str:
 
 
 def _root(error: BaseException) -> str:
-    """What it all came from: the SDKs say no more than that there was an error."""
+    """The root cause, because the SDKs' own messages have no details."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error) or type(error).__name__
 
 
 def _words(body: object) -> str:
-    """Providers wrap their message as `{"error": {"message": …}}`, or send a text."""
+    """Providers send `{"error": {"message": …}}` or plain text."""
     while isinstance(body, dict):
         body = body.get("error", body.get("message"))
     return body if isinstance(body, str) else ""
@@ -115,23 +115,23 @@ def _short(text: str) -> str:
 
 
 BY_STATUS = {
-    400: "The provider does not take this request: check the model's name, `settings`, and what the tools returned.",
+    400: "The provider rejects this request: check the model's name, `settings`, and the tools' results.",
     401: "Check the key: `api_key`, or the provider's variable.",
-    402: "The provider wants to be paid first.",
+    402: "The provider requires payment: check your account.",
     403: "This key may not use the model.",
-    404: "Check the model's name, and `base_url` if you gave one.",
-    413: "The conversation has become too long for the provider: begin a new one.",
-    429: "The provider wants fewer requests: wait, or raise `retries`.",
+    404: "Check the model's name, and `base_url` if you set it.",
+    413: "The conversation is too long for the provider: start a new one.",
+    429: "You reached the provider's rate limit: wait, or raise `retries`.",
 }
-LATER = "The provider is in trouble: try again later, or raise `retries`."
-SAYS_NOTHING = "Check the model's name and `settings`, or ask in other words."
+LATER = "The provider has a problem: try again later, or raise `retries`."
+SAYS_NOTHING = "Check the model's name and `settings`, or rephrase the prompt."
 BROKEN = "Run it again with `history=` this run's `messages`, or raise `retries`."
 STOPPED = "The provider's documentation explains this stop reason."
-UNREACHED = "Check the network, and `base_url` if you gave one."
+UNREACHED = "Check the network, and `base_url` if you set it."
 
 
 def is_known_failure(error: Exception) -> bool:
-    """Whether the words say enough; of any other the log has the whole."""
+    """Whether the message alone is enough. Other errors are logged with their traceback."""
     return isinstance(error, AgentRunError | UserError)
 
 
@@ -141,7 +141,7 @@ def error_text(error: Exception) -> str:
 
 def error_remedy(error: Exception) -> str:
     if isinstance(error, ModelQuotaExceededError):
-        return "The account's quota is used up: raise it with the provider."
+        return "The account's quota is exhausted: raise it with the provider."
     if isinstance(error, ModelHTTPError):
         return BY_STATUS.get(error.status_code, LATER if error.status_code >= 500 else "")
     if isinstance(error, EmptyAnswer):

@@ -22,7 +22,7 @@ from toolcrib.agent_loop.models.http import NO_KEY, SILENCE_LIMIT, trusted
 
 API_VERSION = "v1beta"
 SETTINGS = {"google": frozenset(GoogleModelSettings.__annotations__)}
-"""What it can be asked with."""
+"""The model settings it supports."""
 
 
 class _Google(CheckedModel, GoogleModel):
@@ -33,12 +33,12 @@ class _Google(CheckedModel, GoogleModel):
         config: Any
         contents, config = await super()._build_content_and_config(*request)
         for part in (part for content in contents for part in content["parts"]):
-            for said in (part.get("function_call"), part.get("function_response")):
-                if said:
-                    said["name"] = self.definitions.named(said["name"])
+            for function in (part.get("function_call"), part.get("function_response")):
+                if function:
+                    function["name"] = self.definitions.named(function["name"])
         names = [function["name"] for tool in config.get("tools") or () for function in tool["function_declarations"]]
         if names:
-            # Laid over what the SDK has made of them, which knows only some fields.
+            # Replaces the SDK's version, which drops fields that it doesn't know.
             tools = [{"functionDeclarations": [self.definitions.of(name) for name in names]}]
             config["http_options"]["extra_body"] = {"tools": tools}
         return contents, config
@@ -65,9 +65,9 @@ def model(where: ModelEndpoint, client: httpx2.AsyncClient, definitions: Definit
         base_url=where.url,
         api_version=API_VERSION,
         httpx_async_client=client,
-        # In milliseconds. Without it the SDK waits forever, whatever the client says.
+        # In milliseconds. Without it, the SDK overrides the client's timeout and waits forever.
         timeout=int(SILENCE_LIMIT * 1000),
-        # For the clients that the SDK makes besides, and nobody uses.
+        # For the SDK's other clients, which we don't use. Otherwise each would load the certificates again.
         client_args={"verify": trusted()},
         async_client_args={"ssl": trusted()},
     )

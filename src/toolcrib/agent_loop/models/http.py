@@ -1,8 +1,8 @@
-"""The way to a provider: one HTTP client for one run.
+"""The HTTP client of one run, for its provider.
 
-In: a `ModelEndpoint`. Out: a `ModelHttpClient`. It is closed with the run, so that no connection outlives it or is
-used in another event loop. Redirects are not followed, as they would take the key along. `openai`, `anthropic` and
-`google` give it to their SDKs; `retrying` hangs up.
+In: a `ModelEndpoint`. Out: a `ModelHttpClient`. It is closed with the run, so no connection outlives it or is used in
+another event loop. It does not follow redirects, which would leak the key. `openai`, `anthropic` and `google` pass it
+to their SDKs; `retrying` calls `hang_up`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from toolcrib.agent_loop.models.endpoint import ModelEndpoint
 
 CONNECT_LIMIT = 10.0
-"""Seconds, whatever a request allows: one limit that is set for all of a request would hold here, too."""
+"""Seconds. A longer timeout of a whole request does not raise it."""
 SILENCE_LIMIT = 600.0
-"""Seconds between two pieces of an answer. A model that thinks says nothing for minutes."""
+"""Seconds between two chunks of an answer. A model that is thinking may send nothing for minutes."""
 NO_KEY = "no-key-is-sent"
-"""The SDKs insist on a key; a header that holds this one never leaves."""
+"""The SDKs require a key. Headers that contain this one are removed before sending."""
 LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
 class ModelHttpClient(httpx2.AsyncClient):
-    """A client that knows the answer under way: a run asks for one after the other."""
+    """A client that keeps the current response. A run makes one request at a time."""
 
     def __init__(self, where: ModelEndpoint) -> None:
         self._current: httpx2.Response | None = None
@@ -45,7 +45,7 @@ class ModelHttpClient(httpx2.AsyncClient):
         )
 
     async def hang_up(self) -> None:
-        """Whoever reads the answer still finds the line dead."""
+        """Closes the current response; a pending read of it fails."""
         if self._current is not None:
             await self._current.aclose()
 
@@ -54,8 +54,8 @@ class ModelHttpClient(httpx2.AsyncClient):
         await super().__aexit__(*what)
 
     async def _let_go(self) -> None:
-        """Closes what reads an answer that broke within an SDK: the garbage collector would close all that it reads
-        from at the same time, each in a task of its own."""
+        """Closes the reader of an answer that failed inside an SDK. The garbage collector would close its nested
+        generators concurrently, each in its own task."""
         if self._read is not None:
             await self._read.aclose()
 
@@ -73,7 +73,7 @@ class ModelHttpClient(httpx2.AsyncClient):
 
 @functools.cache
 def trusted() -> ssl.SSLContext:
-    """Takes longer to read than a connection to make, and holds nothing of a run."""
+    """Cached, because loading it takes longer than connecting, and it has no state of a run."""
     return httpx2.create_ssl_context()
 
 
@@ -93,11 +93,11 @@ async def _refuse_no_answer(response: httpx2.Response) -> None:
     host = response.request.url.host
     if response.is_redirect or response.status_code in range(300, 400):
         raise UsageError(
-            f"{host} answers with {response.status_code}: it wants to be asked elsewhere.",
-            remedy="Nobody is followed, since the key would go along. Give the address itself as `base_url`.",
+            f"{host} answers with a redirect ({response.status_code}).",
+            remedy="Redirects are not followed, to protect the key. Set `base_url` to the final URL.",
         )
     if response.is_success and "html" in response.headers.get("content-type", ""):
         raise UsageError(
-            f"{host} answers with a web page, and not as a model.",
-            remedy="Check `base_url`: for OpenAI's interface it mostly ends in /v1. A proxy may want you to log in.",
+            f"{host} answers with a web page instead of a model's answer.",
+            remedy="Check `base_url`: for OpenAI's interface it usually ends in /v1. A proxy may require a login.",
         )

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions and responses, and whatever else speaks these.
+"""OpenAI's Chat Completions and Responses APIs, and compatible servers.
 
 In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `opening` opens it, `retrying` wraps it;
-`openrouter` has its client from here.
+`openrouter` uses the same client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = {
     "openai": frozenset(OpenAIChatModelSettings.__annotations__),
     "openai-responses": frozenset(OpenAIResponsesModelSettings.__annotations__),
 }
-"""What they can be asked with."""
+"""The model settings they support."""
 
 
 class _Chat(CheckedModel, OpenAIChatModel):
@@ -45,7 +45,7 @@ class _Responses(CheckedModel, OpenAIResponsesModel):
 
 class _Function(msgspec.Struct):
     name: str | None = None
-    # Some servers that copy the interface send an object.
+    # Some compatible servers send an object.
     arguments: str | dict[str, Any] | None = None
 
 
@@ -93,7 +93,7 @@ class _Response(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """A message of a stream of chat completions, as far as it is used."""
+    """The fields we use of a message in a stream of chat completions."""
 
     id: str | None = None
     model: str | None = None
@@ -101,7 +101,7 @@ class _Chunk(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """A message of a stream of responses, as far as it is used."""
+    """The fields we use of a message in a stream of responses."""
 
     type: str
     item_id: str | None = None
@@ -119,7 +119,7 @@ class _Client(AsyncOpenAI):
         if cast_to not in (ChatCompletion, Response):
             check_message(data, _Chunk if cast_to is ChatCompletionChunk else _Event)
         if cast_to is ChatCompletionChunk and isinstance(data, dict):
-            # The last one may have only a stop reason, which pydantic-ai passes over without a delta.
+            # The last chunk may have only a stop reason, which pydantic-ai ignores if there is no delta.
             choices = [{**choice, "delta": choice.get("delta") or {}} for choice in data.get("choices") or ()]
             data = {**data, "choices": choices}
         return super()._process_response_data(data=data, cast_to=cast_to, **how)
@@ -129,7 +129,7 @@ def model(
     where: ModelEndpoint, client: httpx2.AsyncClient, definitions: Definitions
 ) -> OpenAIChatModel | OpenAIResponsesModel:
     sdk = client_of(where, client)
-    # Another service has not all that OpenAI itself has, and must not be sent ids that only OpenAI knows.
+    # A compatible server lacks some of OpenAI's features, and must not get ids that only OpenAI knows.
     provider = (
         OpenAICompatibleProvider(COMPATIBLE, openai_client=sdk)
         if where.elsewhere
@@ -144,6 +144,6 @@ def model(
 def client_of(where: ModelEndpoint, client: httpx2.AsyncClient) -> AsyncOpenAI:
     sdk = _Client(api_key=where.key or NO_KEY, base_url=where.url, http_client=client, max_retries=0)
     sdk.organization, sdk.project = where.organization or None, where.project or None
-    # OPENAI_CUSTOM_HEADERS are meant for another address.
+    # OPENAI_CUSTOM_HEADERS may be meant for another URL.
     sdk._custom_headers = {}
     return sdk

@@ -1,7 +1,7 @@
-"""The model of a run, opened: its HTTP client, its definitions on the wire, and the requests that are made again.
+"""Opens a run's model, with its HTTP client, its tool definitions and its retries.
 
 In: `AgentOptions` and the tools that the model may call. Out: a pydantic-ai model. `run` loads this module when a run
-begins, and with it that of the provider.
+starts, which loads the provider's module.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.catalog.offered_tool import OfferedTool
 
 OnRetry = Callable[[str, float, int], None]
-"""Called before a wait: why, for how many seconds, and which repetition it is, counted from one."""
+"""Called before each wait, with the reason, the delay in seconds, and the number of the retry, from 1."""
 
 
 @asynccontextmanager
 async def open_model(
     options: AgentOptions, offers: Mapping[str, OfferedTool], on_retry: OnRetry
 ) -> AsyncIterator[RetryingModel]:
-    """The model, and its connections for as long as this is open."""
+    """Closes the model's connections on exit."""
     endpoint = find_endpoint(options)
-    # A second's work the first time, and with thousands of tools, so not done in the event loop.
+    # In a thread: it takes a second the first time, or with thousands of tools.
     client, model = await anyio.to_thread.run_sync(_make_model, options, endpoint, offers, on_retry)
     async with client:
         yield model

@@ -1,4 +1,4 @@
-"""OpenRouter's dialect of chat completions.
+"""OpenRouter's dialect of the Chat Completions API.
 
 In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `opening` opens it, `retrying` wraps it.
 """
@@ -20,14 +20,14 @@ SETTINGS = {
     "openrouter": frozenset(OpenRouterModelSettings.__annotations__)
     | frozenset(OpenAIChatModelSettings.__annotations__)
 }
-"""What it can be asked with."""
+"""The model settings it supports."""
 
 
 class _OpenRouter(CheckedModel, OpenRouterModel):
     provider_name = "openrouter"
 
     def _stop_reason(self, answer: ModelResponse) -> str | None:
-        """OpenRouter's word, which is the same for all; pydantic-ai keeps that of the provider behind it."""
+        """OpenRouter's own term, which is uniform; pydantic-ai keeps the upstream provider's."""
         given = super()._stop_reason(answer)
         return "tool_calls" if given and answer.finish_reason == "tool_call" else given and answer.finish_reason
 

@@ -1,9 +1,9 @@
-"""Requests that are made again, in one place for all providers: their SDKs make none again by themselves.
+"""Retries for all providers, in one place. The SDKs' own retries are off.
 
-In: a model. Out: the same, whose requests are repeated as long as nothing of the answer was shown: text or thoughts. A
-call of a tool is not shown before the answer is whole, so one that breaks off there is repeated, too. After that the
-failure is the end of the run: its reader has the beginning of the answer, and would get another one after it; the
-pieces of a step add up to what the model said. `failures` says what will pass.
+In: a model. Out: the same model, which repeats failed requests until text or thinking of the answer was shown. A tool
+call is not shown before the answer is complete, so an answer that breaks inside one is also requested again. After
+that, a failure ends the run: the reader already has the start of one answer and would get another one after it, but
+the deltas of a step must add up to the model's text. `failures` decides which errors are temporary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 DOUBLINGS = 10
 LONGEST_REQUESTED = 60.0
-"""A provider that wants more is asked again after this, all the same."""
+"""Seconds. If a provider requests a longer delay, we still retry after this."""
 
 
 class RetryingModel(WrapperModel):
@@ -99,7 +99,7 @@ class RetryingModel(WrapperModel):
         while True:
             attempt += 1
             async with AsyncExitStack() as stack:
-                # Also where the answer breaks before there is a stream of it to leave.
+                # Also for answers that break before they have a stream.
                 stack.push_async_callback(self._hang_up)
                 try:
                     stream = await stack.enter_async_context(
@@ -116,14 +116,14 @@ class RetryingModel(WrapperModel):
             await self._sleep(delay)
 
     async def _leave(self, stream: StreamedResponse) -> None:
-        """Brings all that reads the answer to its end, here and now, unless it has come there.
+        """Exhausts all readers of the answer now.
 
-        An answer is read in many generators, one in the other, and who closes the outermost leaves the others to the
-        garbage collector: it closes them in tasks of its own, when the connection they stand on is gone. On a dead
-        line each comes to its end by itself.
+        An answer is read through nested generators. Closing the outermost leaves the inner ones to the garbage
+        collector, which closes them in separate tasks after their connection is gone. With the connection closed
+        first, each one ends when it is read.
         """
         await self._hang_up()
-        # Who is cancelled between two pieces ends the outer ones, and leaves those that read for them.
+        # A cancellation between two chunks ends the outer generators, but not the ones they read from.
         under_it: list[AsyncIterable[Any]] = [stream._response] if hasattr(stream, "_response") else []
         for read in (stream, *under_it):
             with suppress(Exception):
@@ -131,7 +131,7 @@ class RetryingModel(WrapperModel):
                     pass
 
     def _delay(self, error: Exception, attempt: int) -> float:
-        """How long to wait before this retry, which is reported; raises the error again if there is none left."""
+        """Reports the retry and returns its delay in seconds. Raises the error if there is no retry."""
         if (ours := toolcrib_cause(error)) is not None:
             raise ours
         if attempt > self._retries or not may_retry(error):
@@ -140,14 +140,14 @@ class RetryingModel(WrapperModel):
             delay = min(requested, LONGEST_REQUESTED)
         else:
             longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, DOUBLINGS))
-            # Not all at once, where many were refused at once.
+            # Jitter, so that clients that failed together don't all retry together.
             delay = longest * (1 + self._chance()) / 2
         self._on_retry(failure_reason(error), delay, attempt)
         return delay
 
 
 async def _until_shown(stream: StreamedResponse) -> None:
-    """Read on to the first event with something to show. The stream has all of them still."""
+    """Reads up to the first event with visible content. The stream still yields every event."""
     events = stream._get_event_iterator()
     held: list[ModelResponseStreamEvent] = []
     async for event in events:
@@ -158,13 +158,13 @@ async def _until_shown(stream: StreamedResponse) -> None:
 
 
 def _refuse_nothing(stream: StreamedResponse, messages: Sequence[ModelMessage]) -> None:
-    """After its tools a model may have nothing to add. To a question nothing is no answer."""
+    """An empty answer is valid only after tool results, when a model may have nothing to add."""
     is_nothing = all(isinstance(part, TextPart) and not part.content for part in stream.get().parts)
     after_tools = any(isinstance(part, ToolReturnPart) for part in messages[-1].parts)
-    # The calls of an answer that was cut off were not run.
+    # The calls of a truncated answer were not run.
     cut_off = any(isinstance(one, ModelResponse) and one.finish_reason == "length" for one in messages[-2:])
     if is_nothing and (cut_off or not after_tools) and stream.finish_reason in (None, "stop"):
-        raise EmptyAnswer("The model answered with nothing.")
+        raise EmptyAnswer("The model's answer is empty.")
 
 
 async def _after(held: Sequence[ModelResponseStreamEvent], events: Any) -> AsyncIterator[ModelResponseStreamEvent]:
