@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from parts.adapters import LIMIT, MODELS, connections, of, options, told
+from parts.adapters import LIMIT, MODELS, connections, options, run
+from parts.agent_runs import of
 from parts.sizes import some
 from parts.waiting import wait_for
 from toolcrib.agent_loop.events import (
@@ -68,7 +69,7 @@ STORY: tuple[Step, ...] = (
 async def test_a_model_calls_the_tools_of_an_mcp_server_through_its_provider_s_real_interface(provider: str) -> None:
     server = StdioServer("meeting", command=sys.executable, args=["-I", "-S", MEETING])
     with scripted(provider, STORY) as model:
-        events = await told(options(provider, model, api_key=KEY, mcp_servers=[server], instructions="Be kind."))
+        events = await run(options(provider, model, api_key=KEY, mcp_servers=[server], instructions="Be kind."))
     _the_run_tells_it(events)
     _the_model_was_given_it(model)
     _the_key_came(provider, model)
@@ -177,7 +178,7 @@ WHOLE = "This is what it was about to say."
 @each_provider
 async def test_an_answer_that_breaks_off_in_the_middle_ends_the_run_with_what_there_was(provider: str) -> None:
     with scripted(provider, [Break(WHOLE), Say("never asked for")]) as model:
-        events = await told(options(provider, model))
+        events = await run(options(provider, model))
     failed = events[-1]
     assert isinstance(failed, RunFailed)
     assert failed.remedy
@@ -192,7 +193,7 @@ async def test_an_answer_that_breaks_off_before_anything_was_said_is_asked_for_a
     provider: str,
 ) -> None:
     with scripted(provider, [Break("", status=529), Break(""), Say("at last")]) as model:
-        events = await told(options(provider, model))
+        events = await run(options(provider, model))
     assert events[-1].text == "at last"
     assert [event.attempt for event in of(Retrying, events)] == [1, 2]
     assert len(model.requests) == 3
@@ -202,7 +203,7 @@ async def test_an_answer_that_breaks_off_before_anything_was_said_is_asked_for_a
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 async def test_what_the_provider_rejects_is_not_asked_again(provider: str, status: int) -> None:
     with scripted(provider, [Refuse(status)]) as model:
-        events = await told(options(provider, model))
+        events = await run(options(provider, model))
     assert isinstance(events[-1], RunFailed)
     assert events[-1].error.startswith(f"{status}:")
     assert not of(Retrying, events)
@@ -213,7 +214,7 @@ async def test_what_the_provider_rejects_is_not_asked_again(provider: str, statu
 async def test_a_run_that_is_cancelled_in_mid_answer_hangs_up(provider: str) -> None:
     hold = Hold()
     with scripted(provider, [Say("begun, never ended", hold=hold)]) as model:
-        task = asyncio.create_task(told(options(provider, model)))
+        task = asyncio.create_task(run(options(provider, model)))
         await asyncio.to_thread(hold.reached, LIMIT)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -274,14 +275,14 @@ async def _leave(chosen: AgentOptions, end: str, turn: int) -> None:
 @each_provider
 async def test_an_answer_without_a_word_is_asked_for_again(provider: str) -> None:
     with scripted(provider, [Say(""), Say(""), Say("At last.")]) as model:
-        events = await told(options(provider, model))
+        events = await run(options(provider, model))
     assert events[-1].text == "At last."
     assert [event.attempt for event in of(Retrying, events)] == [1, 2]
     with scripted(provider, [Say("")] * 3) as model:
-        events = await told(options(provider, model, retries=2))
+        events = await run(options(provider, model, retries=2))
     failed = events[-1]
     assert isinstance(failed, RunFailed)
-    assert "nothing" in failed.error
+    assert "is empty" in failed.error
     assert failed.remedy
     assert len(model.requests) == 3
 
@@ -289,5 +290,5 @@ async def test_an_answer_without_a_word_is_asked_for_again(provider: str) -> Non
 async def test_google_says_in_the_body_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.testing.server.retry_header", lambda _: {})
     with scripted("google", [Refuse(429, retry_after=0.01), Say("At last.")]) as model:
-        events = await told(options("google", model))
+        events = await run(options("google", model))
     assert [event.delay for event in of(Retrying, events)] == [0.01]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from parts import coding_agents, holes
-from parts.agent_runs import Bench, Calls, in_memory
+from parts.agent_runs import Calls, FakeServers, in_memory
 from parts.claude_tools import CLAUDE_CODE
 from parts.sandboxes import is_running, pids_with
 from parts.traps import WRITTEN, HostileProject, leaks_in
@@ -281,7 +281,7 @@ async def test_a_built_in_tool_hides_a_servers_tool_of_the_same_name(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "a.txt").write_text("from the disk\n")
-    library = Bench({"library": {"Read": lambda _: "from the server", "Lend": lambda _: "lent"}})
+    library = FakeServers({"library": {"Read": lambda _: "from the server", "Lend": lambda _: "lent"}})
     world = in_memory(monkeypatch, [Calls(tool="Read", arguments='{"file_path": "a.txt"}')], ["Done."], kit=library)
     events = await events_of(
         "Read it.", base_url="http://127.0.0.1:9", mcp_servers=["the bench"], coding_tools=CodingTools.read_only(root)

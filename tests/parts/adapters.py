@@ -1,6 +1,6 @@
-"""The adapters of all providers, each asked in the same way.
+"""The adapters of all providers, each used in the same way.
 
-In: a scripted model. Out: the options that lead to it, and what a run, or the adapter alone, makes of it.
+In: a scripted model. Out: the options for it, and the result of a run or of the adapter alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic_ai.messages import ModelRequest
@@ -34,20 +34,14 @@ MODELS = {
 }
 LIMIT = 60.0
 
-Kind = TypeVar("Kind", bound=RunEvent)
+
+def options(provider: str, model: ScriptedModel, /, **more: Any) -> AgentOptions:
+    return AgentOptions(**{"model": MODELS[provider], "base_url": model.url, "environ": {}, **more})
 
 
-def options(provider: str, there: ScriptedModel, **more: Any) -> AgentOptions:
-    return AgentOptions(**{"model": MODELS[provider], "base_url": there.url, "environ": {}, **more})
-
-
-async def told(chosen: AgentOptions) -> list[RunEvent]:
+async def run(chosen: AgentOptions) -> list[RunEvent]:
     async with asyncio.timeout(LIMIT):
         return [event async for event in run_agent("Let them meet.", chosen)]
-
-
-def of(kind: type[Kind], events: list[RunEvent]) -> list[Kind]:
-    return [event for event in events if isinstance(event, kind)]
 
 
 def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> OfferedTool:
@@ -58,7 +52,7 @@ def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> O
     return OfferedTool(tool=tool, name=own, description=f"Does {own}.", schema=schema, options=by_provider)
 
 
-async def ask(provider: str, there: ScriptedModel, offers: Mapping[str, OfferedTool], **more: Any) -> str:
+async def ask(provider: str, model: ScriptedModel, offers: Mapping[str, OfferedTool], /, **more: Any) -> str:
     """One request, through the adapter alone."""
     given = ModelRequestParameters(
         function_tools=[
@@ -66,7 +60,7 @@ async def ask(provider: str, there: ScriptedModel, offers: Mapping[str, OfferedT
             for name, one in offers.items()
         ]
     )
-    chosen = options(provider, there, **more)
+    chosen = options(provider, model, **more)
     async with (
         asyncio.timeout(LIMIT),
         open_model(chosen, offers, lambda *_: None) as asked,
@@ -77,9 +71,9 @@ async def ask(provider: str, there: ScriptedModel, offers: Mapping[str, OfferedT
         return stream.get().text or ""
 
 
-def connections(there: ScriptedModel) -> list[str]:
-    """The open connections to it, as the kernel lists them."""
-    port = urlsplit(there.url).port
+def connections(model: ScriptedModel) -> list[str]:
+    """The open connections to the model."""
+    port = urlsplit(model.url).port
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     fields = [line.split() for line in lines]
     return [one[2] for one in fields if one[2].endswith(f":{port:04X}") and one[3] == "01"]

@@ -1,7 +1,6 @@
-"""Parts for runs of `run_agent`: a model and servers in memory, and what is left after a run.
+"""A model and servers in memory for runs of `run_agent`.
 
-In: turns of a model, functions as tools. Out: a world to run in, which remembers what the model was given and who was
-opened and closed.
+In: turns of the model, functions as tools. Out: fakes that record their requests, calls, openings and closings.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ from toolcrib.errors import UnknownTool
 from toolcrib.events import Bus
 from toolcrib.servers.model import ServerState, ServerStatus
 
-Does = Callable[[dict[str, Any]], Any]
-"""A tool: gives a text, a whole MCP result, or raises; may be async."""
+ToolFunction = Callable[[dict[str, Any]], Any]
+"""Returns a text or a whole MCP result, or raises; may be async."""
 
 NOWHERE = "http://127.0.0.1:9"
+SERVERS: dict[str, Any] = {"mcp_servers": ["replaced by FakeServers"]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """The model calls a tool; the arguments are sent as they stand."""
+    """The model calls a tool, with these arguments verbatim."""
 
     tool: str
     arguments: str = "{}"
@@ -52,26 +52,26 @@ class Thinks:
 
 
 Piece = str | Calls | Thinks | Exception | Callable[[], Any]
-"""A function is done, or awaited, where it stands."""
+"""A function is called or awaited at its place."""
 
 
 def result(text: str = "", **fields: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}] if text else [], **fields}
 
 
-class Bench(ToolProvider):
-    """A counter in memory; its tools are functions. Opening and closing take some turns of the event loop."""
+class FakeServers(ToolProvider):
+    """Servers whose tools are functions. Opening and closing take some turns of the event loop."""
 
     def __init__(
         self,
-        tools: Mapping[str, Mapping[str, Does]] | None = None,
+        tools: Mapping[str, Mapping[str, ToolFunction]] | None = None,
         *,
         missing: Mapping[str, str] | None = None,
         definitions: Mapping[str, Mapping[str, Any]] | None = None,
         trusted: frozenset[str] = frozenset(),
     ) -> None:
         self.bus = Bus()
-        self._does = {server: dict(does) for server, does in (tools or {}).items()}
+        self._functions = {server: dict(functions) for server, functions in (tools or {}).items()}
         self.missing = dict(missing or {})
         self.opened = self.closed = self.disturbed = 0
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -80,17 +80,17 @@ class Bench(ToolProvider):
                 msgspec.json.encode(
                     {"name": name, "inputSchema": {"type": "object"}, **(definitions or {}).get(name, {})}
                 )
-                for name in does
+                for name in functions
             )
-            for server, does in self._does.items()
+            for server, functions in self._functions.items()
         }
         self._catalog = Catalog.build(listings, version=1, trusted=trusted)
 
     @property
     def connected(self) -> tuple[str, ...]:
-        return tuple(self._does)
+        return tuple(self._functions)
 
-    async def __aenter__(self) -> Bench:
+    async def __aenter__(self) -> FakeServers:
         try:
             await turns(3)
             self.opened += 1
@@ -115,7 +115,7 @@ class Bench(ToolProvider):
         return self._catalog
 
     def status(self) -> dict[str, ServerStatus]:
-        here = dict.fromkeys(self._does, (ServerState.READY, ""))
+        here = dict.fromkeys(self._functions, (ServerState.READY, ""))
         gone = {name: (ServerState.FAILED, why) for name, why in self.missing.items()}
         return {
             name: ServerStatus(name=name, state=state, transport="stdio", last_error=why)
@@ -126,12 +126,12 @@ class Bench(ToolProvider):
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
         server, _, tool = name.partition(":")
-        if tool not in self._does.get(server, {}):
+        if tool not in self._functions.get(server, {}):
             raise UnknownTool(f'There is no tool "{name}".')
         given = dict(arguments or {})
         self.calls.append((tool, given))
         await turns(1)
-        answer = self._does[server][tool](given)
+        answer = self._functions[server][tool](given)
         if inspect.isawaitable(answer):
             answer = await answer
         if isinstance(answer, str):
@@ -145,11 +145,11 @@ async def turns(number: int) -> None:
 
 
 @dataclass
-class World:
-    """Where a run takes place: its model follows the turns, its servers are a bench."""
+class FakeModel:
+    """A model that follows the turns; it repeats the last one."""
 
     asked: list[list[ModelMessage]] = field(default_factory=list)
-    """What the model was given, each time."""
+    """The messages of each request."""
     offered: list[list[str]] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
@@ -190,26 +190,39 @@ class World:
 
     @property
     def results(self) -> list[ToolReturnPart]:
-        """What the model was told of its calls, in the last question."""
+        """The tool results in the last request."""
         return [part for message in self.asked[-1] for part in message.parts if isinstance(part, ToolReturnPart)]
 
 
-def in_memory(patch: pytest.MonkeyPatch, *says: Sequence[Piece], kit: Bench | None = None) -> World:
-    """The last turn is repeated for ever."""
-    world = World(turns=says)
-    patch.setattr(opening, "open_model", world.open_model)
+def in_memory(patch: pytest.MonkeyPatch, *says: Sequence[Piece], kit: FakeServers | None = None) -> FakeModel:
+    """Replaces the model, and the servers that `mcp_servers` names."""
+    model = FakeModel(turns=says)
+    patch.setattr(opening, "open_model", model.open_model)
     patch.setattr(setup, "Kit", lambda *_, **__: kit)
-    return world
+    return model
+
+
+def desk(**tools: Any) -> FakeServers:
+    """One server, `desk`, with these tools."""
+    return FakeServers({"desk": tools})
 
 
 def options(**given: Any) -> AgentOptions:
-    """Of a run in memory. `mcp_servers` of it stand for the bench."""
     return AgentOptions(**{"model": "anthropic:scripted", "base_url": NOWHERE, **given})
 
 
 async def run(prompt: str = "Go.", **given: Any) -> list[RunEvent]:
     async with asyncio.timeout(60):
         return [event async for event in run_agent(prompt, options(**given))]
+
+
+def of(kind: type[Any], events: Sequence[RunEvent]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def only(kind: type[Any], events: Sequence[RunEvent]) -> Any:
+    [event] = of(kind, events)
+    return event
 
 
 def other_tasks() -> set[asyncio.Task[Any]]:

@@ -1,4 +1,4 @@
-"""Snapshots of all tools: raw definitions whole, found by every name, cheap to build again."""
+"""Catalog snapshots: unchanged definitions, lookup by every name, incremental builds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ def definition(name: str, **fields: Any) -> bytes:
     return json.dumps({"name": name, "inputSchema": {"type": "object"}, **fields}).encode()
 
 
+def listings_of(servers: dict[str, list[str]]) -> dict[str, tuple[bytes, ...]]:
+    return {server: tuple(map(definition, tools)) for server, tools in servers.items()}
+
+
 def build(**servers: list[str]) -> Catalog:
-    return Catalog.build(
-        {server: tuple(definition(tool) for tool in tools) for server, tools in servers.items()}, version=1
-    )
+    return Catalog.build(listings_of(servers), version=1)
+
+
+def tool_of(raw: bytes) -> Tool:
+    [tool] = Catalog.build({"s": (raw,)}, version=1).tools
+    return tool
 
 
 def displays(catalog: Catalog) -> list[str]:
@@ -32,30 +39,25 @@ def displays(catalog: Catalog) -> list[str]:
 
 
 @pytest.mark.req("BNS-4", "ENG-10")
-def test_tools_stand_by_server_and_in_the_servers_own_order() -> None:
+def test_tools_are_sorted_by_server_and_keep_the_servers_order() -> None:
     catalog = build(git=["status", "add"], files=["write", "read"])
     assert displays(catalog) == ["files:write", "files:read", "git:status", "git:add"]
     assert [tool.name for tool in catalog.of_server("git")] == ["status", "add"]
-    assert catalog.of_server("nobody") == ()
-
-
-@pytest.mark.req("ENG-10")
-def test_a_server_that_is_gone_takes_its_tools_along() -> None:
-    before = build(git=["status"], files=["read"])
-    after = Catalog.build({"files": (definition("read"),)}, version=2, previous=before)
+    assert catalog.of_server("unknown") == ()
+    after = Catalog.build({"files": (definition("read"),)}, version=2, previous=catalog)
     assert displays(after) == ["files:read"]
     with pytest.raises(UnknownTool):
         after.find("git:status")
 
 
 @pytest.mark.req("ENG-3")
-def test_a_definition_passes_with_nothing_but_its_name_replaced() -> None:
+def test_only_the_name_of_a_definition_is_replaced() -> None:
     raw = (
         b'{"title":"T \\u00e9","name":"read","inputSchema":{ "type" : "object", "x": 1.10, '
         b'"big": 123456789012345678901234567890},'
         b'"_meta":{"a":null},"unknown":[1,  2],"annotations":{"readOnlyHint":true}}'
     )
-    tool = Catalog.build({"files": (raw,)}, version=1).find("files:read")
+    tool = tool_of(raw)
     assert tool.render("files_read") == raw.replace(b'"name":"read"', b'"name":"files_read"')
     assert tool.raw() == raw
     assert tool.annotations == {"readOnlyHint": True}
@@ -64,26 +66,26 @@ def test_a_definition_passes_with_nothing_but_its_name_replaced() -> None:
 
 @pytest.mark.req("BNS-4")
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)))
-def test_any_definition_comes_back_whole(fields: dict[str, Any]) -> None:
+def test_any_definition_is_kept_completely(fields: dict[str, Any]) -> None:
     given_fields = {**fields, "name": "t"}
     raw = json.dumps(given_fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     try:
         raw.decode()
     except UnicodeDecodeError:
         return
-    (tool,) = Catalog.build({"s": (raw,)}, version=1).tools
+    tool = tool_of(raw)
     assert json.loads(tool.raw()) == given_fields
     assert json.loads(tool.render("s_t")) == {**given_fields, "name": "s_t"}
 
 
 @pytest.mark.req("BNS-4")
-def test_header_marks_are_taken_out_for_clients_and_only_they() -> None:
+def test_only_header_marks_are_removed_for_clients() -> None:
     schema = (
         b'{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region","default":1.50},'
         b'"x-mcp-header":{"type":"string"},"o":{"properties":{"p":{"x-mcp-\\u0068eader":"P","type":"integer"}}}},'
         b'"default":{"x-mcp-header":"data"},"anyOf":[{"x-mcp-header":"A"},{"const":{"x-mcp-header":1}}]}'
     )
-    tool = Catalog.build({"s": (b'{"name":"t","inputSchema":' + schema + b"}",)}, version=1).tools[0]
+    tool = tool_of(b'{"name":"t","inputSchema":' + schema + b"}")
     rendered = json.loads(tool.render("t"), parse_float=str)["inputSchema"]
     assert rendered == {
         "type": "object",
@@ -96,27 +98,22 @@ def test_header_marks_are_taken_out_for_clients_and_only_they() -> None:
         "anyOf": [{}, {"const": {"x-mcp-header": 1}}],
     }
     assert tool.input_schema["properties"]["region"]["x-mcp-header"] == "Region"
-    assert tool.param_headers({"region": "eu"}) == {}, "the marks in `anyOf` are invalid, which voids all"
+    assert tool.param_headers({"region": "eu"}) == {}, "the invalid marks in `anyOf` disable all"
 
 
 @pytest.mark.req("ENG-1")
-def test_a_tool_knows_the_headers_of_a_call() -> None:
+def test_marked_arguments_become_headers_of_a_call() -> None:
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
-    tool = Catalog.build({"s": (definition("t", inputSchema=schema),)}, version=1).tools[0]
+    tool = tool_of(definition("t", inputSchema=schema))
     assert tool.param_headers({"region": "eu"}) == {"Mcp-Param-Region": "eu"}
     assert tool.param_headers({}) == {}
 
 
-def test_what_is_missing_reads_as_empty() -> None:
-    tool = Catalog.build({"s": (b'{"name":"t","annotations":3,"description":null}',)}, version=1).tools[0]
+def test_missing_and_unreadable_fields_are_empty(caplog: pytest.LogCaptureFixture) -> None:
+    tool = tool_of(b'{"name":"t","annotations":3,"description":null}')
     assert (tool.description, tool.annotations, tool.input_schema) == ("", {}, {"type": "object"})
-
-
-def test_a_schema_with_a_number_beyond_python_counts_as_absent_and_still_passes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
     raw = b'{"name":"t","inputSchema":{"type":"object","maximum":1e999}}'
-    tool = Catalog.build({"s": (raw,)}, version=1).tools[0]
+    tool = tool_of(raw)
     assert tool.input_schema == {"type": "object"}
     assert tool.raw() == raw
     assert "s:t: inputSchema cannot be read" in caplog.text
@@ -136,9 +133,7 @@ def test_a_schema_with_a_number_beyond_python_counts_as_absent_and_still_passes(
     ],
 )
 @pytest.mark.req("BNS-10")
-def test_a_bad_definition_is_left_out_and_takes_no_other_along(
-    bad: bytes, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_bad_definition_is_left_out(bad: bytes, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         catalog = Catalog.build({"s": (definition("a"), bad, definition("b"))}, version=1)
     assert displays(catalog) == ["s:a", "s:b"]
@@ -146,15 +141,14 @@ def test_a_bad_definition_is_left_out_and_takes_no_other_along(
     assert reason in caplog.text
 
 
-def test_many_brackets_are_no_depth() -> None:
+def test_many_brackets_do_not_count_as_depth() -> None:
     wide = {"type": "object", "properties": {f'p{{"{n}': {"type": ["string"]} for n in range(300)}}
     assert displays(Catalog.build({"s": (definition("a", inputSchema=wide),)}, version=1)) == ["s:a"]
 
 
-def test_of_two_tools_with_one_name_in_a_server_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
-    catalog = Catalog.build(
-        {"s": (definition("a", description="first"), definition("a", description="second"))}, version=1
-    )
+def test_the_first_of_two_tools_with_the_same_name_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    listed = tuple(definition("a", description=text) for text in ("first", "second"))
+    catalog = Catalog.build({"s": listed}, version=1)
     assert [tool.description for tool in catalog.tools] == ["first"]
     assert "lists 'a' twice" in caplog.text
 
@@ -164,12 +158,9 @@ _names = st.text(alphabet="abAB_.é:", max_size=5)
 
 @pytest.mark.req("BNS-8", "ENG-3")
 @given(st.dictionaries(_names, st.lists(_names, max_size=6), max_size=5), st.sampled_from([None, GATEWAY_LIMIT]))
-def test_find_inverts_every_style(servers: dict[str, list[str]], limit: int | None) -> None:
-    catalog = Catalog.build(
-        {server: tuple(definition(tool) for tool in dict.fromkeys(tools)) for server, tools in servers.items()},
-        version=1,
-        limit=limit,
-    )
+def test_find_knows_every_public_name(servers: dict[str, list[str]], limit: int | None) -> None:
+    unique = {server: list(dict.fromkeys(tools)) for server, tools in servers.items()}
+    catalog = Catalog.build(listings_of(unique), version=1, limit=limit)
     shown = displays(catalog)
     for style in NameStyle:
         assert len(catalog.by_public(style)) == len(catalog.tools)
@@ -182,32 +173,23 @@ def test_find_inverts_every_style(servers: dict[str, list[str]], limit: int | No
 
 
 @pytest.mark.req("BNS-8")
-def test_a_client_that_folds_case_still_finds_the_tool() -> None:
+def test_names_are_found_in_any_case() -> None:
     catalog = build(Mapbox=["DirectionsTool"])
     assert catalog.find("mapbox_directionstool").display == "Mapbox:DirectionsTool"
 
 
 @pytest.mark.req("BNS-8")
-def test_an_unknown_name_is_answered_with_the_nearest_ones() -> None:
+def test_the_error_for_an_unknown_name_suggests_a_few_similar_ones() -> None:
     catalog = build(files=["read_file", "write_file"], git=["status"])
     with pytest.raises(UnknownTool) as raised:
         catalog.find("files_raed_file", style=NameStyle.SERVER)
-    assert raised.value.data == {
-        "name": "files_raed_file",
-        "nearest": ["files_read_file", "files_write_file"],
-    }
-    assert raised.value.text() == (
-        'There is no tool "files_raed_file". Did you mean files_read_file, files_write_file?'
-    )
-
-
-def test_a_name_without_its_server_is_answered_with_the_tool() -> None:
+    nearest = ["files_read_file", "files_write_file"]
+    assert raised.value.data == {"name": "files_raed_file", "nearest": nearest}
+    text = 'There is no tool "files_raed_file". Did you mean files_read_file, files_write_file?'
+    assert raised.value.text() == text
     with pytest.raises(UnknownTool) as raised:
         build(documents=["read_file_contents"]).find("some_server_read_file_contents")
     assert raised.value.data["nearest"] == ["documents:read_file_contents"]
-
-
-def test_suggestions_are_few_and_a_huge_name_is_cut() -> None:
     catalog = build(files=[f"read_file_{number}" for number in range(50)])
     with pytest.raises(UnknownTool) as raised:
         catalog.find("read_file_")
@@ -217,7 +199,7 @@ def test_suggestions_are_few_and_a_huge_name_is_cut() -> None:
     assert len(raised.value.text()) < 300
 
 
-def test_a_display_name_that_two_tools_share_is_refused_with_their_public_names() -> None:
+def test_an_ambiguous_display_name_is_refused_with_the_public_names() -> None:
     catalog = Catalog.build({"a": (definition("b:c"),), "a:b": (definition("c"),)}, version=1)
     with pytest.raises(UnknownTool, match="several tools") as raised:
         catalog.find("a:b:c")
@@ -225,7 +207,7 @@ def test_a_display_name_that_two_tools_share_is_refused_with_their_public_names(
 
 
 @pytest.mark.req("BNS-4")
-def test_unchanged_tools_are_taken_over_from_the_previous_snapshot() -> None:
+def test_unchanged_tools_are_reused_from_the_previous_snapshot() -> None:
     files = (definition("read"),)
     before = Catalog.build({"files": files, "git": (definition("status"),)}, version=1)
     after = Catalog.build({"files": files, "git": (definition("add"),)}, version=2, previous=before)
@@ -236,7 +218,7 @@ def test_unchanged_tools_are_taken_over_from_the_previous_snapshot() -> None:
 
 
 @pytest.mark.req("BNS-4")
-def test_a_tool_whose_name_becomes_contested_is_renamed_in_the_new_snapshot_only() -> None:
+def test_a_new_name_conflict_changes_names_in_the_new_snapshot_only() -> None:
     files = (definition("read"),)
     before = Catalog.build({"files": files}, version=1)
     after = Catalog.build({"files": files, "docs": (definition("read"),)}, version=2, previous=before)
@@ -251,21 +233,18 @@ def test_a_tool_whose_name_becomes_contested_is_renamed_in_the_new_snapshot_only
     st.dictionaries(_names, st.lists(_names, max_size=5), max_size=4),
     st.dictionaries(_names, st.lists(_names, max_size=5), max_size=4),
 )
-def test_building_upon_a_previous_snapshot_gives_the_same_as_building_anew(
+def test_an_incremental_build_gives_the_same_snapshot(
     first: dict[str, list[str]], second: dict[str, list[str]]
 ) -> None:
-    def listings(servers: dict[str, list[str]]) -> dict[str, tuple[bytes, ...]]:
-        return {server: tuple(definition(tool) for tool in tools) for server, tools in servers.items()}
-
     def seen(catalog: Catalog) -> list[tuple[str, Any, bytes]]:
         return [(tool.server, tool.names, tool.raw()) for tool in catalog.tools]
 
-    before = Catalog.build(listings(first), version=1)
-    upon = Catalog.build(listings(second), version=2, previous=before)
-    assert seen(upon) == seen(Catalog.build(listings(second), version=2))
+    before = Catalog.build(listings_of(first), version=1)
+    incremental = Catalog.build(listings_of(second), version=2, previous=before)
+    assert seen(incremental) == seen(Catalog.build(listings_of(second), version=2))
 
 
-def test_a_tool_can_be_made_by_hand() -> None:
+def test_a_tool_can_be_constructed_directly() -> None:
     known = build(s=["t"]).tools[0]
     tool = Tool(server="s", name="t", fields={"name": msgspec.Raw(b'"t"')}, names=known.names)
     assert tool.raw() == b'{"name":"t"}'
@@ -273,24 +252,21 @@ def test_a_tool_can_be_made_by_hand() -> None:
 
 
 @pytest.mark.req("KSI-5")
-def test_a_server_that_is_believed_or_no_longer_gets_new_tools_and_no_other_does() -> None:
+def test_a_change_of_trust_replaces_the_tools_of_that_server_only() -> None:
     listings = {name: (definition("read", annotations={"readOnlyHint": True}),) for name in ("files", "git", "crib")}
-    silent = Catalog.build(listings, version=1)
-    assert [(tool.server, tool.reads_only) for tool in silent.tools] == [
-        ("crib", True),
-        ("files", False),
-        ("git", False),
-    ]
-    believing = Catalog.build(listings, version=2, previous=silent, trusted=frozenset({"git"}))
-    assert [tool.reads_only for tool in believing.tools] == [True, False, True]
-    assert [new is old for new, old in zip(believing.tools, silent.tools, strict=True)] == [True, True, False]
-    again = Catalog.build(listings, version=3, previous=believing)
+    before = Catalog.build(listings, version=1)
+    reads_only = [(tool.server, tool.reads_only) for tool in before.tools]
+    assert reads_only == [("crib", True), ("files", False), ("git", False)]
+    trusting = Catalog.build(listings, version=2, previous=before, trusted=frozenset({"git"}))
+    assert [tool.reads_only for tool in trusting.tools] == [True, False, True]
+    assert [new is old for new, old in zip(trusting.tools, before.tools, strict=True)] == [True, True, False]
+    again = Catalog.build(listings, version=3, previous=trusting)
     assert [tool.reads_only for tool in again.tools] == [True, False, False]
-    assert again.tools[:2] == silent.tools[:2]
+    assert again.tools[:2] == before.tools[:2]
 
 
 @pytest.mark.req("KSI-5")
-def test_a_server_that_works_elsewhere_now_gets_new_tools_and_no_other_does() -> None:
+def test_a_change_of_folder_replaces_the_tools_of_that_server_only() -> None:
     listings = {name: (definition("read"),) for name in ("files", "git")}
     before = Catalog.build(listings, version=1, folders={"files": "/a"})
     assert [tool.folder for tool in before.tools] == ["/a", None]
@@ -303,13 +279,13 @@ def test_a_server_that_works_elsewhere_now_gets_new_tools_and_no_other_does() ->
 
 @pytest.mark.req("KSI-5")
 @pytest.mark.parametrize("hint", [b"false", b'"true"', b"1", b"null", b"[true]"])
-def test_only_a_plain_true_says_that_a_tool_only_reads(hint: bytes) -> None:
+def test_only_true_marks_a_tool_as_read_only(hint: bytes) -> None:
     raw = b'{"name":"a","annotations":{"readOnlyHint":' + hint + b"}}"
     (tool,) = Catalog.build({"files": (raw,)}, version=1, trusted=frozenset({"files"})).tools
     assert not tool.reads_only
 
 
-def test_a_renamed_tool_is_found_with_its_server_and_the_name_that_is_shown() -> None:
+def test_a_renamed_tool_is_found_by_its_new_and_old_display_name() -> None:
     listing = {"git": (definition("git_status"), definition("log"), definition("push"))}
     names = {"git_status": "state", "push": "log"}
     rules = (ToolRule(action=RuleAction.RENAME, value=names, only=(), written={}),)
@@ -317,11 +293,11 @@ def test_a_renamed_tool_is_found_with_its_server_and_the_name_that_is_shown() ->
     assert "git:state" in catalog
     assert catalog.find("git:state").name == "git_status"
     assert catalog.find("git:git_status").name == "git_status"
-    # A server's own names come first.
+    # A server's own names have priority.
     assert catalog.find("git:log").name == "log"
 
 
-def test_what_did_not_change_is_the_same_object_when_its_neighbour_does() -> None:
+def test_an_unchanged_tool_stays_the_same_object_when_others_change() -> None:
     rules = (ToolRule(action=RuleAction.DESCRIBE, value="Reads.", only=(ToolSelector(names=("read",)),)),)
     before = Catalog.build({"files": (definition("read"), definition("write"))}, version=1, rules=rules)
     listings = {"files": (definition("new"), definition("write", title="other"), definition("read"))}
@@ -331,10 +307,10 @@ def test_what_did_not_change_is_the_same_object_when_its_neighbour_does() -> Non
     assert not after.find("files:write").is_still(before.find("files:write"))
     anew = Catalog.build(listings, version=3, previous=after)
     assert anew.find("files:write").is_still(after.find("files:write"))
-    assert not anew.find("files:read").is_still(after.find("files:read")), "the rules changed what is shown of it"
+    assert not anew.find("files:read").is_still(after.find("files:read")), "the rules changed its definition"
 
 
-def test_a_digest_is_of_what_a_definition_says_not_of_how_it_is_written() -> None:
+def test_a_digest_ignores_the_formatting_of_a_definition() -> None:
     def digest(text: str) -> str:
         return digest_of(decode_definition(text.encode())[1])
 

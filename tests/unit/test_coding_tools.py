@@ -1,4 +1,4 @@
-"""Read, Write, Edit, Glob and Grep on real files: what a model gets to see, and what is on the disk afterwards."""
+"""The coding tools Read, Write, Edit, Glob and Grep on real files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolcrib.agent_loop.coding import BuiltinTools, coding_tools
 from toolcrib.agent_loop.options import CodingAccess, CodingTools
 from toolcrib.audit.row import count_tokens
 from toolcrib.catalog.offered_tool import destructive, read_only
-from toolcrib.errors import ConfigError, ToolcribError, UnknownTool, UsageError
+from toolcrib.errors import ConfigError, UnknownTool, UsageError
 from toolcrib.workspace.regex import MatchedLine
 from toolcrib.workspace.settings.model import _VARIABLES as CI
 from toolcrib.workspace.tools import search_text
@@ -27,6 +27,7 @@ from toolcrib.workspace.tools import search_text
 pytestmark = pytest.mark.req("KAI-5")
 
 PAGE = Path(__file__).parents[2] / "docs" / "coding-tools.md"
+MORE = "(There is more: narrow the search, or raise head_limit.)"
 NOT_OFFERED: dict[str, set[str]] = {
     "Bash": {"run_in_background", "dangerouslyDisableSandbox"},
     "Grep": {"offset", "multiline", "context", "-o"},
@@ -40,13 +41,14 @@ NEEDED = {
     "Read": ["file_path"],
     "Write": ["file_path", "content"],
 }
-OTHERS_NAMES = ("list_dir", "read_file", "write_file", "edit_file", "find_files", "search_text", "run_shell_safe")
-"""The same tools have these names at the workspace's other door."""
+WORKSPACE_NAMES = ("list_dir", "read_file", "write_file", "edit_file", "find_files", "search_text", "run_shell_safe")
+
+Open = Callable[..., Any]
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of a user who has configured nothing, and who has no bubblewrap: no test here runs a command."""
+    """A project of a user without configuration or bubblewrap: no test here runs a command."""
     made = tmp_path / "p"
     made.mkdir()
     for name in ("TOOLCRIB_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", *CI):
@@ -56,17 +58,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-Open = Callable[..., Any]
-
-
 @pytest.fixture
 async def opened() -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def open_them(root: Path, allowed: CodingAccess = CodingAccess.ALL) -> BuiltinTools:
+        async def open_tools(root: Path, allowed: CodingAccess = CodingAccess.ALL) -> BuiltinTools:
             return await stack.enter_async_context(coding_tools(CodingTools(allowed=allowed, root=root)))
 
-        yield open_them
+        yield open_tools
 
 
 @pytest.fixture
@@ -78,37 +77,46 @@ async def tools(root: Path, opened: Open) -> BuiltinTools:
 async def does(tools: BuiltinTools, name: str, **arguments: Any) -> str:
     result = await tools.call(name, arguments)
     assert not result.is_error, result.text
-    assert result.structured is None, "a model that is shown both would read everything twice"
+    assert result.structured is None, "a model that gets both would read everything twice"
     return result.text
 
 
 async def refuses(tools: BuiltinTools, name: str, **arguments: Any) -> str:
     result = await tools.call(name, arguments)
     assert result.is_error, result.text
-    assert not any(other in result.text for other in OTHERS_NAMES), result.text
+    assert not any(name in result.text for name in WORKSPACE_NAMES), result.text
     return result.text
 
 
-# ---- what is offered
+def names(tools: BuiltinTools) -> set[str]:
+    return {offer.name for offer in tools.offers}
 
 
-async def test_names_and_parameters_are_those_that_models_know(tools: BuiltinTools) -> None:
+def configure(root: Path, settings_text: str) -> None:
+    (root / ".toolcrib").mkdir()
+    (root / ".toolcrib" / "workspace.yml").write_text(settings_text)
+
+
+async def test_offers_match_claude_code_and_the_documentation(tools: BuiltinTools) -> None:
     offered = {offer.name: set(offer.schema["properties"]) for offer in tools.offers}
     assert offered == {name: known - NOT_OFFERED.get(name, set()) for name, known in CLAUDE_CODE.items()}
+    rows = re.findall(r"^\| (\w+) \| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    assert offered == {name: set(re.findall(r"`(.*?)`", parameters)) for name, parameters in rows}
     assert {offer.name: offer.schema["required"] for offer in tools.offers} == NEEDED
     assert all(offer.schema["additionalProperties"] is False for offer in tools.offers)
-
-
-async def test_they_are_of_no_server_and_say_what_they_may_change(tools: BuiltinTools) -> None:
     assert {offer.server for offer in tools.offers} == {""}
     assert {offer.name for offer in tools.offers if read_only(offer)} == {"Read", "Glob", "Grep"}
     assert {offer.name for offer in tools.offers if destructive(offer)} == {"Write", "Edit", "Bash"}
+    seen = [{"name": one.name, "description": one.description, "input_schema": one.schema} for one in tools.offers]
+    tokens = count_tokens(msgspec.json.encode(seen))
+    assert tokens is not None
+    assert (tokens.estimated, tokens.tokens < 800) == (False, True), "Claude Code's own six have 5,253"
 
 
-async def test_the_read_only_set_neither_offers_nor_does_anything_else(root: Path, opened: Open) -> None:
+async def test_read_only_tools_change_nothing(root: Path, opened: Open) -> None:
     (root / "a.txt").write_text("a\n")
     tools = await opened(root, CodingAccess.READ_ONLY)
-    assert {offer.name for offer in tools.offers} == {"Read", "Glob", "Grep"}
+    assert names(tools) == {"Read", "Glob", "Grep"}
     await does(tools, "Read", file_path="a.txt")
     await refuses(tools, "Write", file_path="a.txt", content="b\n")
     await refuses(tools, "Edit", file_path="a.txt", old_string="a", new_string="b")
@@ -116,66 +124,41 @@ async def test_the_read_only_set_neither_offers_nor_does_anything_else(root: Pat
     assert (root / "a.txt").read_text() == "a\n"
 
 
-async def test_none_offers_nothing_and_looks_at_no_folder(opened: Open) -> None:
+async def test_without_access_nothing_is_offered_and_the_folder_is_not_opened(opened: Open) -> None:
     tools = await opened(Path("/nowhere"), CodingAccess.NONE)
     assert tools.offers == ()
     with pytest.raises(UnknownTool):
         await tools.call("Read", {"file_path": "/etc/passwd"})
 
 
-async def test_the_definitions_cost_a_fraction_of_claude_codes_own(tools: BuiltinTools) -> None:
-    """Claude Code's own six are 5,253 tokens, counted in the same way."""
-    seen = [{"name": one.name, "description": one.description, "input_schema": one.schema} for one in tools.offers]
-    tokens = count_tokens(msgspec.json.encode(seen))
-    assert tokens is not None
-    assert not tokens.estimated
-    assert tokens.tokens < 800
-
-
-async def test_the_page_about_them_names_just_their_parameters(tools: BuiltinTools) -> None:
-    rows = re.findall(r"^\| (\w+) \| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
-    told = {name: set(re.findall(r"`(.*?)`", parameters)) for name, parameters in rows}
-    assert told == {offer.name: set(offer.schema["properties"]) for offer in tools.offers}
-
-
-async def test_a_folders_settings_narrow_what_is_offered(root: Path, opened: Open) -> None:
-    (root / ".toolcrib").mkdir()
-    (root / ".toolcrib" / "workspace.yml").write_text("tools: {search_text: false}\nread_only: true\n")
+async def test_a_folders_settings_can_restrict_the_tools(root: Path, opened: Open) -> None:
+    configure(root, "tools: {search_text: false}\nread_only: true\n")
     tools = await opened(root)
-    assert {offer.name for offer in tools.offers} == {"Read", "Glob"}
+    assert names(tools) == {"Read", "Glob"}
     assert "switched off" in await refuses(tools, "Grep", pattern="x")
-    said = await refuses(tools, "Write", file_path="a.txt", content="x")
-    assert "read-only" in said
-    assert "linters" not in said
+    refusal = await refuses(tools, "Write", file_path="a.txt", content="x")
+    assert "read-only" in refusal
+    assert "linters" not in refusal
 
 
-async def test_a_projects_own_settings_cannot_widen_anything(root: Path, opened: Open) -> None:
-    (root / ".toolcrib").mkdir()
-    (root / ".toolcrib" / "workspace.yml").write_text("network: true\nlimits: {seconds: {run_shell_safe: 9999}}\n")
+async def test_a_projects_own_settings_cannot_add_permissions(root: Path, opened: Open) -> None:
+    configure(root, "network: true\nlimits: {seconds: {run_shell_safe: 9999}}\n")
     (bash,) = (offer for offer in (await opened(root)).offers if offer.name == "Bash")
     assert "no network" in bash.description
     assert "120000 ms" in bash.description
 
 
-async def test_no_shell_is_offered_in_ci(root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bash_is_not_offered_in_ci(root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     tools = await opened(root)
-    assert "Bash" not in {offer.name for offer in tools.offers}
-    said = await refuses(tools, "Bash", command="true")
-    assert "not available in CI" in said
-    assert "linters" not in said
+    assert "Bash" not in names(tools)
+    refusal = await refuses(tools, "Bash", command="true")
+    assert "not available in CI" in refusal
+    assert "linters" not in refusal
 
 
-async def test_settings_that_cannot_be_read_are_an_error_at_the_start(root: Path, opened: Open) -> None:
-    (root / ".toolcrib").mkdir()
-    (root / ".toolcrib" / "workspace.yml").write_text("read_only: [\n")
-    with pytest.raises(ConfigError):
-        await opened(root)
-
-
-@pytest.mark.parametrize("which", ["missing", "a file", "top", "home", "toolcrib's"])
-async def test_a_folder_that_cannot_be_worked_in_is_refused_with_a_remedy(
-    root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, which: str
+async def test_invalid_settings_and_unusable_folders_are_refused_at_the_start(
+    root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "file").write_text("")
     home = root / "home"
@@ -183,13 +166,22 @@ async def test_a_folder_that_cannot_be_worked_in_is_refused_with_a_remedy(
     own.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TOOLCRIB_HOME", str(own))
-    places = {"missing": root / "no", "a file": root / "file", "top": Path("/"), "home": home, "toolcrib's": own}
-    with pytest.raises(UsageError, match=r"coding_tools: .* cannot be a workspace") as refused:
-        await opened(places[which])
-    assert refused.value.remedy
+    descriptors = open_descriptors()
+    for folder in (root / "missing", root / "file", Path("/"), home, own):
+        with pytest.raises(UsageError, match=r"coding_tools: .* cannot be a workspace") as refused:
+            await opened(folder)
+        assert refused.value.remedy
+    configure(root, "read_only: [\n")
+    with pytest.raises(ConfigError):
+        await opened(root)
+    assert open_descriptors() == descriptors
 
 
-async def test_a_relative_root_is_the_folder_that_it_was_at_the_start(
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+async def test_a_relative_root_is_resolved_at_the_start(
     root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "a.txt").write_text("here\n")
@@ -200,19 +192,16 @@ async def test_a_relative_root_is_the_folder_that_it_was_at_the_start(
     assert any(str(root) in offer.description for offer in tools.offers)
 
 
-async def test_closing_leaves_no_descriptor_and_no_answer(root: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+async def test_closing_leaves_no_open_descriptor(root: Path) -> None:
+    before = open_descriptors()
     for _ in range(3):
         async with coding_tools(CodingTools.read_only(root)) as tools:
             await does(tools, "Glob", pattern="*")
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-
-
-# ---- arguments
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "error"),
     [
         ("Read", {}, "needs the argument 'file_path'"),
         ("Read", {"path": "a"}, "Did you mean 'file_path'?"),
@@ -229,13 +218,13 @@ async def test_closing_leaves_no_descriptor_and_no_answer(root: Path) -> None:
         ("LS", {"path": "."}, "There is no tool 'LS'"),
     ],
 )
-async def test_wrong_arguments_are_told_with_what_would_be_right(
-    tools: BuiltinTools, name: str, arguments: dict[str, Any], said: str
+async def test_wrong_arguments_get_an_error_with_a_correction(
+    tools: BuiltinTools, name: str, arguments: dict[str, Any], error: str
 ) -> None:
-    assert said in await refuses(tools, name, **arguments)
+    assert error in await refuses(tools, name, **arguments)
 
 
-async def test_what_is_null_counts_as_left_out(root: Path, tools: BuiltinTools) -> None:
+async def test_null_arguments_count_as_omitted(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("a\n")
     assert await does(tools, "Read", file_path="a.txt", offset=None, limit=None) == "1\ta"
     assert await does(tools, "Grep", pattern="a", path=None, **{"-A": None}) == "Found 1 file\na.txt"
@@ -250,36 +239,27 @@ async def test_what_is_null_counts_as_left_out(root: Path, tools: BuiltinTools) 
     ),
 )
 @settings(max_examples=60)
-async def test_no_arguments_whatever_raise_anything(root: Path, name: str, arguments: dict[str, Any]) -> None:
+async def test_a_call_with_any_arguments_returns_a_text(root: Path, name: str, arguments: dict[str, Any]) -> None:
     async with coding_tools(CodingTools.read_only(root)) as tools:
         result = await tools.call(name, arguments)
     assert "a bug in the workspace" not in result.text
     assert [block.raw["type"] for block in result.blocks] == ["text"]
 
 
-# ---- Read
-
-
-async def test_read_numbers_the_lines(root: Path, tools: BuiltinTools) -> None:
+async def test_read_numbers_the_lines_of_any_path_and_any_line_ending(root: Path, tools: BuiltinTools) -> None:
     (root / "a.py").write_text("import os\n\nprint(os)\n")
     for path in ("a.py", "./a.py", str(root / "a.py"), f"{root}/sub/../a.py"):
         assert await does(tools, "Read", file_path=path) == "1\timport os\n2\t\n3\tprint(os)"
+    for content in ("one\r\ntwo\r\n", "one\rtwo\r", "one\ntwo", "\ufeffone\ntwo\n"):
+        (root / "a.txt").write_bytes(content.encode())
+        assert await does(tools, "Read", file_path="a.txt") == "1\tone\n2\ttwo", content
 
 
-@pytest.mark.parametrize("content", ["one\r\ntwo\r\n", "one\rtwo\r", "one\ntwo", "\ufeffone\ntwo\n"])
-async def test_read_shows_plain_lines_whatever_ends_them(root: Path, tools: BuiltinTools, content: str) -> None:
-    (root / "a.txt").write_bytes(content.encode())
-    assert await does(tools, "Read", file_path="a.txt") == "1\tone\n2\ttwo"
-
-
-async def test_read_gives_a_range_and_says_nothing_more(root: Path, tools: BuiltinTools) -> None:
+async def test_read_returns_a_range_or_how_to_continue(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("".join(f"line {n}\n" for n in range(1, 101)))
     assert await does(tools, "Read", file_path="a.txt", offset=98, limit=2) == "98\tline 98\n99\tline 99"
     assert await does(tools, "Read", file_path="a.txt", offset=0, limit=1) == "1\tline 1"
     assert "the file has 100" in await refuses(tools, "Read", file_path="a.txt", offset=101)
-
-
-async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: BuiltinTools) -> None:
     (root / "many").write_text("x\n" * 2500)
     first = await does(tools, "Read", file_path="many")
     assert first.endswith("\n2000\tx\n\n(Lines 1-2000 of 2500. Continue with offset: 2001.)")
@@ -291,7 +271,7 @@ async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: Bu
     assert await does(tools, "Read", file_path="wide", offset=2) == "2\tlast"
 
 
-async def test_read_tells_what_is_no_text(root: Path, tools: BuiltinTools) -> None:
+async def test_read_explains_files_that_are_not_plain_text(root: Path, tools: BuiltinTools) -> None:
     (root / "empty").write_text("")
     assert await does(tools, "Read", file_path="empty") == "The file exists but is empty."
     (root / "odd").write_bytes(b"a\xffb\n")
@@ -300,28 +280,23 @@ async def test_read_tells_what_is_no_text(root: Path, tools: BuiltinTools) -> No
     assert "not text (108 B)" in await refuses(tools, "Read", file_path="image.png")
     (root / "folder").mkdir()
     assert "is a folder" in await refuses(tools, "Read", file_path="folder")
+    (root / "folder" / "main.py").write_text("")
+    assert "Did you mean folder/main.py?" in await refuses(tools, "Read", file_path="main.py")
 
 
-async def test_read_names_what_was_probably_meant(root: Path, tools: BuiltinTools) -> None:
-    (root / "src").mkdir()
-    (root / "src" / "main.py").write_text("")
-    assert "Did you mean src/main.py?" in await refuses(tools, "Read", file_path="main.py")
-
-
-# ---- Write
-
-
-async def test_write_makes_a_file_and_its_folders(root: Path, tools: BuiltinTools) -> None:
+async def test_write_creates_a_file_and_its_folders(root: Path, tools: BuiltinTools) -> None:
     assert await does(tools, "Write", file_path=f"{root}/new/deep/a.txt", content="größe\n") == (
         "Created new/deep/a.txt: 8 bytes written."
     )
     assert (root / "new/deep/a.txt").read_bytes() == "größe\n".encode()
     await does(tools, "Write", file_path="new/deep/a.txt", content="again\n")
-    assert (root / "new/deep/a.txt").read_text() == "again\n", "what it wrote itself it knows"
+    assert (root / "new/deep/a.txt").read_text() == "again\n", "its own content counts as read"
 
 
-async def test_write_replaces_no_file_that_was_not_read(root: Path, tools: BuiltinTools) -> None:
+async def test_write_does_not_replace_an_unread_file(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("mine\n")
+    assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="yours\n")
+    await refuses(tools, "Read", file_path="a.txt", offset=99)
     assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="yours\n")
     assert (root / "a.txt").read_text() == "mine\n"
     await does(tools, "Edit", file_path="a.txt", old_string="mine", new_string="ours")
@@ -332,7 +307,7 @@ async def test_write_replaces_no_file_that_was_not_read(root: Path, tools: Built
     assert (root / "a.txt").read_text() == "yours\n"
 
 
-async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools: BuiltinTools) -> None:
+async def test_write_does_not_replace_a_file_that_changed_since_it_was_read(root: Path, tools: BuiltinTools) -> None:
     path = root / "a.txt"
     path.write_text("one\n")
     await does(tools, "Read", file_path="a.txt")
@@ -344,26 +319,24 @@ async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools:
     await does(tools, "Edit", file_path="a.txt", old_string="2", new_string="two")
     await does(tools, "Write", file_path="a.txt", content="three\n")
     assert path.read_text() == "three\n"
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        path.write_text("THREE\n")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_mtime_ns, path.stat().st_size) == (before.st_mtime_ns, before.st_size)
+    assert "has changed since" in await refuses(tools, "Write", file_path="a.txt", content="four\n")
+    assert path.read_text() == "THREE\n"
 
 
-async def test_write_replaces_nothing_after_a_read_that_failed(root: Path, tools: BuiltinTools) -> None:
-    (root / "a.txt").write_text("keep me\n")
-    await refuses(tools, "Read", file_path="a.txt", offset=99)
-    assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="gone\n")
-    assert (root / "a.txt").read_text() == "keep me\n"
-
-
-async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path, tools: BuiltinTools) -> None:
+async def test_write_does_not_replace_a_partly_shown_file(root: Path, tools: BuiltinTools) -> None:
     path = root / "long.txt"
     content = "".join(f"line {n}\n" for n in range(1, 5001))
     path.write_text(content)
     written = {"file_path": "long.txt", "content": "short\n"}
     for offset, limit, missing in [(1, 1, 2), (4001, 2000, 2), (1990, 2000, 2), (1, 500, 501), (400, 1500, 1900)]:
         await does(tools, "Read", file_path="long.txt", offset=offset, limit=limit)
-        said = await refuses(tools, "Write", **written)
-        assert said.startswith(
-            f"long.txt has not been read completely: line {missing} was not shown. Read it from line"
-        )
+        start = f"long.txt has not been read completely: line {missing} was not shown. Read it from line"
+        assert (await refuses(tools, "Write", **written)).startswith(start)
         assert path.read_text() == content
     await does(tools, "Read", file_path="long.txt", offset=1900, limit=90)
     await does(tools, "Read", file_path="long.txt", offset=3990, limit=11)
@@ -371,7 +344,7 @@ async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path,
     assert path.read_text() == "short\n"
 
 
-async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools: BuiltinTools) -> None:
+async def test_write_requires_all_lines_of_the_current_version(root: Path, tools: BuiltinTools) -> None:
     path = root / "a.txt"
     path.write_text("one\ntwo\n")
     await does(tools, "Read", file_path="a.txt", limit=1)
@@ -385,7 +358,7 @@ async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools:
     assert path.read_text() == "y"
 
 
-async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, tools: BuiltinTools) -> None:
+async def test_write_does_not_replace_a_line_that_is_too_long_to_show(root: Path, tools: BuiltinTools) -> None:
     (root / "wide").write_text("y" * 100_000 + "\nlast\n")
     await does(tools, "Read", file_path="wide")
     await does(tools, "Read", file_path="wide", offset=2)
@@ -396,39 +369,26 @@ async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, 
     await does(tools, "Write", file_path="empty", content="x")
 
 
-async def test_write_sees_a_change_that_kept_size_and_time(root: Path, tools: BuiltinTools) -> None:
-    path = root / "a.txt"
-    path.write_text("AAAA")
-    await does(tools, "Read", file_path="a.txt")
-    before = path.stat()
-    while path.stat().st_ctime_ns == before.st_ctime_ns:
-        path.write_text("BBBB")
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_mtime_ns == before.st_mtime_ns
-    assert "has changed since" in await refuses(tools, "Write", file_path="a.txt", content="agent")
-    assert path.read_text() == "BBBB"
-
-
-async def test_one_run_does_not_know_what_another_has_read(root: Path, opened: Open) -> None:
+async def test_a_read_by_another_run_does_not_count(root: Path, opened: Open) -> None:
     (root / "a.txt").write_text("one\n")
     first, second = await opened(root), await opened(root)
     await does(first, "Read", file_path="a.txt")
     assert "has not been read" in await refuses(second, "Write", file_path="a.txt", content="two\n")
 
 
-# ---- Edit
-
-
-async def test_edit_replaces_the_one_place_or_all(root: Path, tools: BuiltinTools) -> None:
+async def test_edit_replaces_one_place_or_all_and_keeps_line_endings(root: Path, tools: BuiltinTools) -> None:
     (root / "a.py").write_text("x = 1\ny = x\n")
     assert await does(tools, "Edit", file_path=f"{root}/a.py", old_string="y = x", new_string="y = 2") == (
         "Edited a.py in 1 place."
     )
     await does(tools, "Edit", file_path="a.py", old_string=" = ", new_string="=", replace_all=True)
     assert (root / "a.py").read_text() == "x=1\ny=2\n"
+    (root / "a.txt").write_bytes(b"one\r\ntwo\r\nthree\r\n")
+    await does(tools, "Edit", file_path="a.txt", old_string="one\ntwo", new_string="1\n2")
+    assert (root / "a.txt").read_bytes() == b"1\r\n2\r\nthree\r\n"
 
 
-async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: BuiltinTools) -> None:
+async def test_a_failed_edit_gives_the_reason_and_changes_nothing(root: Path, tools: BuiltinTools) -> None:
     content = "def one():\n    return 1\n\ndef two():\n    return 1\n"
     (root / "a.py").write_text(content)
     twice = await refuses(tools, "Edit", file_path="a.py", old_string="return 1", new_string="return 2")
@@ -442,20 +402,11 @@ async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: Bu
     assert "Only text" in await refuses(tools, "Edit", file_path="b", old_string="x", new_string="y")
 
 
-async def test_edit_keeps_the_ends_of_lines(root: Path, tools: BuiltinTools) -> None:
-    (root / "a.txt").write_bytes(b"one\r\ntwo\r\nthree\r\n")
-    await does(tools, "Edit", file_path="a.txt", old_string="one\ntwo", new_string="1\n2")
-    assert (root / "a.txt").read_bytes() == b"1\r\n2\r\nthree\r\n"
-
-
-async def test_edit_of_nothing_makes_a_new_file_and_only_a_new_one(root: Path, tools: BuiltinTools) -> None:
+async def test_edit_with_an_empty_old_string_only_creates_files(root: Path, tools: BuiltinTools) -> None:
     await does(tools, "Edit", file_path="a.txt", old_string="", new_string="new\n")
-    said = await refuses(tools, "Edit", file_path="a.txt", old_string="", new_string="newer\n")
-    assert said == "a.txt already exists. To change it, give the text to replace as old_string."
+    refusal = await refuses(tools, "Edit", file_path="a.txt", old_string="", new_string="newer\n")
+    assert refusal == "a.txt already exists. To change it, give the text to replace as old_string."
     assert (root / "a.txt").read_text() == "new\n"
-
-
-# ---- Glob
 
 
 @pytest.fixture
@@ -483,16 +434,15 @@ def tree(root: Path) -> Path:
         ({"pattern": "*.py", "path": "build"}, ["build/out.py"]),
     ],
 )
-async def test_glob_gives_paths_the_newest_first(
+async def test_glob_lists_paths_newest_first(
     tree: Path, tools: BuiltinTools, arguments: dict[str, str], found: list[str]
 ) -> None:
     given = {name: text.replace("{root}", str(tree)) for name, text in arguments.items()}
     assert (await does(tools, "Glob", **given)).split("\n") == found
 
 
-async def test_glob_says_when_nothing_or_not_everything_is_shown(tree: Path, tools: BuiltinTools) -> None:
-    nothing = await does(tools, "Glob", pattern="*.zig")
-    assert nothing.startswith("No files found\n(1 entry in .gitignore skipped")
+async def test_glob_reports_skipped_and_omitted_files(tree: Path, tools: BuiltinTools) -> None:
+    assert (await does(tools, "Glob", pattern="*.zig")).startswith("No files found\n(1 entry in .gitignore skipped")
     for n in range(250):
         (tree / f"{n}.txt").write_text("")
     many = await does(tools, "Glob", pattern="*.txt")
@@ -505,9 +455,6 @@ async def test_glob_does_not_leave_the_folder(tree: Path, tools: BuiltinTools, p
     await refuses(tools, "Glob", pattern=pattern.replace("{root}", str(tree)))
 
 
-# ---- Grep
-
-
 @pytest.fixture
 def texts(root: Path) -> Path:
     (root / "a.py").write_text("one\ntwo\nthree\nfour\nTwo\nsix\n")
@@ -517,7 +464,7 @@ def texts(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         ({}, "Found 2 files\na.py\nb.txt"),
         ({"output_mode": "content"}, "a.py:2:two\nb.txt:1:two"),
@@ -538,31 +485,28 @@ def texts(root: Path) -> Path:
         ({"type": "python", "glob": "b*"}, "No files found"),
         ({"glob": "*.md,*.txt"}, "Found 1 file\nb.txt"),
         ({"glob": "*.{py,md}"}, "Found 1 file\na.py"),
-        ({"head_limit": 1}, "Found 1 file\na.py\n\n(There is more: narrow the search, or raise head_limit.)"),
-        (
-            {"output_mode": "content", "head_limit": 2, "-C": 1},
-            "a.py-1-one\na.py:2:two\n\n(There is more: narrow the search, or raise head_limit.)",
-        ),
+        ({"head_limit": 1}, f"Found 1 file\na.py\n\n{MORE}"),
+        ({"output_mode": "content", "head_limit": 2, "-C": 1}, f"a.py-1-one\na.py:2:two\n\n{MORE}"),
         ({"head_limit": 0}, "Found 2 files\na.py\nb.txt"),
         ({"-A": 3}, "Found 2 files\na.py\nb.txt"),
     ],
 )
 async def test_grep_shows_files_lines_or_counts(
-    texts: Path, tools: BuiltinTools, arguments: dict[str, Any], said: str
+    texts: Path, tools: BuiltinTools, arguments: dict[str, Any], output: str
 ) -> None:
-    assert await does(tools, "Grep", pattern="two", **arguments) == said
+    assert await does(tools, "Grep", pattern="two", **arguments) == output
 
 
 @pytest.mark.parametrize("mode", ["content", "count", "files_with_matches"])
-async def test_grep_that_finds_nothing_says_what_it_passed_over(texts: Path, tools: BuiltinTools, mode: str) -> None:
+async def test_grep_without_matches_reports_skipped_files(texts: Path, tools: BuiltinTools, mode: str) -> None:
     (texts / ".gitignore").write_text("a.py\n")
-    said = await does(tools, "Grep", pattern="nowhere", output_mode=mode)
-    assert said.startswith("No files found" if mode == "files_with_matches" else "No matches found")
-    assert "1 entry in .gitignore skipped" in said
-    assert "1 binary file skipped" in said
+    output = await does(tools, "Grep", pattern="nowhere", output_mode=mode)
+    assert output.startswith("No files found" if mode == "files_with_matches" else "No matches found")
+    assert "1 entry in .gitignore skipped" in output
+    assert "1 binary file skipped" in output
 
 
-async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: BuiltinTools) -> None:
+async def test_grep_counts_every_match_but_shows_a_limited_number(root: Path, tools: BuiltinTools) -> None:
     (root / "many").write_text("two\n" * 5000)
     assert (await does(tools, "Grep", pattern="two", output_mode="count")).startswith("many:5000\n")
     content = await does(tools, "Grep", pattern="two", output_mode="content", head_limit=0)
@@ -570,7 +514,7 @@ async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: Bu
     assert len(content) < 20_000
 
 
-async def test_grep_looks_for_no_more_than_an_answer_holds(
+async def test_grep_stops_searching_when_the_answer_is_full(
     root: Path, tools: BuiltinTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "wide").write_text(("w" * 290 + "x\n") * 3000)
@@ -583,29 +527,24 @@ async def test_grep_looks_for_no_more_than_an_answer_holds(
             yield line
 
     monkeypatch.setattr(search_text, "matching_lines", counted)
-    said = await does(tools, "Grep", pattern="x$", output_mode="content", head_limit=0, **{"-C": 20})
-    assert "There is more" in said
-    shown = said.count("\n") - 1
+    output = await does(tools, "Grep", pattern="x$", output_mode="content", head_limit=0, **{"-C": 20})
+    assert "There is more" in output
+    shown = output.count("\n") - 1
     assert shown > 20
     assert len(looked) <= shown + 5
     assert "'-C' is wrong" in await refuses(tools, "Grep", pattern="x", output_mode="content", **{"-C": 21})
 
 
-async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: BuiltinTools) -> None:
-    said = await refuses(tools, "Grep", pattern="(two")
-    assert "missing )" in said
-    assert "literal" not in said
+async def test_grep_explains_invalid_patterns_and_paths(texts: Path, tools: BuiltinTools) -> None:
+    refusal = await refuses(tools, "Grep", pattern="(two")
+    assert "missing )" in refusal
+    assert "literal" not in refusal
     assert "look-around" in await refuses(tools, "Grep", pattern="(?=two)")
     assert "does not exist" in await refuses(tools, "Grep", pattern="two", path="nowhere")
 
 
-# ---- the folder
-
-
 @pytest.mark.parametrize("is_replaced", [False, True])
-async def test_all_refuse_in_a_folder_that_is_no_longer_there(
-    root: Path, tools: BuiltinTools, is_replaced: bool
-) -> None:
+async def test_all_tools_refuse_if_the_folder_was_moved(root: Path, tools: BuiltinTools, is_replaced: bool) -> None:
     (root / "a.txt").write_text("one\n")
     await does(tools, "Read", file_path="a.txt")
     moved = root.rename(root.with_name("moved"))
@@ -623,11 +562,3 @@ async def test_all_refuse_in_a_folder_that_is_no_longer_there(
         assert "no longer the folder that was opened" in await refuses(tools, name, **arguments), name
     assert [(path.name, path.read_text()) for path in moved.iterdir()] == [("a.txt", "one\n")]
     assert not is_replaced or list(root.iterdir()) == []
-
-
-async def test_an_error_of_the_opening_leaves_nothing_open(root: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with pytest.raises(ToolcribError):
-        async with coding_tools(CodingTools.all(root / "missing")):
-            pass
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

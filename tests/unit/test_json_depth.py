@@ -1,4 +1,4 @@
-"""How deep a JSON text nests is known without parsing it, and without being fooled by what stands in strings."""
+"""The depth and the number of values of a JSON text, counted without parsing it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def depth(value: Any) -> int:
 
 
 @given(value=values, limit=st.integers(0, 8), ascii=st.booleans())
-def test_it_is_as_deep_as_its_parser_says(value: Any, limit: int, ascii: bool) -> None:
+def test_the_depth_is_that_of_the_parsed_value(value: Any, limit: int, ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii).encode()
     assert deeper_than(limit, text) is (depth(value) > limit)
 
 
 @given(st.binary(max_size=400), st.integers(0, 20))
-def test_any_bytes_get_an_answer(text: bytes, limit: int) -> None:
+def test_any_bytes_have_a_depth(text: bytes, limit: int) -> None:
     assert deeper_than(limit, text) in (True, False)
 
 
@@ -51,12 +51,12 @@ def test_any_bytes_get_an_answer(text: bytes, limit: int) -> None:
         (b'{"a":' * 200, True),
     ],
 )
-def test_edges(text: bytes, deep: bool) -> None:
+def test_brackets_in_strings_do_not_count(text: bytes, deep: bool) -> None:
     assert deeper_than(128, text) is deep
 
 
 def number_of(value: Any) -> int:
-    """As they are counted: an empty object or list counts as one more, which is what it costs."""
+    """An empty object or list counts as two, which is its cost."""
     if not isinstance(value, dict | list):
         return 1
     inner = value.values() if isinstance(value, dict) else value
@@ -64,9 +64,9 @@ def number_of(value: Any) -> int:
 
 
 @given(value=values, size=st.integers(1, 9), ascii=st.booleans())
-def test_what_comes_in_pieces_is_counted_as_a_whole(value: Any, size: int, ascii: bool) -> None:
+def test_values_are_counted_across_chunks(value: Any, size: int, ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii).encode()
-    weight = ValueCounter()
+    counter = ValueCounter()
     for start in range(0, len(text), size):
-        weight.add(text[start : start + size])
-    assert (weight.values, weight.deepest) == (number_of(value), depth(value))
+        counter.add(text[start : start + size])
+    assert (counter.values, counter.deepest) == (number_of(value), depth(value))

@@ -1,4 +1,4 @@
-"""A tool's result in the messages of OpenAI, Anthropic and Google: all of it, in forms that their SDKs know."""
+"""Tool results as messages for OpenAI, Anthropic and Google, validated with the SDKs' own types."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ IMAGE = {"type": "image", "data": PNG, "mimeType": "image/png"}
 AUDIO = {"type": "audio", "data": WAV, "mimeType": "audio/wav"}
 FILE = {"type": "resource", "resource": {"uri": "file:///a.txt", "mimeType": "text/plain", "text": "In a."}}
 BLOB = {"type": "resource", "resource": {"uri": "file:///r.pdf", "mimeType": "application/pdf", "blob": PDF}}
+UNTYPED = {"type": "resource", "resource": {"uri": "x:y", "blob": PDF}}
 LINK = {"type": "resource_link", "uri": "file:///b.txt", "name": "b", "description": "Another."}
 NEW = {"type": "hologram", "depth": 3}
 EVERYTHING = [TEXT, IMAGE, AUDIO, FILE, BLOB, LINK, NEW]
-WORDS_AFTER = f"{json.dumps(LINK)}\n{json.dumps(NEW)}"
+TEXT_AFTER = f"{json.dumps(LINK)}\n{json.dumps(NEW)}"
 NOT_SHOWN = "(12 bytes, audio/wav, which cannot be shown.)"
 
-# Kept: what they validate of lists is read later.
+# Module-level, because validated lists are read lazily.
 TOOL_RESULT = TypeAdapter(ToolResultBlockParam)
 CHAT_MESSAGES: dict[str, TypeAdapter[Any]] = {
     "tool": TypeAdapter(ChatCompletionToolMessageParam),
@@ -98,23 +99,21 @@ def json_safe(made: Any) -> Any:
     return made
 
 
+def assert_text(given: Result, text: str) -> None:
+    """All providers get exactly this text."""
+    assert chat(given) == [{"role": "tool", "tool_call_id": "c1", "content": text}]
+    assert responses(given) == anthropic(given)["content"] == text
+    assert answered(given) == {"return_value": text}
+
+
 @pytest.mark.req("ENG-9")
-def test_openai_chat_gets_the_text_and_then_what_a_tool_message_cannot_hold() -> None:
+def test_openai_chat_gets_the_text_and_then_the_media_in_a_user_message() -> None:
     answer, after = chat(result(*EVERYTHING))
     assert answer == {
         "role": "tool",
         "tool_call_id": "c1",
-        "content": "\n".join(
-            [
-                "Hello.",
-                "(image/png, given beside this text.)",
-                NOT_SHOWN,
-                "file:///a.txt:\nIn a.",
-                "file:///r.pdf:",
-                "(application/pdf, given beside this text.)",
-                WORDS_AFTER,
-            ]
-        ),
+        "content": f"Hello.\n(image/png, given beside this text.)\n{NOT_SHOWN}\nfile:///a.txt:\nIn a.\nfile:///r.pdf:\n"
+        f"(application/pdf, given beside this text.)\n{TEXT_AFTER}",
     }
     assert after["role"] == "user"
     assert after["content"][1:] == [
@@ -130,7 +129,7 @@ def test_openai_responses_gets_everything_in_one_item() -> None:
         {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}", "detail": "auto"},
         {"type": "input_text", "text": f"{NOT_SHOWN}\nfile:///a.txt:\nIn a.\nfile:///r.pdf:"},
         {"type": "input_file", "filename": "r.pdf", "file_data": f"data:application/pdf;base64,{PDF}"},
-        {"type": "input_text", "text": WORDS_AFTER},
+        {"type": "input_text", "text": TEXT_AFTER},
     ]
 
 
@@ -144,20 +143,20 @@ def test_anthropic_gets_everything_in_one_block() -> None:
             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
             {"type": "text", "text": f"{NOT_SHOWN}\nfile:///a.txt:\nIn a.\nfile:///r.pdf:"},
             {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}},
-            {"type": "text", "text": WORDS_AFTER},
+            {"type": "text", "text": TEXT_AFTER},
         ],
     }
 
 
 @pytest.mark.req("ENG-9")
-def test_google_gets_media_inside_the_response_and_sound_after_it() -> None:
+def test_google_gets_media_inside_the_response_and_audio_after_it() -> None:
     answer, after = google(result(*EVERYTHING))
     response = answer["parts"][0]["functionResponse"]
     assert (answer["role"], response["name"], response["id"]) == ("user", "find", "g1")
     assert response["response"]["return_value"].startswith(
         "Hello.\n(image/png, given beside this text.)\n(audio/wav, given"
     )
-    assert response["response"]["return_value"].endswith(WORDS_AFTER)
+    assert response["response"]["return_value"].endswith(TEXT_AFTER)
     assert response["parts"] == [
         {"inlineData": {"mimeType": "image/png", "data": PNG}},
         {"inlineData": {"mimeType": "application/pdf", "data": PDF}},
@@ -171,97 +170,61 @@ def test_older_models_of_google_get_all_media_after_the_response() -> None:
     assert after["parts"][1:] == [{"inlineData": {"mimeType": "image/png", "data": PNG}}]
 
 
-def test_text_alone_is_a_plain_text() -> None:
-    given = result(TEXT, {"type": "text", "text": "And more."})
-    assert chat(given) == [{"role": "tool", "tool_call_id": "c1", "content": "Hello.\nAnd more."}]
-    assert responses(given) == "Hello.\nAnd more."
-    assert anthropic(given)["content"] == "Hello.\nAnd more."
-    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {"return_value": "Hello.\nAnd more."}
-
-
 @pytest.mark.req("ENG-9")
-def test_structured_content_without_a_text_is_its_json() -> None:
-    given = result(structuredContent={"n": [1, None]})
-    for text in (chat(given)[0]["content"], responses(given), anthropic(given)["content"]):
-        assert json.loads(text) == {"n": [1, None]}
-    assert answered(given) == {"return_value": '{"n": [1, null]}'}
-
-
-def test_structured_content_that_a_text_says_already_is_not_said_twice() -> None:
-    given = result({"type": "text", "text": '{ "n": 1 }'}, structuredContent={"n": 1})
-    assert chat(given)[0]["content"] == anthropic(given)["content"] == responses(given) == '{ "n": 1 }'
-    assert answered(given) == {"return_value": '{ "n": 1 }'}
-
-
 @pytest.mark.parametrize(
-    ("texts", "structured"),
+    ("texts", "structured", "text"),
     [
-        (["hello"], {"content": "hello"}),
-        (["hello\n"], {"result": {"content": "hello"}}),
-        (["a", "b"], {"content": "a\nb"}),
-        (["a", "b"], {"result": ["a", "b"]}),
-        (['{"x": 1, "y": 2}', "3"], {"result": [{"y": 2, "x": 1}, 3]}),
-        (["5"], {"result": 5}),
-        (["hello"], {"content": [{"type": "text", "text": "hello"}]}),
+        (["Hello.", "And more."], None, "Hello.\nAnd more."),
+        ([], {"n": [1, None]}, '{"n": [1, null]}'),
+        ([], {"schema": {"$ref": "#/$defs/a"}}, '{"schema": {"$ref": "#/$defs/a"}}'),
+        (['{ "n": 1 }'], {"n": 1}, '{ "n": 1 }'),
+        (["hello"], {"content": "hello"}, "hello"),
+        (["hello\n"], {"result": {"content": "hello"}}, "hello\n"),
+        (["a", "b"], {"content": "a\nb"}, "a\nb"),
+        (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+        (['{"x": 1, "y": 2}', "3"], {"result": [{"y": 2, "x": 1}, 3]}, '{"x": 1, "y": 2}\n3'),
+        (["5"], {"result": 5}, "5"),
+        (["hello"], {"content": [{"type": "text", "text": "hello"}]}, "hello"),
+        (["Hello."], {"n": 1}, 'Hello.\n{"n": 1}'),
+        (["hello"], {"content": "hello", "lines": 1}, 'hello\n{"content": "hello", "lines": 1}'),
+        (["1"], {"ok": True}, '1\n{"ok": true}'),
+        ([""], {"found": []}, '{"found": []}'),
     ],
 )
-def test_a_text_that_is_the_structured_contents_only_value_is_said_once(texts: list[str], structured: Any) -> None:
-    given = result(*({"type": "text", "text": text} for text in texts), structuredContent=structured)
-    once = "\n".join(texts)
-    assert chat(given)[0]["content"] == anthropic(given)["content"] == responses(given) == once
-    assert answered(given) == {"return_value": once}
+def test_structured_content_is_added_unless_the_text_already_has_it(
+    texts: list[str], structured: Any, text: str
+) -> None:
+    fields = {} if structured is None else {"structuredContent": structured}
+    assert_text(result(*({"type": "text", "text": one} for one in texts), **fields), text)
 
 
-def test_a_picture_that_stands_in_the_structured_content_as_well_is_no_text() -> None:
+def test_a_picture_in_the_structured_content_is_not_repeated_as_text() -> None:
     assert anthropic(result(IMAGE, structuredContent={"content": [IMAGE]})) == anthropic(result(IMAGE))
 
 
-@pytest.mark.parametrize(
-    ("text", "structured"), [("hello", {"content": "hello", "lines": 1}), ("1", {"ok": True}), ("", {"found": []})]
-)
-def test_structured_content_that_says_more_or_something_else_stays(text: str, structured: Any) -> None:
-    given = result({"type": "text", "text": text}, structuredContent=structured)
-    assert chat(given)[0]["content"].endswith(json.dumps(structured))
-
-
-def test_google_is_told_in_the_words_of_an_agents_run() -> None:
+def test_googles_response_has_the_same_form_as_in_a_run() -> None:
     given = result(TEXT, structuredContent={"text": "Hello."})
     assert answered(given) == ToolReturnPart("find", "Hello.", "g1").model_response_object()
 
 
-def test_an_interface_or_a_place_that_there_is_not_is_refused() -> None:
+def test_unknown_apis_and_media_places_are_refused() -> None:
     with pytest.raises(UsageError, match="chats"):
         result(TEXT).to_openai("c1", api="chats")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="within"):
         result(TEXT).to_google("find", media="within")  # type: ignore[arg-type]
 
 
-def test_structured_content_that_says_more_than_the_text_stands_beside_it() -> None:
-    given = result(TEXT, structuredContent={"n": 1})
-    assert chat(given)[0]["content"] == 'Hello.\n{"n": 1}'
-    assert answered(given) == {"return_value": 'Hello.\n{"n": 1}'}
-
-
-def test_google_never_gets_a_reference_that_it_would_take_for_its_own() -> None:
-    given = result(structuredContent={"schema": {"$ref": "#/$defs/a"}})
-    assert answered(given) == {"return_value": '{"schema": {"$ref": "#/$defs/a"}}'}
-
-
-def test_a_failure_is_said_where_each_provider_looks_for_it() -> None:
+def test_an_error_is_marked_in_each_providers_way() -> None:
     given = result({"type": "text", "text": "No such file."}, isError=True)
     assert chat(given)[0]["content"] == responses(given) == "The tool failed:\nNo such file."
-    assert anthropic(given) == {
-        "type": "tool_result",
-        "tool_use_id": "u1",
-        "content": "No such file.",
-        "is_error": True,
-    }
-    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {"error": "No such file."}
+    block = {"type": "tool_result", "tool_use_id": "u1", "content": "No such file.", "is_error": True}
+    assert anthropic(given) == block
+    assert answered(given) == {"error": "No such file."}
 
 
 @pytest.mark.parametrize("content", [[], [{"type": "text", "text": "  "}]])
 @pytest.mark.parametrize("failed", [True, False])
-def test_no_message_is_empty(content: list[Any], *, failed: bool) -> None:
+def test_an_empty_result_is_explained(content: list[Any], *, failed: bool) -> None:
     given = result(*content, isError=failed)
     assert results.NO_OUTPUT in chat(given)[0]["content"]
     assert results.NO_OUTPUT in responses(given)
@@ -270,7 +233,7 @@ def test_no_message_is_empty(content: list[Any], *, failed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "words"),
+    ("block", "text"),
     [
         ({**IMAGE, "mimeType": "image/svg+xml"}, "(4 bytes, image/svg+xml, which cannot be shown.)"),
         ({**IMAGE, "mimeType": ""}, "(4 bytes, of an unknown kind, which cannot be shown.)"),
@@ -283,29 +246,35 @@ def test_no_message_is_empty(content: list[Any], *, failed: bool) -> None:
         ("just text", '{"value": "just text"}'),
     ],
 )
-def test_what_cannot_be_shown_is_said(block: Any, words: str) -> None:
-    assert chat(result(block))[0]["content"].startswith(words)
-    assert anthropic(result(block))["content"].startswith(words)
+def test_content_that_cannot_be_shown_is_described(block: Any, text: str) -> None:
+    assert chat(result(block))[0]["content"].startswith(text)
+    assert anthropic(result(block))["content"].startswith(text)
 
 
-def test_a_result_of_a_form_that_is_not_known_is_said_as_it_came() -> None:
-    assert chat(read_result(b'{"toolResult": 7}'))[0]["content"] == '{"toolResult": 7}'
-    assert chat(read_result(b"[1]"))[0]["content"] == '{"value": [1]}'
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b'{"toolResult": 7}', '{"toolResult": 7}'),
+        (b"[1]", '{"value": [1]}'),
+        (b'{"content": "the real answer"}', "the real answer"),
+    ],
+)
+def test_a_result_of_an_unknown_form_is_sent_unchanged(raw: bytes, text: str) -> None:
+    given = read_result(raw)
+    assert chat(given)[0]["content"] == text
+    assert b"content" not in raw or (given.text, given.raw) == (text, {"content": text})
 
 
-def test_other_names_of_a_media_type_are_known() -> None:
+def test_aliases_of_a_media_type_are_known() -> None:
     (answer,) = google(result({**IMAGE, "data": JPEG, "mimeType": "image/JPG; q=1"}))
     assert answer["parts"][0]["functionResponse"]["parts"][0]["inlineData"]["mimeType"] == "image/jpeg"
 
 
-def test_answers_to_several_calls_stand_together_before_anything_else() -> None:
+def test_results_of_several_calls_come_together_before_the_media() -> None:
     one, other = result(IMAGE), result(AUDIO, TEXT)
-    asked = results.together([one.to_openai("c1"), other.to_openai("c2")])
-    assert [(message["role"], message.get("tool_call_id")) for message in asked] == [
-        ("tool", "c1"),
-        ("tool", "c2"),
-        ("user", None),
-    ]
+    messages = results.together([one.to_openai("c1"), other.to_openai("c2")])
+    ids = [(message["role"], message.get("tool_call_id")) for message in messages]
+    assert ids == [("tool", "c1"), ("tool", "c2"), ("user", None)]
     contents = results.together([other.to_google("b", "g2"), one.to_google("a", "g1")])
     assert [part["functionResponse"]["id"] for part in contents[0]["parts"]] == ["g2", "g1"]
     assert len(contents) == 2 and "inlineData" in contents[1]["parts"][1]
@@ -331,25 +300,19 @@ def test_answers_to_several_calls_stand_together_before_anything_else() -> None:
         ("audio/flac", b"fLaC\0"),
     ],
 )
-def test_media_are_what_their_bytes_say(kind: str, data: bytes) -> None:
+def test_the_type_of_media_is_checked_against_their_bytes(kind: str, data: bytes) -> None:
     block = {"type": "image", "mimeType": kind}
     real = result({**block, "data": base64.b64encode(data).decode()})
     assert results.pieces(real, frozenset({kind})) == [results.MediaPiece(data=data, media_type=kind)]
     for false in (b"", b"<html>", data[1:]):
         page = result({**block, "data": base64.b64encode(false).decode()})
-        (words,) = results.pieces(page, frozenset({kind}))
+        (text,) = results.pieces(page, frozenset({kind}))
         if kind != "application/pdf" or b"%PDF" not in false:
-            assert words == f"({len(false)} bytes, said to be {kind}, but something else, which cannot be shown.)"
-
-
-def test_a_result_whose_content_is_a_text_is_that_text() -> None:
-    given = read_result(b'{"content": "the real answer"}')
-    assert given.text == chat(given)[0]["content"] == "the real answer"
-    assert given.raw == {"content": "the real answer"}
+            assert text == f"({len(false)} bytes, said to be {kind}, but something else, which cannot be shown.)"
 
 
 @pytest.mark.parametrize("number", [b"1" + b"0" * 400 + b".5", b"9" * 6000, b"1e999"])
-def test_a_result_that_no_program_can_hold_is_a_tools_error(number: bytes) -> None:
+def test_a_result_with_an_unreadable_number_is_a_tool_error(number: bytes) -> None:
     answer = ServerAnswer(result=b'{"content": [], "structuredContent": {"n": ' + number + b"}}")
     with pytest.raises(ToolError, match="cannot be read"):
         read_answer(answer)

@@ -1,4 +1,4 @@
-"""However a run of `run_agent` ends, and whenever: nothing of it is left."""
+"""Ending, closing and reading a run of `run_agent`: however and whenever it ends, nothing is left."""
 
 from __future__ import annotations
 
@@ -13,20 +13,45 @@ from typing import Any
 
 import pytest
 
-from parts.agent_runs import Bench, Calls, World, in_memory, options, other_tasks, result, run, turns
+from parts.agent_runs import (
+    SERVERS,
+    Calls,
+    FakeServers,
+    Piece,
+    desk,
+    in_memory,
+    of,
+    only,
+    options,
+    other_tasks,
+    result,
+    run,
+    turns,
+)
 from toolcrib.agent_loop import coding
-from toolcrib.agent_loop.events import McpConnected, NameConflict, RunEvent, RunFinished, RunStarted, ToolCalled
+from toolcrib.agent_loop.event_queue import MAX_UNREAD_EVENTS
+from toolcrib.agent_loop.events import (
+    McpConnected,
+    NameConflict,
+    RunEnd,
+    RunEvent,
+    RunFinished,
+    RunStarted,
+    TextDelta,
+    ToolCalled,
+)
 from toolcrib.agent_loop.options import CodingTools, ToolRequest
 from toolcrib.agent_loop.run import AgentRun, run_agent
 from toolcrib.core.results import Result, read_result
 from toolcrib.errors import UsageError
 
-MOST = 2000
-"""Turns of the event loop that the run below never takes."""
+MOST_TURNS = 2000
+"""More turns of the event loop than the run below takes."""
+HISTORY = [{"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Before."}]}]
 
 
-class Inline(ThreadPoolExecutor):
-    """Does at once what is given to it, so that each run takes the same turns of the event loop."""
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs each function at once, so that every run takes the same turns of the event loop."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -34,9 +59,18 @@ class Inline(ThreadPoolExecutor):
         return done
 
 
-class Tools:
-    """Built-in tools in memory."""
+@pytest.fixture
+async def inline_executor() -> None:
+    asyncio.get_running_loop().set_default_executor(InlineExecutor())
 
+
+@pytest.fixture(autouse=True)
+async def _no_tasks_left() -> AsyncIterator[None]:
+    yield
+    assert not other_tasks()
+
+
+class FakeCodingTools:
     def __init__(self) -> None:
         self.opened = self.closed = 0
         self.offers = (coding._offer(b'{"name":"Bash","inputSchema":{"type":"object"}}'),)
@@ -58,8 +92,8 @@ class Tools:
         return read_result(b'{"content":[{"type":"text","text":"ran"}]}')
 
 
-class Story:
-    """A run with all there is: built-in tools, servers, two calls at once, an approval."""
+class FullRun:
+    """A run with everything: built-in tools, servers, two calls at once, an approval."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -79,93 +113,85 @@ class Story:
             await turns(1)
             return True
 
-        self.kit = Bench({"desk": {"slow": slow, "Bash": lambda _: "not this one"}})
-        self.tools = Tools()
-        self.world: World = in_memory(
-            patch, ["I act.", Calls(tool="slow"), Calls(tool="Bash")], ["That", " was", " it."], kit=self.kit
-        )
+        self.kit = desk(slow=slow, Bash=lambda _: "not this one")
+        self.tools = FakeCodingTools()
+        turn = ["I act.", Calls(tool="slow"), Calls(tool="Bash")]
+        self.model = in_memory(patch, turn, ["That", " was", " it."], kit=self.kit)
         patch.setattr(coding, "coding_tools", self.tools.open)
-        self.run: AgentRun = run_agent("Go.", options(mcp_servers=["the bench"], coding_tools="all", approve=approve))
+        self.run: AgentRun = run_agent("Go.", options(**SERVERS, coding_tools="all", approve=approve))
         self.events: list[RunEvent] = []
 
     async def read(self) -> None:
         async for event in self.run:
             self.events.append(event)
 
-    def assert_nothing_left(self, besides: asyncio.Task[None] | None = None) -> None:
-        assert not other_tasks() - {besides}
+    def assert_all_closed(self) -> None:
         assert self.kit.opened == self.kit.closed
-        assert self.world.opened == self.world.closed
+        assert self.model.opened == self.model.closed
         assert self.tools.opened == self.tools.closed
         assert self.calls == 0
 
-
-@pytest.fixture
-async def stepped() -> AsyncIterator[None]:
-    asyncio.get_running_loop().set_default_executor(Inline())
-    yield
+    def assert_nothing_left(self, besides: asyncio.Task[None] | None = None) -> None:
+        assert not other_tasks() - {besides}
+        self.assert_all_closed()
 
 
-async def cancelled(story: Story, reader: asyncio.Task[None]) -> None:
+async def cancelled(_: FullRun, reader: asyncio.Task[None]) -> None:
     reader.cancel()
     await asyncio.wait({reader})
 
 
-async def cancelled_twice(story: Story, reader: asyncio.Task[None]) -> None:
+async def cancelled_twice(_: FullRun, reader: asyncio.Task[None]) -> None:
     reader.cancel()
     await turns(2)
     reader.cancel()
     await asyncio.wait({reader})
 
 
-async def closed(story: Story, reader: asyncio.Task[None]) -> None:
-    """From another task than the one that reads."""
-    await story.run.aclose()
-    story.assert_nothing_left(besides=reader)
+async def closed_by_another_task(full: FullRun, reader: asyncio.Task[None]) -> None:
+    await full.run.aclose()
+    full.assert_nothing_left(besides=reader)
     await reader
 
 
-async def all_cancelled(story: Story, reader: asyncio.Task[None]) -> None:
-    """As asyncio.run does at its end."""
-    everybody = other_tasks()
-    for task in everybody:
+async def all_cancelled(_: FullRun, reader: asyncio.Task[None]) -> None:
+    """Like the end of asyncio.run."""
+    tasks = other_tasks()
+    for task in tasks:
         task.cancel()
-    await asyncio.wait(everybody)
+    await asyncio.wait(tasks)
 
 
 @pytest.mark.req("KAI-3")
-@pytest.mark.parametrize("end", [cancelled, cancelled_twice, closed, all_cancelled])
-@pytest.mark.usefixtures("stepped")
-async def test_a_run_that_is_ended_at_any_await_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, end: Callable[[Story, asyncio.Task[None]], Any]
+@pytest.mark.parametrize("end", [cancelled, cancelled_twice, closed_by_another_task, all_cancelled])
+@pytest.mark.usefixtures("inline_executor")
+async def test_a_run_that_ends_at_any_await_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[FullRun, asyncio.Task[None]], Any]
 ) -> None:
-    whole = 0
     for step in itertools.count():
-        assert step < MOST
-        story = Story(monkeypatch)
-        reader = asyncio.create_task(story.read())
+        assert step < MOST_TURNS
+        full = FullRun(monkeypatch)
+        reader = asyncio.create_task(full.read())
         await turns(step)
         if reader.done():
-            whole = step
             await reader
             break
         async with asyncio.timeout(60):
-            await end(story, reader)
-        story.assert_nothing_left()
-        # Closing takes its time, and who waits for it must not cut it short.
-        assert story.kit.disturbed == 0 or end is all_cancelled
-    assert whole > 30
-    assert isinstance(story.events[-1], RunFinished)
-    assert any(isinstance(event, NameConflict) for event in story.events)
-    story.assert_nothing_left()
+            await end(full, reader)
+        full.assert_nothing_left()
+        assert full.kit.disturbed == 0 or end is all_cancelled, "closing was cut short"
+    assert step > 30
+    assert isinstance(full.events[-1], RunFinished)
+    assert of(NameConflict, full.events)
+    full.assert_nothing_left()
 
 
 @pytest.mark.req("KAI-3")
-@pytest.mark.usefixtures("stepped")
+@pytest.mark.usefixtures("inline_executor")
 async def test_a_reader_that_leaves_its_loop_at_any_event_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in itertools.count(1):
-        story = Story(monkeypatch)
-        run_, story.run = story.run, None  # type: ignore[assignment]
+        full = FullRun(monkeypatch)
+        run_, full.run = full.run, None  # type: ignore[assignment]
         seen = 0
         async for _ in run_:
             seen += 1
@@ -173,123 +199,241 @@ async def test_a_reader_that_leaves_its_loop_at_any_event_ends_the_run(monkeypat
                 break
         if seen < wanted:
             break
-        # What the loop above held goes with it; nobody calls aclose.
+        # The last reference; aclose is never called.
         del run_
         await turns(20)
-        story.assert_nothing_left()
+        full.assert_nothing_left()
     assert wanted > 8
 
 
 @pytest.mark.req("KAI-3")
 async def test_a_reader_that_raises_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = Story(monkeypatch)
+    full = FullRun(monkeypatch)
     with pytest.raises(ZeroDivisionError):
-        async with story.run as events:
+        async with full.run as events:
             async for event in events:
                 if isinstance(event, ToolCalled):
                     raise ZeroDivisionError
-    story.assert_nothing_left()
-    assert story.kit.opened == 1
+    full.assert_nothing_left()
+    assert full.kit.opened == 1
 
 
 @pytest.mark.req("KAI-3")
 @pytest.mark.parametrize("wanted", [RunStarted, McpConnected, ToolCalled, RunFinished])
-def test_an_event_loop_that_ends_in_mid_run_takes_the_run_along(
-    monkeypatch: pytest.MonkeyPatch, wanted: type[RunEvent]
-) -> None:
-    story: Story | None = None
+def test_a_run_ends_with_its_event_loop(monkeypatch: pytest.MonkeyPatch, wanted: type[RunEvent]) -> None:
+    full: FullRun | None = None
 
     async def main() -> None:
-        nonlocal story
-        story = Story(monkeypatch)
-        async for event in story.run:
+        nonlocal full
+        full = FullRun(monkeypatch)
+        async for event in full.run:
             if isinstance(event, wanted):
                 return
 
     asyncio.run(main())
-    assert story is not None
-    assert story.kit.opened == story.kit.closed
-    assert (story.tools.opened, story.tools.closed) == (1, 1)
-    assert story.world.opened == story.world.closed
-    assert story.calls == 0
-    # Its event loop is closed by now, and that must not matter.
-    del story
+    assert full is not None
+    full.assert_all_closed()
+    assert full.tools.opened == 1
+    # Its finalizer must not fail, although the event loop is closed.
+    del full
     gc.collect()
 
 
-async def test_a_run_that_nobody_reads_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = Story(monkeypatch)
-    await story.run.aclose()
-    assert [event async for event in story.run] == []
-    Story(monkeypatch).run.__del__()
-    assert (story.kit.opened, story.tools.opened) == (0, 0)
-    assert not other_tasks()
+async def test_an_unread_run_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullRun(monkeypatch)
+    await full.run.aclose()
+    assert [event async for event in full.run] == []
+    FullRun(monkeypatch).run.__del__()
+    assert (full.kit.opened, full.tools.opened) == (0, 0)
 
 
-async def test_a_closed_run_has_no_more_events_and_is_closed_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = Story(monkeypatch)
-    assert isinstance(await anext(story.run), RunStarted)
-    await asyncio.gather(story.run.aclose(), story.run.aclose())
-    await story.run.aclose()
+async def test_a_closed_run_has_no_more_events_and_can_be_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullRun(monkeypatch)
+    assert isinstance(await anext(full.run), RunStarted)
+    await asyncio.gather(full.run.aclose(), full.run.aclose())
+    await full.run.aclose()
     with pytest.raises(StopAsyncIteration):
-        await anext(story.run)
-    story.assert_nothing_left()
-    assert story.kit.closed == story.kit.opened
+        await anext(full.run)
+    full.assert_nothing_left()
 
 
-async def test_everything_is_closed_before_the_last_event_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = Story(monkeypatch)
-    async for event in story.run:
+async def test_everything_is_closed_before_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullRun(monkeypatch)
+    async for event in full.run:
         if isinstance(event, RunFinished):
-            assert (story.kit.closed, story.world.closed, story.tools.closed) == (1, 1, 1)
+            assert (full.kit.closed, full.model.closed, full.tools.closed) == (1, 1, 1)
 
 
-async def test_a_server_that_cannot_be_closed_does_not_take_the_answer_away(
+async def test_a_server_that_cannot_be_closed_does_not_fail_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Stuck(Bench):
+    class Stuck(FakeServers):
         async def __aexit__(self, *_: object) -> None:
-            raise OSError("it does not go")
+            raise OSError("it cannot be closed")
 
-    world = in_memory(monkeypatch, ["Fine."], kit=Stuck({"desk": {}}))
-    last = (await run(mcp_servers=["the bench"], api_key="sk-secret"))[-1]
-    assert isinstance(last, RunFinished)
-    assert last.text == "Fine."
-    assert "it does not go" in caplog.text
-    assert world.closed == 1
-
-
-async def test_a_folder_that_cannot_be_worked_in_is_refused_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    kit = Bench({"desk": {}})
-    world = in_memory(monkeypatch, ["Hello."], kit=kit)
-    with pytest.raises(UsageError, match="coding_tools"):
-        await run(mcp_servers=["the bench"], coding_tools=CodingTools.all(tmp_path / "nothing"))
-    assert (kit.opened, world.opened) == (0, 0)
-    assert not other_tasks()
+    model = in_memory(monkeypatch, ["Fine."], kit=Stuck({"desk": {}}))
+    assert only(RunFinished, await run(**SERVERS, api_key="sk-secret")).text == "Fine."
+    assert "it cannot be closed" in caplog.text
+    assert model.closed == 1
 
 
 @pytest.mark.req("KAI-5")
-async def test_a_built_in_tool_keeps_its_name_before_a_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = Story(monkeypatch)
-    await story.read()
-    (conflict,) = [event for event in story.events if isinstance(event, NameConflict)]
+async def test_a_built_in_tool_has_priority_over_a_servers_tool_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullRun(monkeypatch)
+    await full.read()
+    conflict = only(NameConflict, full.events)
     assert (conflict.name, conflict.kept, conflict.left_out) == ("Bash", "Bash", "desk:Bash")
-    assert story.world.offered[0] == ["Bash", "slow"]
-    assert [part.content for part in story.world.results] == ["x", "ran"]
-    assert sorted(story.asked) == ["Bash", "slow"]
+    assert full.model.offered[0] == ["Bash", "slow"]
+    assert [part.content for part in full.model.results] == ["x", "ran"]
+    assert sorted(full.asked) == ["Bash", "slow"]
 
 
-async def test_many_runs_at_once_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    crib = Bench({"desk": {"ask": lambda _: "answer"}})
+async def test_concurrent_runs_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    crib = desk(ask=lambda _: "answer")
     in_memory(monkeypatch, [Calls(tool="ask")], ["Done."])
     runs = await asyncio.gather(*(run(f"Run {n}.", crib=crib) for n in range(20)))
     for number, events in enumerate(runs):
-        last = events[-1]
-        assert isinstance(last, RunFinished)
+        last = only(RunFinished, events)
         assert last.steps == 2
         assert [part["content"] for part in last.messages[0]["parts"]] == [f"Run {number}."]
         assert {event.run_id for event in events} == {last.run_id}
     assert len({events[0].run_id for events in runs}) == len(runs) == len(crib.calls)
-    assert not other_tasks()
+
+
+async def directly(run_: AgentRun) -> None:
+    await run_.aclose()
+
+
+async def in_a_task(run_: AgentRun) -> None:
+    await asyncio.create_task(run_.aclose())
+
+
+async def in_another_run(run_: AgentRun) -> None:
+    async def approve(_: ToolRequest) -> bool:
+        await run_.aclose()
+        return True
+
+    async for _ in run_agent("Inner.", options(**SERVERS, approve=approve)):
+        pass
+
+
+@pytest.mark.req("KAI-3")
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("close", [directly, in_a_task, in_another_run])
+async def test_approve_can_close_its_run_and_then_the_tool_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, close: Callable[[AgentRun], Any], calls: int
+) -> None:
+    async def approve(_: ToolRequest) -> bool:
+        await close(run_)
+        return True
+
+    kit = desk(act=lambda _: "done")
+    model = in_memory(monkeypatch, [Calls(tool="act")] * calls, ["Done."], kit=kit)
+    run_ = run_agent("Go.", options(**SERVERS, approve=approve))
+    async with asyncio.timeout(60):
+        assert "run_finished" not in [event.type async for event in run_]
+        await run_.aclose()
+    assert kit.calls == []
+    assert kit.opened == kit.closed > 0
+    assert model.opened == model.closed
+
+
+@pytest.mark.req("KAI-3")
+async def test_a_server_can_close_the_run_that_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closer(FakeServers):
+        async def __aexit__(self, *what: object) -> None:
+            await run_.aclose()
+            await super().__aexit__(*what)
+
+    kit = Closer({"desk": {}})
+    in_memory(monkeypatch, ["Done."], kit=kit)
+    run_ = run_agent("Go.", options(**SERVERS))
+    async with asyncio.timeout(60):
+        assert [event.type async for event in run_][-1] == "run_finished"
+    assert (kit.closed, kit.disturbed) == (1, 0)
+
+
+@pytest.mark.req("KAI-3")
+@pytest.mark.parametrize("given", [{}, {"history": HISTORY}])
+async def test_a_run_that_is_closed_while_it_starts_sends_no_request(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    for step in range(4):
+        kit = desk()
+        model = in_memory(monkeypatch, ["Hello."], kit=kit)
+        run_ = run_agent("Go.", options(**SERVERS, **given))
+        reader = asyncio.create_task(anext(run_, "over"))
+        await turns(step)
+        async with asyncio.timeout(60):
+            await run_.aclose()
+            assert not other_tasks() - {reader}
+            event = await reader
+            assert await anext(run_, "over") == "over"
+        assert kit.opened == kit.closed
+        assert model.opened == model.closed
+        assert not model.asked
+        assert event != "over" or kit.opened == model.opened == 0
+
+
+@pytest.mark.parametrize("given", [{}, {"history": HISTORY}])
+async def test_a_second_reader_is_refused_and_the_first_continues(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    model = in_memory(monkeypatch, ["Hello."])
+    run_ = run_agent("Go.", options(**given))
+    first, *others = await asyncio.gather(*(anext(run_) for _ in range(4)), return_exceptions=True)
+    assert isinstance(first, RunStarted)
+    assert [isinstance(other, UsageError) and bool(other.remedy) for other in others] == [True] * 3
+    assert only(RunFinished, [event async for event in run_]).text == "Hello."
+    assert (model.opened, len(model.asked)) == (1, 1)
+
+
+async def test_a_cancelled_reader_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory(monkeypatch, [lambda: asyncio.Event().wait()])
+    run_ = run_agent("Go.", options())
+    assert isinstance(await anext(run_), RunStarted)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(run_), 0.01)
+    assert await anext(run_, "over") == "over"
+
+
+@pytest.mark.req("KAI-3")
+async def test_an_answer_waits_for_a_reader_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+
+    def count() -> None:
+        nonlocal sent
+        sent += 1
+
+    pieces: list[Piece] = ["x", count]
+    in_memory(monkeypatch, pieces * 4 * MAX_UNREAD_EVENTS)
+    run_ = run_agent("Go.", options())
+    async for event in run_:
+        if isinstance(event, TextDelta):
+            break
+    await turns(20 * MAX_UNREAD_EVENTS)
+    assert MAX_UNREAD_EVENTS <= sent <= MAX_UNREAD_EVENTS + 2
+    async with asyncio.timeout(60):
+        rest = [event async for event in run_]
+    assert only(RunFinished, rest).text == "x" * 4 * MAX_UNREAD_EVENTS
+    assert "x" + "".join(event.text for event in of(TextDelta, rest)) == "x" * 4 * MAX_UNREAD_EVENTS
+
+
+@pytest.mark.req("KAI-3")
+@pytest.mark.parametrize("end", ["closed", "timeout"])
+async def test_a_run_that_waits_for_its_reader_can_be_ended(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    asked = asyncio.Event()
+    model = in_memory(monkeypatch, [asked.set, *["x"] * 4 * MAX_UNREAD_EVENTS])
+    run_ = run_agent("Go.", options(timeout=0.3 if end == "timeout" else None))
+    assert isinstance(await anext(run_), RunStarted)
+    async with asyncio.timeout(60):
+        await asked.wait()
+        await turns(50)
+        if end == "closed":
+            await run_.aclose()
+        else:
+            await asyncio.wait(other_tasks())
+            last = only(RunFinished, [event async for event in run_])
+            assert last.ended is RunEnd.TIMEOUT
+            assert MAX_UNREAD_EVENTS <= len(last.text) < 4 * MAX_UNREAD_EVENTS
+    assert model.opened == model.closed == 1
