@@ -20,6 +20,7 @@ from toolcrib.formats import anthropic, google, openai
 from toolcrib.formats.definition import Adaptation
 from toolcrib.formats.undo import undo_arguments
 
+DEFAULT_10, UNIQUE = 'As JSON Schema: {"default": 10}', 'As JSON Schema: {"uniqueItems": true}'
 FORMATS: dict[str, Any] = {"openai": openai, "anthropic": anthropic, "google": google}
 STRICT = {"openai": {"strict": True}, "anthropic": {"strict": True}}
 TOOL = Catalog.build({"s": (b'{"name": "t"}',)}, version=1).tools[0]
@@ -59,16 +60,13 @@ SEARCH = {
 
 
 @pytest.mark.req("ENG-8")
-def test_openai_gets_the_whole_schema_and_strict_only_on_request() -> None:
+def test_openai_and_anthropic_get_the_whole_schema_and_strict_only_on_request() -> None:
     wire, adaptations, undo = openai.definition(offer(SEARCH))
     function = {"name": "find", "description": "Finds.", "parameters": SEARCH, "strict": False}
     assert wire == {"type": "function", "function": function}
     assert openai.definition(offer(SEARCH), "responses").wire == {"type": "function", **function}
     assert adaptations == ()
     assert undo({"query": None}) == {"query": None}
-
-
-def test_anthropic_gets_the_whole_schema() -> None:
     wire, adaptations, _ = anthropic.definition(offer(SEARCH))
     assert wire == {"name": "find", "description": "Finds.", "input_schema": SEARCH}
     assert adaptations == ()
@@ -85,11 +83,7 @@ def test_openai_strict_makes_optional_properties_required_and_nullable() -> None
             "type": "object",
             "properties": {
                 "query": {"type": "string", "minLength": 1},
-                "limit": {
-                    "type": ["integer", "null"],
-                    "exclusiveMinimum": 0,
-                    "description": 'As JSON Schema: {"default": 10}',
-                },
+                "limit": {"type": ["integer", "null"], "exclusiveMinimum": 0, "description": DEFAULT_10},
                 "order": {"anyOf": [{"type": "string", "enum": ["up", "down"]}, {"type": "null"}]},
             },
             "required": ["query", "limit", "order"],
@@ -156,13 +150,10 @@ def test_an_unspecified_value_becomes_json_text(free: dict[str, Any]) -> None:
     assert undone(schema, a={"b": 1}) == {"a": {"b": 1}}
 
 
-def test_enum_values_that_are_not_scalars_become_strings() -> None:
+def test_enums_become_strings_or_a_union_of_scalars() -> None:
     schema = {**properties(a={"enum": [[1, 2], {"b": 1}]}), "required": ["a"]}
     assert strict(schema)["properties"]["a"] == {"type": "string", "enum": ["[1, 2]", '{"b": 1}']}
     assert undone(schema, a='{"b": 1}') == {"a": {"b": 1}}
-
-
-def test_an_enum_of_several_types_has_a_branch_for_each() -> None:
     found = strict({**properties(a={"enum": ["x", 1, None]}), "required": ["a"]})["properties"]["a"]
     assert found == {"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "integer", "enum": [1]}, {"type": "null"}]}
 
@@ -195,13 +186,10 @@ def test_strict_and_google_expand_each_branch_of_a_root_union() -> None:
     assert [form["required"] for form in sent["anyOf"]] == [["id"], ["name"]]
 
 
-def test_references_below_a_wrapped_root_are_updated() -> None:
+def test_a_wrapped_root_has_updated_references_and_an_unused_name() -> None:
     schema = {**EITHER, "properties": {"id": {"type": "integer"}, "name": {"$ref": "#/properties/id"}}}
     sent = anthropic.definition(offer(schema)).wire["input_schema"]
     assert sent["properties"]["arguments"]["properties"]["name"] == {"$ref": "#/properties/arguments/properties/id"}
-
-
-def test_the_wrapping_argument_has_a_name_that_the_tool_does_not_use() -> None:
     schema = {**EITHER, "properties": {"arguments": {"type": "object"}}}
     assert list(anthropic.definition(offer(schema)).wire["input_schema"]["properties"]) == ["arguments_"]
 
@@ -213,20 +201,14 @@ def test_all_of_and_a_reference_at_the_root_are_merged_into_it() -> None:
         "$defs": {"Base": {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}},
     }
     sent = anthropic.definition(offer(schema)).wire["input_schema"]
-    assert sent == {
-        "$defs": schema["$defs"],
-        "type": "object",
-        "properties": {"a": {"enum": ["x"]}, "b": {"type": "string"}},
-        "required": ["a", "b"],
-    }
+    merged = {"properties": {"a": {"enum": ["x"]}, "b": {"type": "string"}}, "required": ["a", "b"]}
+    assert sent == {"$defs": schema["$defs"], "type": "object", **merged}
 
 
 def test_argument_names_that_anthropic_rejects_are_renamed_and_restored() -> None:
     long = "x" * 70
-    schema = {
-        **properties(**{"filter[id]": {"type": "string"}, "filter_id_": {"type": "string"}, long: {}}),
-        "required": [long],
-    }
+    named = {"filter[id]": {"type": "string"}, "filter_id_": {"type": "string"}, long: {}}
+    schema = {**properties(**named), "required": [long]}
     wire, adaptations, undo = anthropic.definition(offer(schema))
     names = list(wire["input_schema"]["properties"])
     assert names[1] == "filter_id_" and len(set(names)) == 3
@@ -258,11 +240,7 @@ def test_google_gets_known_keywords_and_the_others_in_descriptions() -> None:
             "count": {"type": "integer", "minimum": 1, "maximum": 8},
             "part": {"type": "number", "description": 'As JSON Schema: {"exclusiveMinimum": 0}'},
             "at": {"type": "string", "description": 'Where.\nAlso, as JSON Schema: {"format": "uri"}'},
-            "tags": {
-                "type": "array",
-                "items": {"type": "string"},
-                "description": 'As JSON Schema: {"uniqueItems": true}',
-            },
+            "tags": {"type": "array", "items": {"type": "string"}, "description": UNIQUE},
             "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
         },
     }
@@ -282,14 +260,11 @@ def test_google_gets_no_schema_that_must_contain_itself() -> None:
     assert tree(["kids"])["items"] == {"type": "object", "description": "Same form as Tree."}
 
 
-def test_google_names_begin_with_a_letter() -> None:
+async def test_google_names_begin_with_a_letter_and_calls_use_them() -> None:
     definition = google.definition(offer(SEARCH, name="3d_view"))
     assert definition.name == definition.wire["name"] == "_3d_view"
     assert ("name", "the tool was renamed to _3d_view") in whats(definition.adaptations)
     assert openai.definition(offer(SEARCH, name="3d_view")).name == "3d_view"
-
-
-async def test_a_tool_is_called_by_the_name_that_google_knows() -> None:
     called: list[Any] = []
 
     async def call(tool: Any, arguments: dict[str, Any], *, timeout: float | None) -> None:
@@ -407,9 +382,6 @@ def test_a_schema_beyond_anthropics_limits_is_not_strict(schema: dict[str, Any])
     assert "strict" not in wire
     assert wire["input_schema"] == schema
     assert whats(adaptations) == [("#", "strict was removed")]
-
-
-# Options
 
 
 @pytest.mark.req("ENG-7")

@@ -124,9 +124,7 @@ def test_the_size_of_cached_listings_is_limited(monkeypatch: pytest.MonkeyPatch)
     assert listings._size == size
 
 
-def test_a_tool_that_runs_only_as_a_task_is_not_listed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_tool_that_runs_only_as_a_task_is_not_listed(caplog: pytest.LogCaptureFixture) -> None:
     def tool(name: str, support: str) -> bytes:
         return json.dumps({"name": name, "execution": {"taskSupport": support}}).encode()
 

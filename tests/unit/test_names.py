@@ -17,9 +17,7 @@ pytestmark = pytest.mark.req("BNS-8")
 
 # Few letters, so that conflicts are common, with some illegal ones and some that differ only by case.
 _part = st.one_of(
-    st.text(alphabet="aAb_-.é", max_size=6),
-    st.text(max_size=80),
-    st.text(alphabet="ab_", min_size=30, max_size=90),
+    st.text(alphabet="aAb_-.é", max_size=6), st.text(max_size=80), st.text(alphabet="ab_", min_size=30, max_size=90)
 )
 _server = st.one_of(_part, st.just("crib"))
 pairs_of_tools = st.lists(st.tuples(_server, _part), max_size=25)

@@ -329,9 +329,7 @@ async def test_a_tools_own_error_is_returned_with_all_its_content(monkeypatch: p
     assert list(ended.blocks) == content
 
 
-async def test_a_failed_command_is_an_error_in_the_event_but_not_for_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_command_is_an_error_in_the_event_but_not_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = result("Exit code 3", _meta={FAILURE_KEY: "Exit code 3"})
     ended, part = await outcome(monkeypatch, lambda _: failed)
     assert (ended.tool_status, ended.text) == (ToolStatus.ERROR, "Exit code 3")

@@ -14,6 +14,7 @@ from jsonschema_rs import validator_for
 
 from toolcrib.catalog import Catalog, offered_tool
 from toolcrib.catalog.offered_tool import Filter, OfferedTool, annotated, destructive, matches, not_
+from toolcrib.catalog.tool import Tool
 from toolcrib.catalog.transforms import (
     ChangeSchema,
     DefaultArguments,
@@ -34,7 +35,7 @@ from toolcrib.catalog.transforms import (
 from toolcrib.core.provider import ToolProvider
 from toolcrib.core.results import Result
 from toolcrib.core.toolbox import Tools
-from toolcrib.errors import UsageError
+from toolcrib.errors import InvalidArguments, UsageError
 from toolcrib.events import Bus
 from toolcrib.servers.model import ServerState, ServerStatus
 
@@ -71,8 +72,6 @@ def fits(schema: Any, arguments: Any) -> bool:
     return bool(validator_for(dict(schema)).is_valid(arguments))
 
 
-# Filters
-
 LISTED = {"git": ("git_status", "git_push", "log"), "files": ("read_file", "write_file", "log"), "odd[1]": ("a.b",)}
 ANNOTATIONS: dict[str, dict[str, Any]] = {
     "git_status": {"readOnlyHint": True, "openWorldHint": False},
@@ -80,15 +79,11 @@ ANNOTATIONS: dict[str, dict[str, Any]] = {
     "write_file": {"readOnlyHint": False, "destructiveHint": False},
     "read_file": {"readOnlyHint": "yes", "destructiveHint": None},
 }
-OFFERS = [
-    OfferedTool.of(tool)
-    for tool in catalog(
-        **{
-            server: [{"name": name, "annotations": ANNOTATIONS.get(name, {})} for name in names]
-            for server, names in LISTED.items()
-        }
-    ).tools
-]
+DEFINITIONS = {
+    server: [{"name": name, "annotations": ANNOTATIONS.get(name, {})} for name in names]
+    for server, names in LISTED.items()
+}
+OFFERS = list(map(OfferedTool.of, catalog(**DEFINITIONS).tools))
 ALL = {offer.tool.display for offer in OFFERS}
 
 
@@ -147,9 +142,6 @@ def test_no_text_breaks_a_filter(text: str) -> None:
     assert chosen(text) | chosen(not_(text)) == ALL
 
 
-# Transforms
-
-
 @pytest.mark.parametrize(
     ("chain", "name"),
     [
@@ -187,13 +179,6 @@ def test_a_fixed_argument_is_missing_from_the_schema_and_set_in_every_call() -> 
     assert fixed.arguments({"repo_path": "/etc"}) == {"repo_path": "/srv"}
 
 
-def test_arguments_are_fixed_only_for_the_chosen_tools() -> None:
-    untouched = through(FixArguments({"repo_path": "."}, tools=["svn:*", "x"]))
-    assert untouched.undo == ()
-    assert "repo_path" in untouched.schema["properties"]
-    assert through(FixArguments({"nowhere": 1})).arguments({"depth": 1}) == {"depth": 1}
-
-
 @pytest.mark.parametrize("kind", [FixArguments, DefaultArguments])
 def test_a_value_that_the_tool_does_not_accept_is_refused_at_once(kind: type[FixArguments | DefaultArguments]) -> None:
     with pytest.raises(UsageError, match="git:git_log does not accept the value given for its argument 'depth'"):
@@ -203,12 +188,16 @@ def test_a_value_that_the_tool_does_not_accept_is_refused_at_once(kind: type[Fix
     through(kind({"author": {"name": "Ada"}}))
 
 
-def test_a_fixed_value_is_a_copy() -> None:
+def test_a_fixed_value_is_a_copy_and_only_for_the_chosen_tools() -> None:
     given_value = {"name": "Ada"}
     fixed = through(FixArguments({"author": given_value}))
     given_value["name"] = "Eve"
     fixed.arguments({})["author"]["name"] = "Mallory"
     assert fixed.arguments({}) == {"author": {"name": "Ada"}}
+    untouched = through(FixArguments({"repo_path": "."}, tools=["svn:*", "x"]))
+    assert untouched.undo == ()
+    assert "repo_path" in untouched.schema["properties"]
+    assert through(FixArguments({"nowhere": 1})).arguments({"depth": 1}) == {"depth": 1}
 
 
 def test_an_argument_with_a_default_is_optional() -> None:
@@ -231,14 +220,8 @@ def test_renamed_arguments_keep_their_order() -> None:
 
 @pytest.mark.req("ENG-6")
 def test_a_chain_is_undone_from_its_end() -> None:
-    made = through(
-        [
-            RenameArguments({"repo_path": "a"}),
-            RenameArguments({"a": "b"}),
-            FixArguments({"depth": 3}),
-            DefaultArguments({"b": "."}),
-        ]
-    )
+    renames: list[Transform] = [RenameArguments({"repo_path": "a"}), RenameArguments({"a": "b"})]
+    made = through([*renames, FixArguments({"depth": 3}), DefaultArguments({"b": "."})])
     assert set(made.schema["properties"]) == {"b", "author"}
     assert made.arguments({}) == {"repo_path": ".", "depth": 3}
     assert made.arguments({"b": "x", "depth": 9}) == {"repo_path": "x", "depth": 3}
@@ -342,8 +325,6 @@ def test_no_schema_breaks_a_transform_or_is_changed_by_it(schema: dict[str, Any]
     assert schema == before
 
 
-# Names that match nothing
-
 REPO = {"type": "object", "properties": {"repo_path": {"type": "string"}, "depth": {"type": "integer"}}}
 
 
@@ -360,11 +341,7 @@ def tools(**servers: list[str]) -> Tools:
     [
         (FixArguments({"repo_pth": "."}), "no tool has an argument 'repo_pth'.", "repo_path"),
         (FixArguments({"repo_path": ".", "dept": 1}), "no tool has an argument 'dept'.", "depth"),
-        (
-            FixArguments({"depth": 1}, tools="gti:*"),
-            "no tool matches 'gti:*'.",
-            "Available: git_status, git:git_status",
-        ),
+        (FixArguments({"depth": 1}, tools="gti:*"), "no tool matches 'gti:*'.", "Available: git_status, git:git_st"),
         (FixArguments({"depth": 1}, tools=iter(["git_statu"])), "no tool matches 'git_statu'.", "git_status"),
         (DefaultArguments({"dpth": 1}), "no tool has an argument 'dpth'.", "depth"),
         (RenameArguments({"repopath": "folder"}), "no tool has an argument 'repopath'.", "repo_path"),
@@ -446,8 +423,6 @@ async def test_an_unknown_name_is_only_a_warning_while_a_server_is_unavailable(
     result = await ready.tools().call("git_status", {"depth": 1}, timeout=4.5)
     assert result.text == "git:git_status {'depth': 1} 4.5"
 
-
-# Any chain
 
 KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "text": ({"type": "string", "maxLength": 3}, ["x", "yz", "long"]),
@@ -569,3 +544,156 @@ def test_arguments_that_fit_the_tool_still_fit_the_offered_schema(
     shown = {{"a": "p", "b": "q"}.get(name, name): value for name, value in own.items() if name != fixed}
     assert fits(made.schema, shown)
     assert made.arguments(shown) == own
+
+
+# Fixed arguments: the model neither gives nor sees them, whatever the server's schema is.
+
+SECRET = "FIXED-SECRET-99"
+NAMED: dict[str, Any] = {"properties": {"path": {"type": "string"}}}
+HIDING: dict[str, dict[str, Any]] = {
+    "anchor": {"$ref": "#here", "$defs": {"a": {"$anchor": "here", **NAMED}}},
+    "dynamic": {"$dynamicRef": "#here", "$defs": {"a": {"$dynamicAnchor": "here", **NAMED}}},
+    "identifier": {"$ref": "urn:x", "$defs": {"a": {"$id": "urn:x", **NAMED}}},
+    "deep": {"$ref": "#/$defs/a/x", "$defs": {"a": {"x": NAMED}}},
+    "beside": {"$ref": "#/properties/q", "properties": {"q": NAMED}},
+    "escaped": {"$ref": "#/$defs/a~1b", "$defs": {"a/b": NAMED}},
+    "percent": {"$ref": "#/$defs/a%20b", "$defs": {"a b": NAMED}},
+    "late": {"allOf": [NAMED, *({"title": str(number)} for number in range(2_500))]},
+}
+SILENT: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "anything": {"additionalProperties": {"type": "string"}},
+    "pattern": {"patternProperties": {"^pa": {"type": "string"}}},
+}
+OTHER: dict[str, Any] = {"properties": {"q": {"type": "string"}}}
+CLOSED: dict[str, Any] = {**OTHER, "additionalProperties": False}
+
+
+FIX = FixArguments({"path": "/safe"})
+
+
+class FakeServer:
+    def __init__(self, refuses: str = "") -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._refuses = refuses
+
+    async def call(self, tool: Tool, arguments: dict[str, Any], *, timeout: float | None = None) -> Any:
+        if self._refuses:
+            raise InvalidArguments(f"arguments.{self._refuses} must not be {arguments[self._refuses]!r}")
+        self.calls.append(arguments)
+
+
+def tools_of(server: FakeServer, **schemas: dict[str, Any]) -> Tools:
+    definitions = [{"name": name, "inputSchema": {"type": "object", **one}} for name, one in schemas.items()]
+    return Tools(map(OfferedTool.of, catalog(s=definitions).tools), call=server.call)
+
+
+def assert_hidden(raised: pytest.ExceptionInfo[InvalidArguments]) -> None:
+    assert SECRET not in repr((raised.value.text(), raised.value.data))
+
+
+@pytest.mark.req("ENG-6")
+@pytest.mark.parametrize("where", HIDING)
+async def test_a_fixed_argument_is_set_however_the_schema_refers_to_it(where: str) -> None:
+    server = FakeServer()
+    shaped = tools_of(server, t=HIDING[where]).transformed(transform=FIX)
+    await shaped.call("t", {"path": "/etc"})
+    await shaped.call("t", {})
+    assert server.calls == [{"path": "/safe"}, {"path": "/safe"}]
+
+
+@pytest.mark.req("ENG-6")
+@pytest.mark.parametrize("schema", [*SILENT.values(), OTHER])
+async def test_a_tool_without_the_argument_gets_no_value_for_it(schema: dict[str, Any]) -> None:
+    server = FakeServer()
+    shaped = tools_of(server, plain=NAMED, t=schema).transformed(transform=FIX)
+    await shaped.call("t", {"path": "/etc", "q": "x"})
+    assert server.calls == [{"q": "x"}], "the value is meant for other tools"
+
+
+@pytest.mark.req("ENG-6")
+@pytest.mark.parametrize("schema", [*SILENT.values(), OTHER])
+@pytest.mark.parametrize("fix", [FixArguments({"path": "/safe"}, tools=["t", "plain"]), ForTools(["s:t"], FIX)])
+async def test_a_tool_selected_by_name_gets_the_argument_whatever_its_schema(
+    schema: dict[str, Any], fix: Transform
+) -> None:
+    server = FakeServer()
+    shaped = tools_of(server, plain=NAMED, t=schema).transformed(transform=fix)
+    await shaped.call("t", {"path": "/etc"})
+    await shaped.call("t", {"q": "x"})
+    assert [one["path"] for one in server.calls] == ["/safe", "/safe"]
+
+
+async def test_a_tool_selected_by_a_pattern_gets_the_argument_if_its_schema_has_or_allows_it() -> None:
+    server = FakeServer()
+    shaped = tools_of(server, t_named=NAMED, t_silent={}, t_other=OTHER, t_closed=CLOSED).transformed(
+        transform=FixArguments({"path": "/safe"}, tools="t_*")
+    )
+    for name in shaped.names[:3]:
+        await shaped.call(name, {"path": "/etc"})
+    assert server.calls == [{"path": "/safe"}, {"path": "/safe"}, {}]
+    await shaped.call("t_closed", {"q": "x"})
+    assert server.calls[-1] == {"q": "x"}
+
+
+@pytest.mark.parametrize("schema", [CLOSED, {**OTHER, "unevaluatedProperties": False}])
+def test_fixing_an_argument_of_a_closed_schema_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="s:t does not accept the value given for its argument 'path'"):
+        fix = FixArguments({"path": "/safe"}, tools=["t", "plain"])
+        tools_of(FakeServer(), t=schema, plain=NAMED).transformed(transform=fix)
+
+
+def test_a_fixed_value_is_checked_against_patterns_too() -> None:
+    schema = {"properties": {"token": {"type": "string"}}, "patternProperties": {"^to": {"maxLength": 3}}}
+    with pytest.raises(UsageError, match="'token'") as raised:
+        tools_of(FakeServer(), t=schema).transformed(transform=FixArguments({"token": SECRET}))
+    assert SECRET not in raised.value.text()
+
+
+TWO: dict[str, Any] = {"properties": {"token": {"type": "string"}, "q": {"type": "string"}}}
+
+
+@pytest.mark.req("ENG-6")
+@pytest.mark.parametrize(
+    ("more", "given", "error"),
+    [
+        ({"allOf": [{"patternProperties": {"^to": {"maxLength": 3}}}]}, {"word": "x"}, "conflict with fixed arguments"),
+        ({"not": {"required": ["token", "q"]}}, {"word": "x"}, "conflict with fixed arguments"),
+        ({"allOf": [{"patternProperties": {"^q": {"maxLength": 3}}}]}, {"word": "long"}, 'arguments.word .*: "long"'),
+        ({"dependentRequired": {"token": ["else"]}}, {"word": "x"}, 'needs the property "else"'),
+    ],
+)
+async def test_an_error_shows_only_the_models_own_arguments(
+    more: dict[str, Any], given: dict[str, Any], error: str
+) -> None:
+    server = FakeServer()
+    # Without a schema, the error appears only in the call.
+    open_schema = ChangeSchema(lambda _: {"type": "object"}, lambda given: given)
+    chain = [RenameArguments({"q": "word"}), open_schema, FixArguments({"token": SECRET}, tools="t")]
+    shaped = tools_of(server, t={**TWO, **more}).transformed(transform=chain)
+    with pytest.raises(InvalidArguments, match=error) as raised:
+        await shaped.call("t", given)
+    assert_hidden(raised)
+    assert raised.value.data["schema"] == {"type": "object"}
+    assert server.calls == []
+
+
+async def test_a_servers_error_about_fixed_arguments_is_hidden() -> None:
+    shaped = tools_of(FakeServer(refuses="token"), t=TWO).transformed(transform=FixArguments({"token": SECRET}))
+    with pytest.raises(InvalidArguments, match="t does not take these arguments") as raised:
+        await shaped.call("t", {"q": "x"})
+    assert_hidden(raised)
+    with pytest.raises(InvalidArguments, match="mine"):
+        await tools_of(FakeServer(refuses="token"), t=TWO).call("t", {"token": "mine"})
+
+
+async def test_values_that_an_undo_function_adds_are_hidden_too() -> None:
+    def undo(given: dict[str, Any]) -> dict[str, Any]:
+        given["q"]["key"] = SECRET
+        return given
+
+    schema = {"properties": {"q": {"type": "object", "properties": {"key": {"type": "integer"}}}}}
+    shaped = tools_of(FakeServer(), t=schema).transformed(transform=ChangeSchema(lambda _: {"type": "object"}, undo))
+    with pytest.raises(InvalidArguments) as raised:
+        await shaped.call("t", {"q": {"a": 1}})
+    assert_hidden(raised)
