@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from parts.racer import CANARY, INSIDE, racing
 from parts.sandboxes import open_sandbox
-from parts.scenes import scene_in
+from parts.tool_context import tool_context
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder, FolderPath
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap", "ripgre
 @contextlib.asynccontextmanager
 async def sandboxed(root: Path, **chosen: Any) -> AsyncIterator[ToolContext]:
     environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    with scene_in(root, **chosen) as scene:
+    with tool_context(root, **chosen) as scene:
         async with open_sandbox(root, scene.settings, environ=environ) as sandbox:
 
             async def get_sandbox() -> Sandbox:

@@ -1,7 +1,7 @@
 """A real coding agent in a project with traps, a scripted model, and an MCP server in Toolcrib's place.
 
 In: a level of own tools and the steps of the model. Out: a `ProgramRun`: the events, the parser's report, and the calls
-that arrived at the server. Each program's settings and traps are in its tests; what is on disk afterwards decides.
+that arrived at the server. Each program's settings and traps are in its tests, which check the files on disk.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class ProgramScene:
 
     @property
     def marks(self) -> set[str]:
-        """The traps that were triggered, and whatever else was written to that folder outside the project."""
+        """The triggered traps, and other files written to that folder outside the project."""
         return {mark.name for mark in self.outside.iterdir()}
 
     def mark(self, name: str) -> str:

@@ -1,7 +1,7 @@
-"""An attacker that swaps names in a folder for links that lead out, as fast as it can, in a process of its own.
+"""An attacker process that swaps names in a folder for links that lead out, as fast as possible.
 
-In: a folder to attack and a folder outside it. Out: `Race`, which tells what got out: `CANARY` is only outside, and
-nothing outside may change. `door` (a folder) and `note.txt` (a file) are swapped; `door/inner.txt`,
+In: a folder to attack and a folder outside it. Out: `Race`, which reports changes outside. `CANARY` is only outside,
+and nothing outside may change. `door` (a folder) and `note.txt` (a file) are swapped; `door/inner.txt`,
 `door/sub/inner.txt` and `hall/way/inner.txt` hold `INSIDE`, and their namesakes outside hold `CANARY`.
 """
 
@@ -34,11 +34,11 @@ class Race:
         self.root = root
         self.outside = outside
         self.swaps = 0
-        """How often names were swapped; known when the race is over."""
+        """How often names were swapped; known after the race."""
         self._before = self._seen()
 
     def changed(self) -> list[str]:
-        """What is new, gone or different outside."""
+        """The paths outside that were created, deleted or changed."""
         now = self._seen()
         return sorted(path for path in self._before.keys() | now.keys() if self._before.get(path) != now.get(path))
 
@@ -52,7 +52,7 @@ class Race:
 
 @contextlib.contextmanager
 def racing(root: Path, outside: Path) -> Iterator[Race]:
-    """Lays out both folders, and attacks for as long as the block lasts."""
+    """Creates the files in both folders, and attacks until the block ends."""
     _lay(root, outside)
     race = Race(root, outside)
     words = [sys.executable, "-I", __file__, str(root), str(outside)]
@@ -63,8 +63,8 @@ def racing(root: Path, outside: Path) -> Iterator[Race]:
         yield race
     finally:
         attacker.terminate()
-        told, _ = attacker.communicate(timeout=20)
-        race.swaps = int(told or 0)
+        printed, _ = attacker.communicate(timeout=20)
+        race.swaps = int(printed or 0)
 
 
 def _lay(root: Path, outside: Path) -> None:
@@ -81,7 +81,7 @@ def _lay(root: Path, outside: Path) -> None:
 
 
 def _exchanger() -> Callable[[Path, Path], None]:
-    """Swaps two names in one step, which no name is missing between."""
+    """Swaps two names in one step; both always exist."""
     call = ctypes.CDLL(None, use_errno=True).renameat2
 
     def exchange(one: Path, other: Path) -> None:
@@ -93,7 +93,7 @@ def _exchanger() -> Callable[[Path, Path], None]:
 
 
 def _step_by_step(one: Path, other: Path) -> None:
-    """The same by three renames: now and then a name leads nowhere."""
+    """Swaps them with three renames; sometimes a name is missing."""
     away = one.with_suffix(".away")
     one.rename(away)
     other.rename(one)
@@ -101,7 +101,7 @@ def _step_by_step(one: Path, other: Path) -> None:
 
 
 def _mend(name: Path, swap: Path, target: Path) -> None:
-    """A writer that replaced the link took the attack away."""
+    """Restores the link that a writer replaced."""
     if not name.is_symlink() and not swap.is_symlink():
         new = swap.with_suffix(".new")
         new.symlink_to(target)
@@ -125,7 +125,7 @@ def _attack(root: Path, outside: Path) -> None:
             break
         swap = _step_by_step if turn % 8 == 7 else exchange
         for name, other in zip(names, swaps, strict=True):
-            # A writer may have put a file of its own where a name was missing.
+            # A writer may have created a file where a name was missing.
             with contextlib.suppress(OSError):
                 swap(name, other)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Runs of coding agents as their logs have them: metadata and summaries for tests."""
+"""Logs of coding agents' runs: metadata, summaries, events and files for tests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ from toolcrib.coding_agents.process_alive import process_started_at
 from toolcrib.coding_agents.run_folder import LogSeals
 from toolcrib.coding_agents.run_log import RunLog
 from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
-from toolcrib.run_events import AgentEvent, AgentEventKind
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 SEALS = LogSeals(b"s" * 32)
-NOBODY = 0.5
-"""No process began then."""
+OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"
+NO_PROCESS = 0.5
+"""No process started then."""
+CALL = AgentEvent(
+    kind=AgentEventKind.TOOL,
+    provider="claude",
+    tool_name="read_file",
+    server="workspace",
+    tool_args={"path": "a.py"},
+    tool_status=ToolStatus.OK,
+    tool_duration_ms=12.0,
+    call="1",
+)
 
 
 def metadata(run_id: str = "20261116-100000-00000a", **given: Any) -> RunMetadata:
-    """Of a run in this very process, unless said otherwise."""
+    """The metadata of a run in this process."""
     usual: dict[str, Any] = {
         "run_id": run_id,
         "provider": "claude",
@@ -48,7 +59,11 @@ def message(text: str, **given: Any) -> AgentEvent:
     return AgentEvent(kind=AgentEventKind.MESSAGE, provider="claude", role="assistant", text=text, **given)
 
 
-def written(
+def log_event(text: str, role: str = "system", **given: Any) -> AgentEvent:
+    return AgentEvent(kind=AgentEventKind.LOG, provider="claude", role=role, text=text, **given)
+
+
+def write_log(
     root: Path,
     about: RunMetadata,
     *events: AgentEvent,
@@ -56,7 +71,8 @@ def written(
     session: str = "",
     seals: LogSeals = SEALS,
 ) -> Path:
-    """A log as a run leaves it; without an end, as a run that was cut off does."""
+    """The log of a run; without `end`, of one that was killed."""
+    root.mkdir(exist_ok=True)
     log = RunLog.open(root, about, seals=seals)
     if session:
         log.session(session)

@@ -1,7 +1,7 @@
-"""A disk that is soon full.
+"""A small disk that a test can fill.
 
-In: a folder and a size. Out: a file system of that size in the folder, for as long as the block lasts. It needs the
-right to mount (root has it in most places); where there is none the test is counted as not run.
+In: a folder and a size. Out: a file system of that size in the folder, until the block ends. It needs the permission to
+mount, which root usually has; without it the test is counted as not run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Disk:
         return self.path / name
 
     def fill(self) -> Path:
-        """Takes all the room that is left; the file to remove to give it back."""
+        """Fills the disk; returns the file to delete to free it."""
         filler = self.path / "filler"
         with filler.open("wb", buffering=0) as file:
             for size in (65_536, 4096, 1):
@@ -42,12 +42,12 @@ def small_disk(folder: Path, *, kilobytes: int) -> Iterator[Disk]:
     folder.mkdir(mode=0o700, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k,mode=700", "toolcrib-test", str(folder)]
     if not shutil.which("mount"):
-        not_run("a small disk", "there is no `mount`")
+        not_run("a small disk", "`mount` is missing")
     done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         not_run("a small disk", f"tmpfs cannot be mounted: {done.stderr.strip()}")
     try:
         yield Disk(folder)
     finally:
-        # Lazily: whoever still has a file open there must not keep the folder.
+        # Lazily, because a process may still have a file open there.
         subprocess.run(["umount", "--lazy", str(folder)], timeout=20, check=True)

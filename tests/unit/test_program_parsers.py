@@ -1,4 +1,4 @@
-"""What the parsers of all coding agents have in common: no line is lost, and a run ends with its final line."""
+"""The parsers of all coding agents: no line is lost, and a run ends with its final line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def values(*names: str) -> dict[str, st.SearchStrategy[Any]]:
 
 
 def objects(kinds: str, **optional: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Almost what a program prints: an object of one of these types."""
+    """Objects of these types, as a program prints them, with any values."""
     return st.fixed_dictionaries({"type": st.sampled_from(kinds.split())}, optional=optional)
 
 
@@ -65,7 +65,7 @@ PARSERS = {ClaudeParser: CLAUDE, CodexParser: CODEX, GeminiParser: GEMINI}
 
 @pytest.mark.parametrize("parser", PARSERS)
 @given(data=st.data(), printed=st.text())
-def test_any_line_becomes_an_event_that_holds_it(parser: type[OutputParser], data: st.DataObject, printed: str) -> None:
+def test_any_line_becomes_an_event_with_that_line(parser: type[OutputParser], data: st.DataObject, printed: str):
     reader, calls = parser(), set[str]()
     lines = st.lists(PARSERS[parser] | st.dictionaries(st.text(max_size=5), ANY, max_size=4), max_size=6)
     for line in data.draw(lines):
@@ -106,7 +106,7 @@ MESSAGE = {"type": "item.completed", "item": {"id": "item_1", "type": "agent_mes
 )
 def test_a_run_ends_with_its_final_line_until_more_follows(
     parser: type[OutputParser], lines: list[dict[str, Any]], ended: bool
-) -> None:
+):
     reader = parser()
     for line in lines:
         list(reader.parse(line))

@@ -1,4 +1,4 @@
-"""A program's lines arrive completely, in order and bounded, and nothing is left however it ends."""
+"""A program's lines arrive completely, in order and within limits, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,18 @@ from toolcrib.servers import reaper_child
 pytestmark = pytest.mark.req("FRG-10")
 
 LIMIT = 60.0
-needs_proc = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="what a program wrote is read from /proc")
+SLEEPER = "import time; print('ready'); time.sleep(600)"
+needs_proc = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="/proc has the number of written bytes")
 ENVIRON = {"PATH": os.environ["PATH"], leftovers.RUN_NAME: os.environ[leftovers.RUN_NAME]}
 
 
 @pytest.fixture(autouse=True)
 def no_thread_and_no_open_file_left() -> Iterator[None]:
-    # The first loop of its kind opens a pipe that all later ones share.
+    # The first loop opens a pipe that all later ones share.
     uvloop.new_event_loop().close()
     files = open_files()
     yield
-    wait_for(lambda: not runners(), "the threads that wait for programs to end")
-    wait_for(lambda: open_files() <= files, "our end of every pipe to be closed")
+    wait_for(lambda: not runners() and open_files() <= files, "the ends of threads and pipes")
 
 
 def runners() -> list[str]:
@@ -46,7 +47,7 @@ def runners() -> list[str]:
 
 
 def open_files() -> int:
-    """Pipes; 0 where there is no /proc."""
+    """The number of pipes; 0 without /proc."""
     folder = leftovers.PROC / "self" / "fd"
     return sum("pipe:" in str(entry.readlink()) for entry in folder.glob("*") if entry.is_symlink())
 
@@ -61,8 +62,12 @@ async def read(running: RunningProgram) -> list[OutputLine]:
         return [line async for line in running.lines()]
 
 
+async def texts(running: RunningProgram) -> list[str]:
+    return [line.text for line in await read(running)]
+
+
 async def first(running: RunningProgram) -> str:
-    """The next line; the rest stays for whoever reads on."""
+    """The next line; the others can still be read."""
     async with asyncio.timeout(LIMIT), contextlib.aclosing(running.lines()) as lines:
         return (await anext(lines)).text
 
@@ -72,7 +77,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Written:
-    """True when a program has written something and then, for a while, nothing more."""
+    """True once a program has written something, and nothing more for a while."""
 
     def __init__(self, running: RunningProgram) -> None:
         self._guard = running.pid
@@ -87,8 +92,8 @@ class Written:
         return now > 100_000 and self._same > 10
 
 
-def is_there(pid: int) -> bool:
-    """Zombies count: whoever is ours must be fetched too."""
+def exists(pid: int) -> bool:
+    """Whether there is a process, even a zombie."""
     return (leftovers.PROC / str(pid)).exists()
 
 
@@ -96,28 +101,31 @@ def is_alive(pid: int) -> bool:
     return leftovers.read(pid) is not None
 
 
-async def test_it_reads_its_input_and_prints_lines_on_both_streams() -> None:
+def own_children() -> set[int]:
+    """Including those of other tests, such as a shared database."""
+    return {one.pid for one in leftovers.living() if one.parent == os.getpid()}
+
+
+async def test_a_program_reads_its_input_and_prints_lines_on_both_streams():
     running = await python(
         """
         import sys
-        said = sys.stdin.read()
-        print(said); print("äöü ✓"); print("", file=sys.stderr); print("no end", end="", file=sys.stderr)
+        print(sys.stdin.read()); print("äöü ✓"); print("", file=sys.stderr); print("no end", end="", file=sys.stderr)
         sys.exit(7)
         """,
         stdin="-p is no option\nbut a prompt ✓",
     )
     lines = await read(running)
-    assert [line.text for line in lines if line.stream is ProgramStream.OUT] == [
-        "-p is no option",
-        "but a prompt ✓",
-        "äöü ✓",
-    ]
-    assert [line.text for line in lines if line.stream is ProgramStream.ERR] == ["", "no end"]
+    found = {stream: [line.text for line in lines if line.stream is stream] for stream in ProgramStream}
+    assert found == {
+        ProgramStream.OUT: ["-p is no option", "but a prompt ✓", "äöü ✓"],
+        ProgramStream.ERR: ["", "no end"],
+    }
     assert running.exit_code == 7
-    assert not is_there(running.pid)
+    assert not exists(running.pid)
 
 
-async def test_lines_of_both_streams_come_in_the_order_of_their_arrival() -> None:
+async def test_lines_of_each_stream_are_in_order():
     running = await python(
         """
         import sys
@@ -128,61 +136,47 @@ async def test_lines_of_both_streams_come_in_the_order_of_their_arrival() -> Non
         stdin="x" * 200,
     )
     lines = await read(running)
-    for stream in ProgramStream:
-        numbers = [int(line.text) for line in lines if line.stream is stream]
-        assert numbers == sorted(numbers)
-        assert len(numbers) == 100
+    for number, stream in enumerate((ProgramStream.OUT, ProgramStream.ERR)):
+        assert [int(line.text) for line in lines if line.stream is stream] == list(range(number, 200, 2))
 
 
 @pytest.mark.parametrize(
     ("code", "stdin", "lines"),
     [
-        pytest.param("print(open('/dev/stdin').read())", "hello", ["hello"], id="a pipe that can be opened by name"),
-        pytest.param("print('done')", "x" * 5_000_000, ["done"], id="input that is never read"),
-        pytest.param("import os; os.close(0); print('still here')", "x" * 5_000_000, ["still here"], id="closed input"),
-        pytest.param("import sys; print(len(sys.stdin.buffer.read()))", "ä" * 3_000_000, ["6000000"], id="long input"),
-        pytest.param(
-            "import os; os.write(1, b'a\\xff\\xfeb\\n' + os.read(0, 99))",
-            "\ud800!",
-            ["a\ufffd\ufffdb", "?!"],
-            id="not UTF-8",
-        ),
+        ("print(open('/dev/stdin').read())", "hello", ["hello"]),
+        ("print('never read')", "x" * 5_000_000, ["never read"]),
+        ("import os; os.close(0); print('closed')", "x" * 5_000_000, ["closed"]),
+        ("import sys; print(len(sys.stdin.buffer.read()))", "ä" * 3_000_000, ["6000000"]),
+        ("import os; os.write(1, b'a\\xff\\xfeb\\n' + os.read(0, 99))", "\ud800!", ["a\ufffd\ufffdb", "?!"]),
     ],
+    ids=["by name", "never read", "closed", "long", "not UTF-8"],
 )
-async def test_input_and_output_of_any_kind_do_not_block(code: str, stdin: str, lines: list[str]) -> None:
+async def test_input_and_output_of_any_kind_do_not_block(code: str, stdin: str, lines: list[str]):
     running = await python(code, stdin=stdin)
-    assert [line.text for line in await read(running)] == lines
+    assert await texts(running) == lines
     assert running.exit_code == 0
 
 
-async def test_a_line_that_is_too_long_comes_in_pieces_that_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_that_is_too_long_is_split(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(program_process, "MAX_PIECE_SIZE", 1000)
     running = await python("print('kurz'); print('ä€😀' * 1000); print('b' * 1000); print('c' * 1001, end='')")
     lines = await read(running)
     assert not lines[0].partial
-    whole, texts = "", []
-    for line in lines:
-        assert len(line.text.encode()) <= 1000 + 3
-        whole += line.text
-        if not line.partial:
-            texts.append(whole)
-            whole = ""
-    assert texts == ["kurz", "ä€😀" * 1000, "b" * 1000, "c" * 1001]
+    assert all(len(line.text.encode()) <= 1000 + 3 for line in lines)
+    whole = "".join(line.text if line.partial else f"{line.text}\n" for line in lines)
+    assert whole.splitlines() == ["kurz", "ä€😀" * 1000, "b" * 1000, "c" * 1001]
     assert [line.partial for line in lines].count(True) == 9
 
 
-async def test_a_line_of_forty_megabytes_comes_in_two_pieces() -> None:
+async def test_a_line_of_forty_megabytes_comes_in_two_pieces():
+    most = program_process.MAX_PIECE_SIZE
     running = await python("import sys; sys.stdout.write('x' * 40_000_000 + '\\n' + 'y')")
-    lines = await read(running)
-    assert [(len(line.text), line.partial) for line in lines] == [
-        (program_process.MAX_PIECE_SIZE, True),
-        (40_000_000 - program_process.MAX_PIECE_SIZE, False),
-        (1, False),
-    ]
+    found = [(len(line.text), line.partial) for line in await read(running)]
+    assert found == [(most, True), (40_000_000 - most, False), (1, False)]
 
 
 @needs_proc
-async def test_an_unread_program_waits_and_memory_stays_bounded() -> None:
+async def test_an_unread_program_waits_and_uses_little_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     running = await python(
         """
@@ -209,67 +203,52 @@ async def test_an_unread_program_waits_and_memory_stays_bounded() -> None:
 
 
 @needs_proc
-async def test_an_unread_program_can_be_stopped() -> None:
+async def test_an_unread_program_can_be_stopped():
     running = await python("while True: print('x' * 1000)")
     await until(Written(running), "the program to wait")
     await running.stop()
     assert running.exit_code == -signal.SIGINT
-    assert not is_there(running.pid)
-    lines = await read(running)
-    assert len(lines) > 1000
+    assert not exists(running.pid)
+    assert len(await read(running)) > 1000
 
 
-async def test_unread_output_in_the_pipe_is_not_lost() -> None:
+async def test_unread_output_can_be_read_after_the_end():
     others = own_children()
-    running = await python("print('x' * 1_100_000)")
+    running = await python("print('a'); print('b' * 1_100_000); import sys; print('c', file=sys.stderr)")
     await until(lambda: running.exit_code is not None and not runners() and own_children() <= others, "its end")
-    assert [len(line.text) for line in await read(running)] == [1_100_000]
-
-
-async def test_what_was_printed_before_the_end_can_be_read_long_after_it() -> None:
-    running = await python("print('a'); print('b' * 50_000); import sys; print('c', file=sys.stderr)")
-    await until(lambda: running.exit_code is not None and not runners(), "its end")
     assert running.exit_code == 0
-    assert sorted(line.text for line in await read(running)) == ["a", "b" * 50_000, "c"]
+    assert sorted(await texts(running)) == ["a", "b" * 1_100_000, "c"]
 
 
-async def test_reading_can_be_cancelled_and_taken_up_again_without_loss() -> None:
-    running = await python(
-        """
-        import sys, time
-        print("ready")
-        for n in range(3000):
-            print(n)
-        """
-    )
-    got: list[str] = []
+async def test_reading_can_be_cancelled_and_resumed_without_loss():
+    running = await python("for n in range(3000): print(n)")
+    found: list[str] = []
 
     async def take() -> None:
         async for line in running.lines():
-            got.append(line.text)
+            found.append(line.text)
             await asyncio.sleep(0)
 
     async with asyncio.timeout(LIMIT):
-        while len(got) < 2500:
+        while len(found) < 2500:
             task = asyncio.create_task(take())
             for _ in range(7):
                 await asyncio.sleep(0)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-    got += [line.text for line in await read(running)]
-    assert got == ["ready", *map(str, range(3000))]
+    assert found + await texts(running) == list(map(str, range(3000)))
 
 
-@pytest.mark.parametrize(("hears", "ignores"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGINT")])
-async def test_stop_signals_first_and_keeps_the_last_output(hears: str, ignores: str) -> None:
+@pytest.mark.parametrize(("handled", "ignored"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGINT")])
+async def test_stop_signals_first_and_keeps_the_last_output(handled: str, ignored: str):
     running = await python(
         f"""
         import signal, sys
         def leave(*_):
             print("session written"); sys.exit(5)
-        signal.signal(signal.{ignores}, signal.SIG_IGN)
-        signal.signal(signal.{hears}, leave)
+        signal.signal(signal.{ignored}, signal.SIG_IGN)
+        signal.signal(signal.{handled}, leave)
         print("ready")
         while True: signal.pause()
         """
@@ -277,11 +256,11 @@ async def test_stop_signals_first_and_keeps_the_last_output(hears: str, ignores:
     assert await first(running) == "ready"
     await running.stop(grace=1)
     assert running.exit_code == 5
-    assert [line.text for line in await read(running)] == ["session written"]
+    assert await texts(running) == ["session written"]
     await running.stop()
 
 
-async def test_stop_ends_a_program_that_does_not_want_to_and_all_that_it_started() -> None:
+async def test_stop_kills_a_program_that_ignores_signals_and_its_descendants():
     running = await python(
         """
         import os, signal, sys, time
@@ -303,12 +282,12 @@ async def test_stop_ends_a_program_that_does_not_want_to_and_all_that_it_started
     assert all(map(is_alive, pids))
     await running.stop(grace=0.2)
     assert running.exit_code == -signal.SIGKILL
-    assert not any(map(is_alive, [running.pid, *pids]))
-    assert not is_there(running.pid)
+    assert not any(map(is_alive, pids))
+    assert not exists(running.pid)
 
 
 @pytest.mark.parametrize("leaves", ["", "os.setsid()"])
-async def test_lines_end_soon_after_the_program_although_a_grandchild_holds_its_pipes(leaves: str) -> None:
+async def test_reading_ends_soon_after_the_program_even_if_a_descendant_keeps_its_pipes(leaves: str):
     running = await python(
         f"""
         import os, signal, time
@@ -322,28 +301,27 @@ async def test_lines_end_soon_after_the_program_although_a_grandchild_holds_its_
         os._exit(3)
         """
     )
-    lines = await read(running)
-    pid = next(int(line.text) for line in lines if line.text.isdigit())
+    (pid,) = [int(text) for text in await texts(running) if text != "done"]
     assert not is_alive(pid)
     assert running.exit_code == 3
 
 
-async def test_a_grandchild_that_left_its_session_and_cleared_its_environment_ends_with_the_program() -> None:
+async def test_a_descendant_without_session_and_environment_ends_with_the_program():
     files = open_files()
     running = await python(
         """
         import os, sys
-        told, tell = os.pipe()
+        reading, writing = os.pipe()
         if os.fork() == 0:
             os.setsid()
-            os.dup2(tell, 9)
+            os.dup2(writing, 9)
             os.execve(sys.executable, [sys.executable, "-I", "-S", "-u", "-c", '''if True:
                 import os, time
                 os.write(1, b"%d\\\\n" % os.getpid())
                 os.close(9)
                 time.sleep(600)'''], {})
-        os.close(tell)
-        os.read(told, 1)
+        os.close(writing)
+        os.read(reading, 1)
         """,
         stdin="x" * 1_000_000,
     )
@@ -354,7 +332,7 @@ async def test_a_grandchild_that_left_its_session_and_cleared_its_environment_en
     assert open_files() <= files
 
 
-async def test_a_remaining_grandchild_is_ended_even_without_a_reader() -> None:
+async def test_a_remaining_descendant_is_ended_even_without_a_reader():
     running = await python(
         """
         import os, sys, time
@@ -368,10 +346,10 @@ async def test_a_remaining_grandchild_is_ended_even_without_a_reader() -> None:
         """
     )
     pid = int(await first(running))
-    await until(lambda: not is_alive(pid) and not runners(), "the grandchild's end")
+    await until(lambda: not is_alive(pid) and not runners(), "the descendant's end")
 
 
-async def test_a_program_that_ends_at_once_is_read_and_stopped_without_harm() -> None:
+async def test_a_program_that_ends_at_once_can_be_read_and_stopped():
     for _ in range(20):
         running = await RunningProgram.start(["/bin/true"], environ=ENVIRON, cwd=Path("/"), stdin="x" * 1000)
         assert await read(running) == []
@@ -379,18 +357,17 @@ async def test_a_program_that_ends_at_once_is_read_and_stopped_without_harm() ->
         assert running.exit_code == 0
 
 
-async def test_many_run_at_once_and_stopping_one_leaves_the_others() -> None:
+async def test_programs_run_in_parallel_and_stopping_one_does_not_affect_the_others():
     echo = "import sys; print(sys.argv[1]); sys.stdin.read(); print(sys.argv[1])"
-    sleeper = await python("import time; print('ready'); time.sleep(600)")
+    sleeper = await python(SLEEPER)
     assert await first(sleeper) == "ready"
     others = [await python(echo, str(n), stdin="go") for n in range(8)]
     await sleeper.stop()
-    for n, lines in enumerate(await asyncio.gather(*map(read, others))):
-        assert [line.text for line in lines] == [str(n)] * 2
+    assert await asyncio.gather(*map(texts, others)) == [[str(n)] * 2 for n in range(8)]
     assert [other.exit_code for other in others] == [0] * 8
 
 
-async def test_a_second_impatience_kills_at_once() -> None:
+async def test_cancelling_stop_kills_at_once():
     running = await python(
         """
         import signal
@@ -405,11 +382,11 @@ async def test_a_second_impatience_kills_at_once() -> None:
     stopping.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await stopping
-    await until(lambda: not is_there(running.pid), "its end")
+    await until(lambda: not exists(running.pid), "its end")
     assert running.exit_code == -signal.SIGKILL
 
 
-async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(tmp_path: Path):
     others = own_children()
     (tmp_path / "text").write_text("no program")
     for args, cwd, why in (
@@ -424,38 +401,23 @@ async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(t
     assert own_children() <= others
 
 
-def own_children() -> set[int]:
-    """Also those of other tests, such as a database that stays for all of them."""
-    return {one.pid for one in leftovers.living() if one.parent == os.getpid()}
-
-
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_it_runs_in_any_loop_of_any_thread(loops: type) -> None:
-    seen: list[list[OutputLine]] = []
-
-    async def whole() -> None:
+def test_a_program_runs_in_any_loop_of_any_thread(loops: Callable[[], asyncio.AbstractEventLoop]):
+    async def whole() -> list[str]:
         running = await python("import sys; print(sys.stdin.read()); print('e', file=sys.stderr)", stdin="hello")
-        seen.append(await read(running))
-        sleeper = await python("import time; print('ready'); time.sleep(600)")
+        sleeper = await python(SLEEPER)
         assert await first(sleeper) == "ready"
         await sleeper.stop()
         assert sleeper.exit_code == -signal.SIGINT
-        assert not is_there(sleeper.pid)
+        assert not exists(sleeper.pid)
+        return await texts(running)
 
-    def in_a_thread() -> None:
-        with asyncio.Runner(loop_factory=loops) as runner:
-            runner.run(whole())
-
-    thread = threading.Thread(target=in_a_thread)
-    thread.start()
-    thread.join(LIMIT)
-    assert sorted(line.text for line in seen[0]) == ["e", "hello"]
+    with ThreadPoolExecutor(1) as pool, asyncio.Runner(loop_factory=loops) as runner:
+        assert sorted(pool.submit(runner.run, whole()).result(LIMIT)) == ["e", "hello"]
 
 
-def test_a_loop_that_is_closed_while_a_program_runs_takes_it_along() -> None:
-    pids: list[int] = []
-
-    async def leaves_it() -> None:
+def test_closing_the_loop_ends_the_program():
+    async def leave_running() -> list[int]:
         running = await python(
             """
             import os, time
@@ -465,9 +427,9 @@ def test_a_loop_that_is_closed_while_a_program_runs_takes_it_along() -> None:
             time.sleep(600)
             """
         )
-        pids.extend([int(await first(running)), int(await first(running))])
+        return [int(await first(running)), int(await first(running))]
 
-    asyncio.run(leaves_it())
+    pids = asyncio.run(leave_running())
     assert len(set(pids)) == 2
     assert not any(map(is_alive, pids))
 
@@ -496,7 +458,7 @@ asyncio.run(main())
 """
 
 
-def test_after_kill_9_of_the_parent_nothing_is_left() -> None:
+def test_killing_the_parent_with_sigkill_ends_all_descendants():
     code = HOLDER.replace("ENVIRON", repr(ENVIRON))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

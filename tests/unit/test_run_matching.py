@@ -1,8 +1,7 @@
-"""Two reports of a call become one: the program's lines and the gateway's notes."""
+"""The program's output and the gateway's events about a call become one report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,44 +21,24 @@ MARK = "program/id"
 
 
 def started(call: str, name: str = "files_read", args: Any = None, server: str = SERVER_NAME) -> AgentEvent:
-    return AgentEvent(
-        kind=AgentEventKind.TOOL,
-        provider="p",
-        raw={"start": call},
-        tool_name=name,
-        tool_args=args or {},
-        tool_status=ToolStatus.STARTED,
-        server=server,
-        call=call,
-        time=10.0,
-    )
+    """The program prints the start of a call."""
+    given = {"tool_args": args or {}, "tool_status": ToolStatus.STARTED, "raw": {"start": call}, "time": 10.0}
+    return AgentEvent(kind=AgentEventKind.TOOL, provider="p", tool_name=name, server=server, call=call, **given)
 
 
-def ended(
-    call: str, name: str = "files_read", server: str = SERVER_NAME, status: ToolStatus = ToolStatus.OK
-) -> AgentEvent:
-    return AgentEvent(
-        kind=AgentEventKind.TOOL,
-        provider="p",
-        raw={"end": call},
-        text="what it gave",
-        tool_name=name,
-        tool_status=status,
-        server=server,
-        call=call,
-        time=12.5,
-    )
+def ended(call: str, name: str = "files_read", server: str = SERVER_NAME) -> AgentEvent:
+    """The program prints the end of a call."""
+    given = {"tool_status": ToolStatus.OK, "raw": {"end": call}, "text": "the result", "time": 12.5}
+    return AgentEvent(kind=AgentEventKind.TOOL, provider="p", tool_name=name, server=server, call=call, **given)
 
 
-def seen(
-    call: str, outcome: str = "", *, name: str = "files_read", args: Any = None, meta: dict[str, Any] | None = None
-) -> CallSeen:
-    server, _, tool = name.partition("_")
+def seen(call: str, outcome: str = "", *, args: Any = None, meta: dict[str, Any] | None = None) -> CallSeen:
+    """The gateway reports a call; with an outcome, its end."""
     return CallSeen(
         call=call,
-        name=name,
-        tool=tool,
-        server="" if outcome == "unknown" else server,
+        name="files_read",
+        tool="read",
+        server="" if outcome == "unknown" else "files",
         arguments=args or {},
         arguments_size=2,
         over=bool(outcome),
@@ -72,51 +51,61 @@ def seen(
     )
 
 
+class Calls:
+    """A matcher that takes reports at time 0."""
+
+    def __init__(self, mark: str = "") -> None:
+        self.matcher = CallMatcher("p", mark=mark)
+
+    def take(self, *reports: AgentEvent | CallSeen) -> list[AgentEvent]:
+        events: list[AgentEvent] = []
+        for report in reports:
+            events += (
+                self.matcher.passed(report, 0) if isinstance(report, CallSeen) else self.matcher.printed(report, 0)
+            )
+        return events
+
+    def overdue(self, now: float = PATIENCE) -> list[AgentEvent]:
+        return list(self.matcher.overdue(now))
+
+    def finish(self) -> list[AgentEvent]:
+        return list(self.matcher.finish())
+
+
 @pytest.fixture
-def matcher() -> CallMatcher:
-    return CallMatcher("p")
+def calls() -> Calls:
+    return Calls()
 
 
-def emitted(*steps: Iterable[AgentEvent]) -> list[AgentEvent]:
-    return [event for step in steps for event in step]
-
-
-def test_two_reports_of_a_call_become_one_with_the_gateways_outcome(matcher: CallMatcher) -> None:
-    matcher.names = {"files_read": ("files", "read")}
-    start, end = emitted(
-        matcher.printed(started("c1", args={"path": "a"}), 0),
-        matcher.passed(seen("g1", args={"path": "a"}), 0),
-        matcher.passed(seen("g1", "ok", args={"path": "a"}), 0),
-        matcher.printed(ended("c1"), 0),
-        matcher.finish(),
-    )
+def test_two_reports_of_a_call_become_one_with_the_gateways_outcome(calls: Calls):
+    calls.matcher.names = {"files_read": ("files", "read")}
+    args = {"path": "a"}
+    start, end = calls.take(started("c1", args=args), seen("g1", args=args), seen("g1", "ok", args=args), ended("c1"))
+    assert calls.finish() == []
     assert (start.tool_status, start.server, start.tool_name) == (ToolStatus.STARTED, "files", "read")
     assert (end.tool_status, end.server, end.tool_name) == (ToolStatus.OK, "files", "read")
-    assert (end.tool_args, end.tool_duration_ms, end.decision, end.rule) == ({"path": "a"}, 7.5, "allow", "a rule")
+    assert (end.tool_args, end.tool_duration_ms, end.decision, end.rule) == (args, 7.5, "allow", "a rule")
     assert start.call == end.call == "c1"
-    assert (start.raw, end.raw, end.text) == ({"start": "c1"}, {"end": "c1"}, "what it gave")
+    assert (start.raw, end.raw, end.text) == ({"start": "c1"}, {"end": "c1"}, "the result")
 
 
 @pytest.mark.parametrize("gateway_first", [True, False])
-def test_a_start_reads_the_same_whichever_side_is_quicker(matcher: CallMatcher, gateway_first: bool) -> None:
-    matcher.names = {"files_read": ("files", "read")}
-    sides = [
-        lambda: matcher.printed(started("c1", args={"path": "a"}), 0),
-        lambda: matcher.passed(seen("g1", args={"path": "a"}), 0),
-    ]
-    (start,) = emitted(*(side() for side in (reversed(sides) if gateway_first else sides)))
+def test_a_start_is_the_same_in_either_order_and_ends_with_the_run(calls: Calls, gateway_first: bool):
+    reports = [started("c1", args={"path": "a"}), seen("g1", args={"path": "a"})]
+    (start,) = calls.take(*(reversed(reports) if gateway_first else reports))
     assert (start.tool_args, start.decision, start.rule) == ({"path": "a"}, "", "")
-    (end,) = emitted(matcher.finish())
-    assert (end.tool_status, end.decision, end.rule) == (ToolStatus.CANCELLED, "allow", "a rule")
+    (end,) = calls.finish()
+    assert (end.call, end.tool_status, end.decision, end.rule) == ("c1", ToolStatus.CANCELLED, "allow", "a rule")
 
 
-def test_the_end_waits_for_the_gateways_word_and_not_for_ever(matcher: CallMatcher) -> None:
-    assert len(emitted(matcher.printed(started("c1"), 0), matcher.printed(ended("c1"), 5.0))) == 1
-    assert matcher.next_due() == 5.0 + PATIENCE
-    assert emitted(matcher.overdue(5.0)) == []
-    (end,) = emitted(matcher.overdue(5.0 + PATIENCE))
+def test_the_end_waits_for_the_gateway_for_a_limited_time(calls: Calls):
+    assert len(calls.take(started("c1"))) == 1
+    assert list(calls.matcher.printed(ended("c1"), 5.0)) == []
+    assert calls.matcher.next_due() == 5.0 + PATIENCE
+    assert calls.overdue(5.0) == []
+    (end,) = calls.overdue(5.0 + PATIENCE)
     assert (end.tool_status, end.decision, end.tool_name) == (ToolStatus.OK, "", "files_read")
-    assert matcher.next_due() is None
+    assert calls.matcher.next_due() is None
 
 
 @pytest.mark.parametrize(
@@ -133,168 +122,117 @@ def test_the_end_waits_for_the_gateways_word_and_not_for_ever(matcher: CallMatch
         ("unavailable", ToolStatus.UNAVAILABLE),
     ],
 )
-def test_a_call_that_the_program_never_prints_is_emitted(
-    matcher: CallMatcher, outcome: str, status: ToolStatus
-) -> None:
-    assert emitted(matcher.passed(seen("g1", outcome, args={"n": 1}), 0)) == []
-    start, end = emitted(matcher.overdue(PATIENCE))
+def test_a_call_that_the_program_never_prints_is_emitted(calls: Calls, outcome: str, status: ToolStatus):
+    assert calls.take(seen("g1", outcome, args={"n": 1})) == []
+    start, end = calls.overdue()
     assert (start.tool_status, end.tool_status) == (ToolStatus.STARTED, status)
     assert (end.tool_args, end.tool_duration_ms, start.call) == ({"n": 1}, 7.5, end.call)
 
 
-def test_a_late_line_of_an_emitted_call_is_kept_as_raw(matcher: CallMatcher) -> None:
-    events = emitted(
-        matcher.printed(started("c1"), 0),
-        matcher.passed(seen("g1"), 0),
-        matcher.passed(seen("g1", "ok"), 0),
-        matcher.overdue(PATIENCE),
-        matcher.printed(ended("c1"), 9),
-        matcher.finish(),
-    )
+def test_a_late_line_of_an_emitted_call_is_kept_as_raw(calls: Calls):
+    events = [*calls.take(started("c1"), seen("g1"), seen("g1", "ok")), *calls.overdue(), *calls.take(ended("c1"))]
     assert [event.kind for event in events] == [AgentEventKind.TOOL, AgentEventKind.TOOL, AgentEventKind.RAW]
     assert events[-1].raw == {"end": "c1"}
+    assert calls.finish() == []
 
 
-def test_calls_of_one_tool_are_matched_by_arguments_and_then_by_order(matcher: CallMatcher) -> None:
-    emitted(*(matcher.printed(started(f"c{n}", args={"n": n}), 0) for n in (1, 2, 3)))
-    emitted(*(matcher.passed(seen(f"g{n}", "ok" if n < 3 else "denied", args={"n": n}), 0) for n in (3, 1, 2)))
-    ends = emitted(*(matcher.printed(ended(f"c{n}"), 0) for n in (1, 2, 3)))
-    assert [(end.call, end.tool_args, end.tool_status) for end in ends] == [
-        ("c1", {"n": 1}, ToolStatus.OK),
-        ("c2", {"n": 2}, ToolStatus.OK),
-        ("c3", {"n": 3}, ToolStatus.DENIED),
-    ]
+def statuses(events: list[AgentEvent]) -> dict[str, ToolStatus | None]:
+    return {event.call: event.tool_status for event in events if event.tool_status is not ToolStatus.STARTED}
 
 
-def test_a_mark_distinguishes_equal_calls() -> None:
-    matcher = CallMatcher("p", mark=MARK)
-    emitted(matcher.printed(started("c1"), 0), matcher.printed(started("c2"), 0))
-    emitted(
-        matcher.passed(seen("g2", "denied", meta={MARK: "c2"}), 0),
-        matcher.passed(seen("g1", "ok", meta={MARK: "c1"}), 0),
-    )
-    ends = emitted(matcher.printed(ended("c1"), 0), matcher.printed(ended("c2"), 0))
-    assert [end.tool_status for end in ends] == [ToolStatus.OK, ToolStatus.DENIED]
+def test_calls_are_matched_by_arguments_size_mark_and_order():
+    calls = Calls()
+    calls.take(*(started(f"c{n}", args={"n": n}) for n in (1, 2, 3)))
+    calls.take(*(seen(f"g{n}", "ok" if n < 3 else "denied", args={"n": n}) for n in (3, 1, 2)))
+    ends = calls.take(*(ended(f"c{n}") for n in (1, 2, 3)))
+    assert statuses(ends) == {"c1": ToolStatus.OK, "c2": ToolStatus.OK, "c3": ToolStatus.DENIED}
+    assert [end.tool_args for end in ends] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    expected = {"c1": ToolStatus.OK, "c2": ToolStatus.DENIED}
+    marked = Calls(MARK)
+    marked.take(started("c1"), started("c2"))
+    marked.take(seen("g2", "denied", meta={MARK: "c2"}), seen("g1", "ok", meta={MARK: "c1"}))
+    assert statuses(marked.take(ended("c1"), ended("c2"))) == expected
+    sized = Calls()
+    sized.take(started("c1", args={"text": "x" * 300_000}), started("c2", args={"p": "small"}))
+    large = replace(seen("g1", "ok"), arguments=None, arguments_size=300_013)
+    sized.take(seen("g2", "denied", args={"p": "small"}), large)
+    assert statuses(sized.take(ended("c1"), ended("c2"))) == expected
+    other = Calls()
+    other.take(started("c1", args={"p": 1}), seen("g1", "denied", args={"p": 2}))
+    rest = other.take(ended("c1")) + other.finish()
+    assert statuses(rest) == {"c1": ToolStatus.OK, "g1": ToolStatus.DENIED}
 
 
-def test_an_open_call_ends_with_the_run(matcher: CallMatcher) -> None:
-    emitted(matcher.printed(started("c1"), 0), matcher.passed(seen("g1"), 0))
-    (end,) = emitted(matcher.finish())
-    assert (end.tool_status, end.call) == (ToolStatus.CANCELLED, "c1")
-
-
-@pytest.mark.parametrize("gateway", ["tells", "is late", "never tells"])
-def test_what_is_printed_after_a_call_comes_after_its_end(matcher: CallMatcher, gateway: str) -> None:
+@pytest.mark.parametrize("gateway", ["reports", "is late", "never reports"])
+def test_output_after_a_call_comes_after_its_end(calls: Calls, gateway: str):
     words = AgentEvent(kind=AgentEventKind.MESSAGE, provider="p", text="So much for that.")
-    events = emitted(matcher.printed(started("c1"), 0), matcher.printed(ended("c1"), 0), matcher.printed(words, 0))
-    assert [event.tool_status for event in events] == [ToolStatus.STARTED]
-    if gateway == "tells":
-        events += emitted(matcher.passed(seen("g1"), 0), matcher.passed(seen("g1", "ok"), 0))
-    events += emitted(matcher.finish()) if gateway == "never tells" else emitted(matcher.overdue(PATIENCE))
-    assert [(event.kind, event.tool_status) for event in events[1:]] == [
+    (start,) = calls.take(started("c1"), ended("c1"), words)
+    assert start.tool_status is ToolStatus.STARTED
+    events = calls.take(seen("g1"), seen("g1", "ok")) if gateway == "reports" else []
+    events += calls.finish() if gateway == "never reports" else calls.overdue()
+    assert [(event.kind, event.tool_status) for event in events] == [
         (AgentEventKind.TOOL, ToolStatus.OK),
         (AgentEventKind.MESSAGE, None),
     ]
 
 
-def test_calls_that_the_gateway_never_saw_do_not_wait_one_after_the_other(matcher: CallMatcher) -> None:
-    emitted(
-        *(matcher.printed(started(f"c{n}"), 0) for n in range(3)),
-        *(matcher.printed(ended(f"c{n}"), 0) for n in range(3)),
-    )
-    ends = emitted(matcher.overdue(PATIENCE), matcher.overdue(PATIENCE), matcher.overdue(PATIENCE))
+def test_calls_that_the_gateway_never_saw_wait_at_the_same_time(calls: Calls):
+    calls.take(*(started(f"c{n}") for n in range(3)), *(ended(f"c{n}") for n in range(3)))
+    ends = calls.overdue() + calls.overdue() + calls.overdue()
     assert [end.call for end in ends] == ["c0", "c1", "c2"]
 
 
-def test_the_time_of_a_tool_that_is_not_ours_is_between_its_lines(matcher: CallMatcher) -> None:
-    start, end = emitted(
-        matcher.printed(started("b1", "Bash", server=""), 0), matcher.printed(ended("b1", "Bash", server=""), 0)
-    )
+def test_a_built_in_tool_has_the_time_between_its_lines_and_ends_with_the_run(calls: Calls):
+    start, end = calls.take(started("c1", "shell", server=""), ended("c1", "shell", server=""))
     assert start.tool_duration_ms is None
     assert (end.tool_duration_ms, end.decision) == (2500.0, "")
+    calls.take(started("c2", "shell", server=""))
+    (end,) = calls.finish()
+    assert (end.call, end.tool_name, end.tool_status, end.raw) == ("c2", "shell", ToolStatus.CANCELLED, None)
 
 
-def test_a_large_call_is_not_matched_with_a_small_one(matcher: CallMatcher) -> None:
-    large = {"text": "x" * 300_000}
-    emitted(matcher.printed(started("c1", args=large), 0), matcher.printed(started("c2", args={"p": "small"}), 0))
-    emitted(
-        matcher.passed(replace(seen("g2", "denied"), arguments={"p": "small"}), 0),
-        matcher.passed(replace(seen("g1", "ok"), arguments=None, arguments_size=300_013), 0),
-    )
-    ends = emitted(matcher.printed(ended("c1"), 0), matcher.printed(ended("c2"), 0))
-    assert [(end.call, end.tool_status) for end in ends] == [("c1", ToolStatus.OK), ("c2", ToolStatus.DENIED)]
-
-
-def test_a_call_with_other_arguments_is_another_call(matcher: CallMatcher) -> None:
-    emitted(matcher.printed(started("c1", args={"p": 1}), 0), matcher.passed(seen("g1", "denied", args={"p": 2}), 0))
-    rest = emitted(matcher.printed(ended("c1"), 0), matcher.finish())
-    over = {(event.call, event.tool_status) for event in rest if event.tool_status is not ToolStatus.STARTED}
-    assert over == {("c1", ToolStatus.OK), ("g1", ToolStatus.DENIED)}
-
-
-def test_masked_arguments_are_those_that_the_program_printed(matcher: CallMatcher) -> None:
-    emitted(matcher.printed(started("c1", args={"key": "s3cret-s3cret", "wait_for_previous": True}), 0))
-    emitted(matcher.passed(seen("g1", "ok", args={"key": HIDDEN}), 0))
-    (end,) = emitted(matcher.printed(ended("c1"), 0), matcher.finish())
+def test_masked_arguments_match_the_printed_ones(calls: Calls):
+    calls.take(started("c1", args={"key": "s3cret-s3cret", "wait_for_previous": True}))
+    calls.take(seen("g1", "ok", args={"key": HIDDEN}))
+    (end,) = calls.take(ended("c1")) + calls.finish()
     assert (end.call, end.decision, end.tool_args) == ("c1", "allow", {"key": HIDDEN})
+
+
+def test_the_failure_of_a_tools_command_is_always_reported():
+    for program in (ended("c1"), replace(ended("c1"), text="")):
+        calls = Calls()
+        calls.take(started("c1"), seen("g1"))
+        (end,) = calls.take(program, replace(seen("g1", "failed"), failure="Exit code 3"))
+        assert end.tool_status is ToolStatus.ERROR
+        assert end.text.splitlines() == ["Exit code 3", *program.text.splitlines()]
 
 
 @settings(max_examples=300)
 @given(st.data(), st.integers(1, 4), st.sampled_from(["", MARK]))
-def test_in_any_order_each_call_starts_and_ends_once_and_no_line_is_lost(
-    data: st.DataObject, count: int, mark: str
-) -> None:
+def test_in_any_order_each_call_starts_and_ends_once_and_no_line_is_lost(data: st.DataObject, count: int, mark: str):
     matcher = CallMatcher("p", mark=mark)
-    ways: list[list[Any]] = []
-    lines = 0
+    queues: list[list[Any]] = []
     for n in range(count):
-        args = {"n": data.draw(st.integers(0, 1))}
-        meta = {MARK: f"c{n}"}
+        given = {"args": {"n": data.draw(st.integers(0, 1))}, "meta": {MARK: f"c{n}"}}
         prints, passes = data.draw(st.sampled_from([(True, True), (True, False), (False, True)]))
         if prints:
-            ways.append([(matcher.printed, started(f"c{n}", args=args)), (matcher.printed, ended(f"c{n}"))])
-            lines += 2
+            start = started(f"c{n}", args=given["args"])
+            queues.append([(matcher.printed, start), (matcher.printed, ended(f"c{n}"))])
         if passes:
-            ways.append(
-                [
-                    (matcher.passed, seen(f"g{n}", args=args, meta=meta)),
-                    (matcher.passed, seen(f"g{n}", "ok", args=args, meta=meta)),
-                ]
-            )
+            gateway = [seen(f"g{n}", **given), seen(f"g{n}", "ok", **given)]
+            queues.append([(matcher.passed, report) for report in gateway])
+    lines = sum(take == matcher.printed for queue in queues for take, _ in queue)
     events, now = [], 0.0
-    while any(ways):
-        way = data.draw(st.sampled_from([way for way in ways if way]))
-        take, word = way.pop(0)
+    while any(queues):
+        take, report = data.draw(st.sampled_from([queue for queue in queues if queue])).pop(0)
         now += data.draw(st.sampled_from([0.0, 0.1, PATIENCE * 2]))
-        events += emitted(matcher.overdue(now), take(word, now))
-    events += emitted(matcher.finish())
-    by_call: dict[str, list[ToolStatus | None]] = {}
+        events += [*matcher.overdue(now), *take(report, now)]
+    events += matcher.finish()
+    by_call: dict[str, list[bool]] = {}
     for event in events:
         if event.kind is AgentEventKind.TOOL:
-            by_call.setdefault(event.call, []).append(event.tool_status)
-    for statuses in by_call.values():
-        assert len(statuses) == 2
-        assert statuses[0] is ToolStatus.STARTED
-        assert statuses[1] is not ToolStatus.STARTED
+            by_call.setdefault(event.call, []).append(event.tool_status is ToolStatus.STARTED)
+    assert all(found == [True, False] for found in by_call.values())
     assert sum(event.raw is not None for event in events) == lines
     if mark:
         assert len(by_call) <= 2 * count
-
-
-def test_an_open_call_of_a_built_in_tool_ends_with_the_run(matcher: CallMatcher) -> None:
-    emitted(
-        matcher.printed(started("c1", "shell", server=""), 0), matcher.printed(started("c2", "shell", server=""), 0)
-    )
-    emitted(matcher.printed(ended("c1", "shell", server=""), 1))
-    (end,) = emitted(matcher.finish())
-    assert (end.call, end.tool_name, end.tool_status, end.raw) == ("c2", "shell", ToolStatus.CANCELLED, None)
-
-
-def test_what_a_tool_ran_and_failed_is_said_whatever_the_program_prints_of_it() -> None:
-    failed = replace(seen("g1", "failed"), failure="Exit code 3")
-    for program in (ended("c1"), replace(ended("c1"), text="")):
-        matcher = CallMatcher("p")
-        emitted(matcher.printed(started("c1"), 0), matcher.passed(seen("g1"), 0))
-        (end,) = emitted(matcher.printed(program, 0), matcher.passed(failed, 0))
-        assert end.tool_status is ToolStatus.ERROR
-        assert end.text.splitlines() == ["Exit code 3", *program.text.splitlines()]

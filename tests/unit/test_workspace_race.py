@@ -1,7 +1,8 @@
-"""Names that change while a tool goes through them: nothing outside is read or written."""
+"""While another process swaps names for links, no tool reads, writes, lists or finds anything outside."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -11,26 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from parts.racer import CANARY, INSIDE, READABLE, WRITABLE, Race, racing
-from parts.scenes import scene_in
+from parts.racer import CANARY, FOLDERS, INSIDE, READABLE, WRITABLE, Race, racing
+from parts.tool_context import FileTools, file_tools
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace import confined_open
-from toolcrib.workspace.tool import ToolContext
-from toolcrib.workspace.tools.files import (
-    EditFileArguments,
-    ReadFileArguments,
-    ReadFileResult,
-    WriteFileArguments,
-    edit_file,
-    read_file,
-    write_file,
-)
-from toolcrib.workspace.tools.listing import StatFileArguments, StatFileResult, stat_file
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow]
 
 LONGEST_CONTROL = 30.0
 Sized = Callable[[int, int], int]
+Try = Callable[[int, str], None]
 
 
 @pytest.fixture
@@ -40,119 +31,105 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "root", tmp_path / "outside"
 
 
-@pytest.fixture(params=["kernel", "walk"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By openat2, and as a kernel without it would have it."""
+@pytest.fixture(params=["openat2", "walk"])
+def opener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With openat2, and as on a kernel without it."""
+
+    def missing(*_: object) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
     if request.param == "walk":
-
-        def missing(*_: object) -> int:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
         monkeypatch.setattr(confined_open, "openat2", missing)
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
-def until(seconds: float, paths: tuple[str, ...]) -> Iterator[str]:
+def until(seconds: float, paths: tuple[str, ...], least: int = 0) -> Iterator[tuple[int, str]]:
     end = time.monotonic() + seconds
-    for path in itertools.cycle(paths):
-        if time.monotonic() > end:
+    for number, path in enumerate(itertools.cycle(paths), start=1):
+        if number > least and time.monotonic() > end:
             return
-        yield path
+        yield number, path
 
 
-def plainly_allowed(race: Race, path: str) -> Path:
-    """The check that everybody writes first."""
-    real = os.path.realpath(race.root / path)
-    if not real.startswith(f"{race.root}/"):
-        raise PermissionError(path)
-    return race.root / path
-
-
-def beaten_reads(race: Race) -> tuple[int, int]:
-    """Tries of a plain check until the attacker won, and how often it did."""
-    tries = escapes = 0
-    for path in until(LONGEST_CONTROL, READABLE):
-        tries += 1
+def attempt(seconds: float, paths: tuple[str, ...], call: Try) -> tuple[int, int]:
+    """Calls for so long, and at least 200 times; how often it worked and how often it was refused."""
+    inside = refused = 0
+    for number, path in until(seconds, paths, least=200):
         try:
-            escapes += plainly_allowed(race, path).read_text() == CANARY
-        except OSError:
-            continue
-        if escapes >= 3:
+            call(number, path)
+            inside += 1
+        except WorkspaceError as error:
+            assert "canary" not in error.text()
+            refused += 1
+    return inside, refused
+
+
+def escapes_from_the_obvious_check(race: Race, writes: bool) -> int:
+    """How often the attacker defeats a check of the real path before the access."""
+    escapes = 0
+    for number, path in until(LONGEST_CONTROL, WRITABLE[:3] if writes else READABLE):
+        with contextlib.suppress(OSError):
+            is_inside = os.path.realpath(race.root / path).startswith(f"{race.root}/")
+            if is_inside and writes:
+                (race.root / path).write_text("written\n")
+            elif is_inside:
+                escapes += (race.root / path).read_text() == CANARY
+        if escapes >= 3 or (writes and number % 50 == 0 and race.changed()):
             break
-    return tries, escapes
+    return len(race.changed()) if writes else escapes
 
 
-def beaten_writes(race: Race) -> tuple[int, int]:
-    tries = 0
-    for path in until(LONGEST_CONTROL, WRITABLE[:3]):
-        tries += 1
-        try:
-            plainly_allowed(race, path).write_text("written\n")
-        except OSError:
-            continue
-        if tries % 50 == 0 and race.changed():
-            break
-    return tries, len(race.changed())
+def reader(tools: FileTools) -> Try:
+    def read(number: int, path: str) -> None:
+        if number % 4:
+            assert tools.read(path).text == INSIDE
+        else:
+            status = tools.stat(path)
+            assert status.kind != "file" or status.size == len(INSIDE)
+
+    return read
 
 
-def read(scene: ToolContext, path: str) -> str:
-    data = read_file(scene, ReadFileArguments(path=path)).data
-    assert isinstance(data, ReadFileResult)
-    return data.text or ""
+def writer(tools: FileTools) -> Try:
+    return lambda number, path: tools.write(path, INSIDE) if number % 3 else tools.edit(path, "lies", "lies ")
 
 
-def size(scene: ToolContext, path: str) -> int | None:
-    """None of a link, which may be long."""
-    data = stat_file(scene, StatFileArguments(path=path)).data
-    assert isinstance(data, StatFileResult)
-    return data.size if data.kind == "file" else None
-
-
-def test_no_read_gets_out_of_a_folder_whose_names_are_swapped(
-    folders: tuple[Path, Path], way: str, sized: Sized, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize("writes", [False, True], ids=["reads", "writes"])
+def test_nothing_outside_is_read_or_written_while_names_are_swapped(
+    folders: tuple[Path, Path], opener: str, sized: Sized, record_property: Callable[[str, object], None], writes: bool
 ):
-    tries = inside = refused = 0
-    with racing(*folders) as race, scene_in(race.root) as scene:
-        for path in until(sized(2, 10), READABLE):
-            tries += 1
-            try:
-                if tries % 4:
-                    assert read(scene, path) == INSIDE
-                else:
-                    assert size(scene, path) in (None, len(INSIDE))
-                inside += 1
-            except WorkspaceError as error:
-                assert "canary" not in error.text()
-                refused += 1
-        control = beaten_reads(race)
-    told = f"{way}: {tries} reads, {inside} inside, {refused} refused, {race.swaps} swaps, 0 escapes"
-    print(f"{told}; the plain check lost {control[1]} of {control[0]}")
-    record_property("race", told)
-    assert min(inside, refused, race.swaps) > 0
-    assert control[1] > 0, "the attacker never beat the plain check, so this race proves nothing"
-
-
-def test_no_write_gets_out_of_a_folder_whose_names_are_swapped(
-    folders: tuple[Path, Path], way: str, sized: Sized, record_property: Callable[[str, object], None]
-):
-    tries = inside = refused = 0
-    with racing(*folders) as race, scene_in(race.root, session_bytes=2**62) as scene:
-        for path in until(sized(2, 10), WRITABLE):
-            tries += 1
-            try:
-                if tries % 3:
-                    write_file(scene, WriteFileArguments(path=path, content=INSIDE))
-                else:
-                    edit_file(scene, EditFileArguments(path=path, old="lies", new="lies "))
-                inside += 1
-            except WorkspaceError as error:
-                assert "canary" not in error.text()
-                refused += 1
+    with racing(*folders) as race, file_tools(race.root, session_bytes=2**62) as tools:
+        paths, call = (WRITABLE, writer(tools)) if writes else (READABLE, reader(tools))
+        inside, refused = attempt(sized(2, 10), paths, call)
         assert race.changed() == []
-        control = beaten_writes(race)
-    told = f"{way}: {tries} writes, {inside} inside, {refused} refused, {race.swaps} swaps, 0 escapes"
-    print(f"{told}; the plain check lost {control[1]} of {control[0]}")
-    record_property("race", told)
+        escapes = escapes_from_the_obvious_check(race, writes)
+    report = f"{opener}: {inside} inside, {refused} refused, {race.swaps} swaps, 0 escapes"
+    print(f"{report}; the obvious check lost {escapes} times")
+    record_property("race", report)
     assert min(inside, refused, race.swaps) > 0
-    assert control[1] > 0, "the attacker never beat the plain check, so this race proves nothing"
+    assert escapes > 0, "the attacker never defeated the obvious check, so this race proves nothing"
+
+
+def test_nothing_outside_is_listed_or_found_while_names_are_swapped(
+    folders: tuple[Path, Path], sized: Sized, record_property: Callable[[str, object], None]
+):
+    with racing(*folders) as race, file_tools(race.root) as tools:
+        # These names and their text exist only outside.
+        for place in (".", "sub", "way"):
+            (race.outside / place / "canary-name").write_text(CANARY)
+        calls = (
+            lambda path: tools.call("list_dir", path=path, depth=5),
+            lambda path: tools.call("find_files", glob="**", path=path),
+            lambda path: tools.call("project_structure", path=path),
+            lambda path: tools.call("search_text", pattern="lies", path=path),
+        )
+
+        def look(number: int, path: str) -> None:
+            assert "canary" not in calls[number % 4](path).text
+
+        # Five paths and four calls: every call gets every path.
+        inside, refused = attempt(sized(3, 10), (".", *FOLDERS), look)
+    report = f"list, find, structure, search: {inside} inside, {refused} refused, {race.swaps} swaps, 0 escapes"
+    print(report)
+    record_property("race", report)
+    assert min(inside, refused) > 0

@@ -1,4 +1,4 @@
-"""The tools' definitions, and what every call goes through: arguments, switches, limits, time, failures."""
+"""The tools' definitions, and the path of every call: arguments, switches, limits, time, errors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import dataclasses
 import itertools
 import json
 import logging
-import math
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parts.tool_context import make_files, refused, settings_with
 from toolcrib.audit.row import count_tokens
 from toolcrib.errors import ConfigError, WorkspaceError
 from toolcrib.workspace import tool as arguments
@@ -34,75 +34,53 @@ from toolcrib.workspace.tool import SchemaFor, ToolContext, ToolNeeds, ToolResul
 from toolcrib.workspace.tools import BY_NAME, TOOLS, tool_definition
 from toolcrib.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.req("FRG-1")
+
 LIMIT = 60.0
-PLAIN = {"object", "array", "string", "integer", "number", "boolean"}
+SCHEMA = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+READING = {"read_file", "list_dir", "stat_file", "find_files", "search_text", "project_structure"}
 
 
-# ---- definitions
-
-
-def places(schema: Any) -> list[dict[str, Any]]:
-    """Every schema in a schema."""
+def schemas_in(schema: Any) -> list[dict[str, Any]]:
+    """A schema and every schema within it."""
     below = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
     below += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
-    return [schema, *(place for part in below for place in places(part))]
+    return [schema, *(found for part in below for found in schemas_in(part))]
 
 
-@pytest.mark.req("FRG-1")
-def test_the_twelve_tools_are_those_that_settings_know() -> None:
-    assert tuple(sorted(BY_NAME)) == tuple(sorted(TOOL_NAMES))
-    assert len(TOOLS) == 12
-
-
-@pytest.mark.req("FRG-1")
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
-def test_a_definition_is_what_every_provider_takes(tool: WorkspaceTool) -> None:
+def test_a_definition_is_accepted_by_every_provider(tool: WorkspaceTool):
     made = json.loads(tool_definition(tool, DEFAULTS))
     assert set(made) == {"name", "title", "description", "inputSchema", "outputSchema", "annotations"}
     for schema in (made["inputSchema"], made["outputSchema"]):
-        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+        jsonschema_rs.meta.validate(SCHEMA | schema)
         assert schema["type"] == "object"
-        assert not {"$ref", "$defs", "title", "anyOf", "oneOf"} & {key for place in places(schema) for key in place}
-    for place in places(made["inputSchema"]):
-        assert place["type"] in PLAIN
-        if place["type"] == "object":
-            assert place["additionalProperties"] is False
-        if place["type"] == "array":
-            assert "items" in place
+        assert not {"$ref", "$defs", "title", "anyOf", "oneOf"} & {key for part in schemas_in(schema) for key in part}
+    for part in schemas_in(made["inputSchema"]):
+        assert part["type"] in {"object", "array", "string", "integer", "number", "boolean"}
+        assert part["type"] != "object" or part["additionalProperties"] is False
+        assert part["type"] != "array" or "items" in part
 
 
-@pytest.mark.req("FRG-1")
-def test_annotations_say_what_a_tool_can_do() -> None:
-    hints = {tool.name: json.loads(tool_definition(tool, DEFAULTS))["annotations"] for tool in TOOLS}
-    reading = {name for name, said in hints.items() if said["readOnlyHint"]}
-    assert reading == {
-        *("read_file", "list_dir", "stat_file", "find_files", "search_text", "project_diff", "project_structure")
-    }
+def test_the_definitions_have_true_annotations_and_cost_few_tokens():
+    assert sorted(BY_NAME) == sorted(TOOL_NAMES)
+    assert len(TOOLS) == 12
+    definitions = [json.loads(tool_definition(tool, DEFAULTS)) for tool in TOOLS]
+    hints = {made["name"]: made["annotations"] for made in definitions}
+    reading = {name for name, hint in hints.items() if hint["readOnlyHint"]}
+    assert reading == READING | {"project_diff"}
     assert all(not hints[name]["destructiveHint"] and hints[name]["idempotentHint"] for name in reading)
-    assert {name for name, said in hints.items() if said["destructiveHint"]} == {*WRITING_TOOLS, "run_tests"}
-    assert not any(said["openWorldHint"] for said in hints.values())
-
-
-@pytest.mark.req("FRG-1")
-def test_only_what_runs_code_reaches_the_world_and_only_where_the_network_is_on() -> None:
-    online = dataclasses.replace(DEFAULTS, network=True)
-    reaching = {
-        tool.name for tool in TOOLS if json.loads(tool_definition(tool, online))["annotations"]["openWorldHint"]
-    }
-    assert reaching == {"run_tests", "run_lint", "run_shell_safe"}
-
-
-@pytest.mark.req("FRG-1")
-def test_the_definitions_are_cheap() -> None:
-    told = [json.loads(tool_definition(tool, DEFAULTS)) for tool in TOOLS]
-    seen = [{key: tool[key] for key in ("name", "description", "inputSchema")} for tool in told]
+    assert {name for name, hint in hints.items() if hint["destructiveHint"]} == {*WRITING_TOOLS, "run_tests"}
+    assert not any(hint["openWorldHint"] for hint in hints.values())
+    online = [json.loads(tool_definition(tool, settings_with(network=True))) for tool in TOOLS]
+    open_world = {made["name"] for made in online if made["annotations"]["openWorldHint"]}
+    assert open_world == {"run_tests", "run_lint", "run_shell_safe"}
+    seen = [{key: made[key] for key in ("name", "description", "inputSchema")} for made in definitions]
     tokens = count_tokens(json.dumps(seen, separators=(",", ":")).encode())
     assert tokens is not None
     assert not tokens.estimated
     assert tokens.tokens < 2000
 
-
-# ---- schemas
 
 KINDS: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([str, int, float, bool]),
@@ -115,19 +93,12 @@ NAMES = st.sampled_from(["title", "description", "default", "properties", "items
 
 @st.composite
 def structs(draw: st.DrawFn, *, depth: int = 1) -> type[msgspec.Struct]:
-    """Any struct that a tool may have, with fields named like the words of JSON Schema too."""
+    """Any struct that a tool may have, including fields named like keywords of JSON Schema."""
     fields: list[Any] = []
     for name in draw(st.lists(NAMES, unique=True, max_size=5)):
-        kind = draw(KINDS)
-        if depth and draw(st.booleans()):
-            kind = draw(structs(depth=depth - 1))
-        match draw(st.sampled_from(["needed", "optional", "default"])):
-            case "needed":
-                fields.append((name, kind))
-            case "optional":
-                fields.append((name, kind | None, None))
-            case _:
-                fields.append((name, kind, msgspec.field(default_factory=lambda kind=kind: example(kind))))
+        kind = draw(structs(depth=depth - 1)) if depth and draw(st.booleans()) else draw(KINDS)
+        default = msgspec.field(default_factory=lambda kind=kind: example(kind))
+        fields.append(draw(st.sampled_from([(name, kind), (name, kind | None, None), (name, kind, default)])))
     return msgspec.defstruct(f"Made{next(NUMBERS)}", fields, kw_only=True, forbid_unknown_fields=True)
 
 
@@ -140,29 +111,25 @@ def example(kind: Any) -> Any:
     return [] if kind.__origin__ is list else {}
 
 
-def given_by_a_model(value: Any) -> Any:
-    """It leaves out what is null."""
+def without_nulls(value: Any) -> Any:
+    """As a model sends it."""
     if isinstance(value, dict):
-        return {name: given_by_a_model(part) for name, part in value.items() if part is not None}
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
     return value
 
 
 @given(struct=structs())
-def test_any_schema_is_valid_lean_and_true_of_what_it_describes(struct: type[msgspec.Struct]) -> None:
+def test_any_schema_is_valid_lean_and_matches_the_struct(struct: type[msgspec.Struct]):
     value = json.loads(msgspec.json.encode(example(struct)))
-    needed = {
-        name: given_by_a_model(value[name]) for name in schema_of(struct, SchemaFor.ARGUMENTS).get("required", ())
-    }
     for of in SchemaFor:
         schema = schema_of(struct, of)
-        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
-        assert not {"$ref", "title", "anyOf"} & {key for place in places(schema) for key in place}
+        jsonschema_rs.meta.validate(SCHEMA | schema)
+        assert not {"$ref", "title", "anyOf"} & {key for part in schemas_in(schema) for key in part}
     jsonschema_rs.validate(schema_of(struct, SchemaFor.RESULT), value)
-    jsonschema_rs.validate(schema_of(struct, SchemaFor.ARGUMENTS), needed)
-    assert not jsonschema_rs.is_valid(schema_of(struct, SchemaFor.ARGUMENTS), {**needed, "never heard of": 1})
-
-
-# ---- arguments
+    schema = schema_of(struct, SchemaFor.ARGUMENTS)
+    required = {name: without_nulls(value[name]) for name in schema.get("required", ())}
+    jsonschema_rs.validate(schema, required)
+    assert not jsonschema_rs.is_valid(schema, {**required, "unknown name": 1})
 
 
 class Sought(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -171,13 +138,18 @@ class Sought(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kinds: list[str] = []
 
 
+EMPTY = ToolResult(Sought(path=""), "done")
+
+
 def tool_of(do: Callable[[ToolContext, Any], Any], name: str = "list_dir", **more: Any) -> WorkspaceTool:
     return WorkspaceTool(name=name, title="", description="", parameters=Sought, result=Sought, do=do, **more)
 
 
-@pytest.mark.req("FRG-1")
+LIST_DIR = tool_of(lambda *_: None)
+
+
 @pytest.mark.parametrize(
-    ("given_arguments", "told"),
+    ("given_arguments", "message"),
     [
         ({"pth": "x"}, "list_dir has no argument 'pth'. Did you mean 'path'?"),
         ({"zzz": "x"}, "list_dir has no argument 'zzz'."),
@@ -187,107 +159,81 @@ def tool_of(do: Callable[[ToolContext, Any], Any], name: str = "list_dir", **mor
         ({"path": None}, "list_dir: 'path' is wrong: expected str, got null."),
     ],
 )
-@pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "mapping"])
-def test_wrong_arguments_are_named_with_what_would_be_right(
-    given_arguments: dict[str, Any], told: str, as_bytes: bool
-) -> None:
-    tool = tool_of(lambda _scene, _given: None)
-    with pytest.raises(WorkspaceError) as caught:
-        arguments.decode_arguments(tool, json.dumps(given_arguments).encode() if as_bytes else given_arguments)
-    assert caught.value.message.replace("`None`", "null").replace("None", "null") == told
-    assert caught.value.remedy == ("list_dir takes: path (string, required), depth (integer), kinds (list of strings).")
+def test_the_error_for_wrong_arguments_names_them_and_the_right_ones(given_arguments: Any, message: str):
+    for form in (json.dumps(given_arguments).encode(), given_arguments):
+        error = refused("", arguments.decode_arguments, LIST_DIR, form)
+        assert error.message.replace("`None`", "null").replace("None", "null") == message
+        assert error.remedy == "list_dir takes: path (string, required), depth (integer), kinds (list of strings)."
 
 
-@pytest.mark.req("FRG-1")
-@pytest.mark.parametrize(
-    ("name", "given_arguments", "told"),
-    [
-        ("read_file", {"file_path": "x"}, "read_file has no argument 'file_path'. Did you mean 'path'?"),
-        ("edit_file", {"path": "x", "old_string": "a"}, "edit_file has no argument 'old_string'. Did you mean 'old'?"),
-        (
-            "edit_file",
-            {"path": "x", "old": "a", "new": "b", "more": [{"old": "a", "new_string": "b"}]},
-            "edit_file has no argument 'more[0].new_string'. Did you mean 'new'?",
-        ),
-        ("find_files", {"pattern": "*.py"}, "find_files has no argument 'pattern'. Did you mean 'glob'?"),
-        ("write_file", {"path": "x", "text": "y"}, "write_file has no argument 'text'. Did you mean 'content'?"),
-        ("run_shell_safe", {"cmd": "ls"}, "run_shell_safe has no argument 'cmd'. Did you mean 'command'?"),
-        ("run_tests", {"path": "x"}, "run_tests has no argument 'path'. Did you mean 'paths'?"),
-    ],
-)
-def test_words_of_other_tools_are_known(name: str, given_arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(WorkspaceError) as caught:
-        arguments.decode_arguments(BY_NAME[name], given_arguments)
-    assert caught.value.message == told
-
-
-@pytest.mark.req("FRG-1")
-def test_every_word_of_other_tools_leads_to_an_argument_of_some_tool() -> None:
+def test_argument_names_of_other_products_lead_to_the_right_name():
+    for raw in (b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"null"):
+        refused("list_dir", arguments.decode_arguments, LIST_DIR, raw)
+    nested = {"path": "x", "old": "a", "new": "b", "more": [{"old": "a", "new_string": "b"}]}
+    for tool, given_arguments, wrong, right in (
+        ("read_file", {"file_path": "x"}, "file_path", "path"),
+        ("edit_file", {"path": "x", "old_string": "a"}, "old_string", "old"),
+        ("edit_file", nested, "more[0].new_string", "new"),
+        ("find_files", {"pattern": "*.py"}, "pattern", "glob"),
+        ("write_file", {"path": "x", "text": "y"}, "text", "content"),
+        ("run_shell_safe", {"cmd": "ls"}, "cmd", "command"),
+        ("run_tests", {"path": "x"}, "path", "paths"),
+    ):
+        error = refused("", arguments.decode_arguments, BY_NAME[tool], given_arguments)
+        assert error.message == f"{tool} has no argument '{wrong}'. Did you mean '{right}'?"
     known = {name for tool in TOOLS for name in schema_of(tool.parameters, SchemaFor.ARGUMENTS)["properties"]}
     assert {meant for words in arguments._ELSEWHERE.values() for meant in words} <= known
+    error = refused("flake8", arguments.decode_arguments, BY_NAME["run_lint"], {"tools": ["flake8"]})
+    assert "'mypy', 'ruff'" in error.remedy
 
 
-@pytest.mark.req("FRG-1")
-def test_a_linter_that_is_not_known_is_answered_with_those_that_are() -> None:
-    with pytest.raises(WorkspaceError, match="flake8") as caught:
-        arguments.decode_arguments(BY_NAME["run_lint"], {"tools": ["flake8"]})
-    assert "'mypy', 'ruff'" in caught.value.remedy
+@pytest.mark.parametrize("form", [lambda given: json.dumps(given).encode(), dict], ids=["bytes", "mapping"])
+def test_one_word_for_a_list_and_a_quoted_number_are_accepted(form: Callable[[Any], Any]):
+    def decoded(name: str, **given_arguments: Any) -> Any:
+        return arguments.decode_arguments(BY_NAME[name], form(given_arguments))
 
-
-@pytest.mark.req("FRG-1")
-@pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "mapping"])
-def test_one_word_for_a_list_and_a_number_in_quotes_are_taken(as_bytes: bool) -> None:
-    def taken(name: str, **given_arguments: Any) -> Any:
-        return arguments.decode_arguments(
-            BY_NAME[name], json.dumps(given_arguments).encode() if as_bytes else given_arguments
-        )
-
-    assert taken("find_files", glob="*.py", limit="3") == taken("find_files", glob=["*.py"], limit=3)
-    assert taken("run_tests", paths="a", seconds="1.5") == taken("run_tests", paths=["a"], seconds=1.5)
-    assert taken("run_lint", tools="ruff") == taken("run_lint", tools=["ruff"])
-    more = [{"old": "a", "new": "3", "expected": 2}]
-    quoted = [{"old": "a", "new": "3", "expected": "2"}]
-    assert taken("edit_file", path="a", old="1", new="2", more=quoted) == taken(
-        "edit_file", path="a", old="1", new="2", more=more
-    )
-    for wrong in ({"path": "x", "depth": "three"}, {"path": "x", "depth": "1.5"}, {"path": "x", "ignored": "true"}):
-        with pytest.raises(WorkspaceError, match="is wrong"):
-            taken("list_dir", **wrong)
-    with pytest.raises(WorkspaceError, match=">= 1"):
-        taken("read_file", path="x", lines="0")
-
-
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"null"])
-def test_what_is_no_object_is_refused_in_words(raw: bytes) -> None:
-    with pytest.raises(WorkspaceError, match="list_dir"):
-        arguments.decode_arguments(tool_of(lambda _scene, _given: None), raw)
-
-
-# ---- calls
+    assert decoded("find_files", glob="*.py", limit="3") == decoded("find_files", glob=["*.py"], limit=3)
+    assert decoded("run_tests", paths="a", seconds="1.5") == decoded("run_tests", paths=["a"], seconds=1.5)
+    assert decoded("run_lint", tools="ruff") == decoded("run_lint", tools=["ruff"])
+    edits = [
+        decoded("edit_file", path="a", old="1", new="2", more=[{"old": "a", "new": "3", "expected": expected}])
+        for expected in (2, "2")
+    ]
+    assert edits[0] == edits[1]
+    for wrong in ({"depth": "three"}, {"depth": "1.5"}, {"ignored": "true"}):
+        refused("is wrong", decoded, "list_dir", path="x", **wrong)
+    refused(">= 1", decoded, "read_file", path="x", lines="0")
 
 
 @dataclasses.dataclass
-class Bench:
-    """A workspace whose `list_dir` is the test's own."""
+class Calls:
+    """Calls of a workspace, in one session."""
 
     workspace: Workspace
     session: WorkspaceSession
 
-    async def call(self, name: str = "list_dir", told: list[Any] | None = None, **given_arguments: Any) -> Any:
-        answer = await self.workspace.call(
-            name,
-            given_arguments or {"path": "."},
-            session=self.session,
-            on_progress=told.append if told is not None else None,
-        )
+    async def __call__(self, name: str = "list_dir", on_progress: Any = None, **given_arguments: Any) -> Any:
+        given_arguments = given_arguments or {"path": "."}
+        answer = await self.workspace.call(name, given_arguments, session=self.session, on_progress=on_progress)
         return json.loads(answer)
 
+    async def error(self, name: str = "list_dir", **given_arguments: Any) -> str:
+        """The text of a call that must fail."""
+        result = await self(name, **given_arguments)
+        assert result["isError"]
+        return text(result)
 
-Start = Callable[..., Bench]
+    @property
+    def hints(self) -> dict[str, Any]:
+        return {found["name"]: found["annotations"] for found in map(json.loads, self.workspace.tools)}
+
+
+Start = Callable[..., Calls]
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts a workspace; with `do`, its only tool is a `list_dir` that does this."""
     started: list[Workspace] = []
 
     def begin(
@@ -296,259 +242,191 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         environ: dict[str, str] | None = None,
         unsafe: bool = False,
         **more: Any,
-    ) -> Bench:
-        tools = TOOLS
-        if do is not None:
-            tools = (tool_of(do, **more),)
+    ) -> Calls:
+        tools = TOOLS if do is None else (tool_of(do, **more),)
         made = Workspace(tmp_path, settings, environ=environ or {}, unsafe_no_sandbox=unsafe, tools=tools)
         started.append(made)
-        return Bench(made, WorkspaceSession(settings.limits))
+        return Calls(made, WorkspaceSession(settings.limits))
 
     yield begin
     for made in started:
         await made.close()
 
 
-def seconds(limit: float) -> WorkspaceSettings:
-    limits = dataclasses.replace(DEFAULTS.limits, seconds={**DEFAULTS.limits.seconds, "list_dir": limit})
-    return dataclasses.replace(DEFAULTS, limits=limits)
+def time_limit(limit: float) -> WorkspaceSettings:
+    return settings_with(seconds={**DEFAULTS.limits.seconds, "list_dir": limit})
 
 
 def text(result: Any) -> str:
-    said: str = result["content"][0]["text"]
-    return said
+    return str(result["content"][0]["text"])
 
 
-@pytest.mark.req("FRG-1")
-async def test_a_result_has_short_text_and_structured_content(start: Start) -> None:
-    result = await start(lambda _scene, _given: ToolResult(Sought(path="a", depth=2), "one folder")).call()
-    assert result == {
+async def test_a_result_has_text_and_structured_content_and_an_error_its_remedy(start: Start):
+    assert await start(lambda *_: ToolResult(Sought(path="a", depth=2), "one folder"))() == {
         "content": [{"type": "text", "text": "one folder"}],
         "structuredContent": {"path": "a", "depth": 2, "kinds": []},
         "isError": False,
     }
 
-
-VARIED: list[tuple[str, dict[str, Any]]] = [
-    ("read_file", {"path": "plain.txt"}),
-    ("read_file", {"path": "plain.txt", "start_line": 2, "lines": 1}),
-    ("read_file", {"path": "plain.txt", "offset": 1, "length": 2}),
-    ("read_file", {"path": "empty"}),
-    ("read_file", {"path": "binary"}),
-    ("read_file", {"path": "binary", "encoding": "binary"}),
-    ("read_file", {"path": "crlf.txt"}),
-    ("read_file", {"path": "link"}),
-    ("write_file", {"path": "a/b/c.txt", "content": "x"}),
-    ("write_file", {"path": "plain.txt", "content": "more\n", "mode": "append"}),
-    ("edit_file", {"path": "crlf.txt", "old": "one", "new": "1"}),
-    ("edit_file", {"path": "a/b/c.txt", "old": "x", "new": "y", "more": [{"old": "y", "new": "z"}]}),
-    ("list_dir", {}),
-    ("list_dir", {"depth": 5, "glob": "*.txt", "ignored": True, "limit": 1}),
-    ("stat_file", {"path": "."}),
-    ("stat_file", {"path": "link"}),
-    ("stat_file", {"path": ".git"}),
-    ("find_files", {"glob": ["*.txt", "!crlf*"]}),
-    ("find_files", {"glob": "*", "sort": "newest", "limit": 1}),
-    ("search_text", {"pattern": "one", "context": 1}),
-    ("search_text", {"pattern": "absent", "case": "ignore", "glob": ["*.txt"]}),
-    ("project_structure", {}),
-    ("project_structure", {"depth": 1, "limit": 10}),
-]
-
-
-@pytest.mark.req("FRG-1")
-async def test_every_result_fits_the_schema_that_was_promised(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "plain.txt").write_text("one\ntwo\nthree\n")
-    (tmp_path / "empty").touch()
-    (tmp_path / "binary").write_bytes(bytes(range(256)))
-    (tmp_path / "crlf.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    (tmp_path / "link").symlink_to("plain.txt")
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    (tmp_path / ".git").mkdir()
-    bench = start()
-    promised = {tool["name"]: tool["outputSchema"] for tool in map(json.loads, bench.workspace.tools)}
-    for name, given_arguments in VARIED:
-        answer = await bench.workspace.call(name, given_arguments, session=bench.session)
-        result = json.loads(answer)
-        assert not result["isError"], (name, given_arguments, text(result))
-        assert text(result)
-        jsonschema_rs.validate(promised[name], result["structuredContent"])
-
-
-@pytest.mark.req("FRG-1")
-async def test_a_path_that_is_not_there_is_answered_with_where_such_a_name_is(start: Start, tmp_path: Path) -> None:
-    for name in ("tests/test_sums.py", "src/deep/sums.py", "build/only.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / ".gitignore").write_text("build/\n")
-    bench = start()
-    for tool in ("read_file", "stat_file"):
-        assert text(await bench.call(tool, path="test_sums.py")).endswith("Did you mean tests/test_sums.py?")
-    assert text(await bench.call("read_file", path="lib/sums.py")).endswith("Did you mean src/deep/sums.py?")
-    told = text(await bench.call("edit_file", path="sums.py", old="a", new="b"))
-    assert told.endswith("Did you mean src/deep/sums.py?")
-    assert "only.py?" not in text(await bench.call("read_file", path="only.py"))
-
-
-@pytest.mark.req("FRG-1")
-async def test_what_a_model_can_act_on_is_a_result_with_the_remedy(start: Start) -> None:
-    def refuse(_scene: ToolContext, _given: Any) -> ToolResult:
+    def refuse(*_: Any) -> ToolResult:
         raise WorkspaceError("a.py is not there.", remedy="Did you mean b.py?")
 
-    result = await start(refuse).call()
-    assert result == {"content": [{"type": "text", "text": "a.py is not there. Did you mean b.py?"}], "isError": True}
+    message = "a.py is not there. Did you mean b.py?"
+    assert await start(refuse)() == {"content": [{"type": "text", "text": message}], "isError": True}
+    assert await start().error("list_dirs") == "There is no tool 'list_dirs'. Did you mean list_dir?"
 
 
-async def test_a_fault_of_our_own_tells_no_internals_and_is_logged(
+VARIED: dict[str, list[dict[str, Any]]] = {
+    "read_file": [
+        {"path": "plain.txt"}, {"path": "plain.txt", "start_line": 2, "lines": 1}, {"path": "empty"},
+        {"path": "plain.txt", "offset": 1, "length": 2}, {"path": "binary"}, {"path": "crlf.txt"}, {"path": "link"},
+        {"path": "binary", "encoding": "binary"},
+    ],
+    "write_file": [
+        {"path": "a/b/c.txt", "content": "x"}, {"path": "plain.txt", "content": "more\n", "mode": "append"},
+    ],
+    "edit_file": [
+        {"path": "crlf.txt", "old": "one", "new": "1"},
+        {"path": "a/b/c.txt", "old": "x", "new": "y", "more": [{"old": "y", "new": "z"}]},
+    ],
+    "list_dir": [{}, {"depth": 5, "glob": "*.txt", "ignored": True, "limit": 1}],
+    "stat_file": [{"path": "."}, {"path": "link"}, {"path": ".git"}],
+    "find_files": [{"glob": ["*.txt", "!crlf*"]}, {"glob": "*", "sort": "newest", "limit": 1}],
+    "search_text": [
+        {"pattern": "one", "context": 1}, {"pattern": "absent", "case": "ignore", "glob": ["*.txt"]},
+    ],
+    "project_structure": [{}, {"depth": 1, "limit": 10}],
+}  # fmt: skip
+
+
+async def test_every_result_matches_its_output_schema(start: Start, tmp_path: Path):
+    files = {"plain.txt": "one\ntwo\nthree\n", "empty": "", "crlf.txt": "\ufeffone\r\ntwo\r\n"}
+    make_files(tmp_path, files | {"pyproject.toml": "[project]\nname = 'x'\n"})
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "link").symlink_to("plain.txt")
+    (tmp_path / ".git").mkdir()
+    calls = start()
+    schemas = {tool["name"]: tool["outputSchema"] for tool in map(json.loads, calls.workspace.tools)}
+    for name, given_arguments in ((name, given_one) for name, many in VARIED.items() for given_one in many):
+        result = json.loads(await calls.workspace.call(name, given_arguments, session=calls.session))
+        assert not result["isError"], (name, given_arguments, text(result))
+        assert text(result)
+        jsonschema_rs.validate(schemas[name], result["structuredContent"])
+
+
+async def test_the_error_for_a_missing_path_names_a_file_of_that_name_elsewhere(start: Start, tmp_path: Path):
+    make_files(tmp_path, ("tests/test_sums.py", "src/deep/sums.py", "build/only.py"))
+    make_files(tmp_path, {".gitignore": "build/\n"})
+    calls = start()
+    for tool in ("read_file", "stat_file"):
+        assert (await calls.error(tool, path="test_sums.py")).endswith("Did you mean tests/test_sums.py?")
+    assert (await calls.error("read_file", path="lib/sums.py")).endswith("Did you mean src/deep/sums.py?")
+    message = await calls.error("edit_file", path="sums.py", old="a", new="b")
+    assert message.endswith("Did you mean src/deep/sums.py?")
+    assert "only.py?" not in await calls.error("read_file", path="only.py")
+
+
+async def test_internal_errors_are_logged_without_details_for_the_caller(
     start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_scene: ToolContext, _given: Any) -> ToolResult:
+):
+    def fail(*_: Any) -> ToolResult:
         raise RuntimeError("at /secret/place")
 
-    result = await start(fail).call()
-    assert result["isError"]
-    assert "a bug in the workspace" in text(result)
-    assert "secret" not in text(result)
+    message = await start(fail).error()
+    assert "a bug in the workspace" in message
+    assert "secret" not in message
     assert "at /secret/place" in caplog.text
-
-
-async def test_a_result_that_is_far_too_large_is_refused(start: Start) -> None:
-    huge = "x" * (64 * 1024 * 1024)
-    result = await start(lambda _scene, _given: ToolResult(Sought(path=huge), "")).call()
-    assert result["isError"]
-    assert "too large" in text(result)
+    huge = ToolResult(Sought(path="x" * (64 * 1024 * 1024)), "")
+    assert "too large" in await start(lambda *_: huge).error()
 
 
 @pytest.mark.req("FRG-10")
-async def test_a_tool_that_hangs_is_answered_for_in_time(start: Start) -> None:
+async def test_hanging_calls_are_answered_at_the_time_limit_and_use_a_fixed_number_of_threads(start: Start):
     let_go = threading.Event()
     deadlines: list[float] = []
 
-    def hang(scene: ToolContext, _given: Any) -> ToolResult:
-        deadlines.append(scene.deadline - time.monotonic())
+    def hang(context: ToolContext, _given: Any) -> ToolResult:
+        deadlines.append(context.deadline - time.monotonic())
         let_go.wait(LIMIT)
-        return ToolResult(Sought(path=""), "")
+        return EMPTY
 
-    bench = start(hang, seconds(0.2))
+    calls = start(hang, time_limit(0.5))
     try:
-        result = await bench.call()
-        assert result["isError"]
-        assert "longer than 0.2 s" in text(result)
-        assert 0 < deadlines[0] <= 0.2
+        messages = await asyncio.gather(*(calls.error() for _ in range(3 * workspace.THREADS)))
     finally:
         let_go.set()
-
-
-@pytest.mark.req("FRG-10")
-async def test_hanging_tools_take_no_more_threads_than_there_are(start: Start) -> None:
-    let_go = threading.Event()
-    at_work: list[int] = []
-
-    def hang(_scene: ToolContext, _given: Any) -> ToolResult:
-        at_work.append(1)
-        let_go.wait(LIMIT)
-        return ToolResult(Sought(path=""), "")
-
-    bench = start(hang, seconds(0.5))
-    try:
-        results = await asyncio.gather(*(bench.call() for _ in range(3 * workspace.THREADS)))
-    finally:
-        let_go.set()
-    assert all(result["isError"] for result in results)
-    assert len(at_work) == workspace.THREADS
-
-
-@pytest.mark.req("FRG-10")
-async def test_a_session_that_used_its_calls_gets_no_more(start: Start) -> None:
-    few = dataclasses.replace(DEFAULTS, limits=dataclasses.replace(DEFAULTS.limits, session_calls=2))
-    bench = start(lambda _scene, _given: ToolResult(Sought(path=""), ""), few)
-    assert [(await bench.call())["isError"] for _ in range(3)] == [False, False, True]
-    assert not (await dataclasses.replace(bench, session=WorkspaceSession(few.limits)).call())["isError"]
+    assert all("longer than 0.5 s" in message for message in messages)
+    assert 0 < deadlines[0] <= 0.5
+    assert len(deadlines) == workspace.THREADS
 
 
 @pytest.mark.req("FRG-9")
 @pytest.mark.parametrize(
-    ("settings", "environ", "gone", "told"),
+    ("settings", "environ", "off", "message"),
     [
-        (dataclasses.replace(DEFAULTS, off=frozenset({"list_dir"})), {}, {"list_dir"}, "switched off"),
-        (dataclasses.replace(DEFAULTS, read_only=True), {}, set(WRITING_TOOLS), "read-only"),
+        (settings_with(off=frozenset({"list_dir"})), {}, {"list_dir"}, "switched off"),
+        (settings_with(read_only=True), {}, set(WRITING_TOOLS), "read-only"),
         (DEFAULTS, {"CI": "true"}, {"run_shell_safe"}, "CI is set"),
-        (dataclasses.replace(DEFAULTS, forbid_shell_in_ci=False), {"CI": "true"}, set(), ""),
+        (settings_with(forbid_shell_in_ci=False), {"CI": "true"}, set(), ""),
     ],
     ids=["off", "read-only", "ci", "ci-allowed"],
 )
-async def test_a_tool_that_is_off_is_not_listed_and_says_why(
-    start: Start, settings: WorkspaceSettings, environ: dict[str, str], gone: set[str], told: str
-) -> None:
-    bench = start(None, settings, environ)
-    assert {json.loads(tool)["name"] for tool in bench.workspace.tools} == set(BY_NAME) - gone
-    for name in gone:
-        result = await bench.call(name, path=".", command="touch made", content="x")
-        assert result["isError"]
-        assert told in text(result)
-    assert not list(bench.workspace.root.iterdir())
+async def test_a_tool_that_is_off_is_not_listed_and_its_error_has_the_reason(
+    start: Start, settings: WorkspaceSettings, environ: dict[str, str], off: set[str], message: str
+):
+    calls = start(None, settings, environ)
+    assert set(calls.hints) == set(BY_NAME) - off
+    for name in off:
+        assert message in await calls.error(name, path=".", command="touch made", content="x")
+    assert not list(calls.workspace.root.iterdir())
 
 
 @pytest.mark.req("FRG-12")
-async def test_no_tool_works_while_the_settings_cannot_be_understood(start: Start) -> None:
-    bench = start(None, dataclasses.replace(DEFAULTS, broken="line 3 is nonsense"))
+async def test_every_tool_refuses_while_the_settings_are_broken(start: Start):
+    calls = start(None, settings_with(broken="line 3 is nonsense"))
     for tool in TOOLS:
-        assert "line 3 is nonsense" in text(await bench.call(tool.name))
+        assert "line 3 is nonsense" in await calls.error(tool.name)
 
 
-async def test_an_unknown_tool_suggests_a_near_one(start: Start) -> None:
-    assert text(await start().call("list_dirs")) == "There is no tool 'list_dirs'. Did you mean list_dir?"
-
-
-async def test_progress_is_numbered_upwards_and_told_in_the_loops_thread(start: Start) -> None:
-    here = threading.get_ident()
-    threads: list[int] = []
-    told: list[Any] = []
-
-    def work(scene: ToolContext, _given: Any) -> ToolResult:
-        assert scene.progress is not None
-        for step in range(50):
-            scene.progress(f"step {step}")
-        return ToolResult(Sought(path=""), "")
-
-    bench = start(work)
-    answer = await bench.workspace.call(
-        "list_dir",
-        {"path": "."},
-        session=bench.session,
-        on_progress=lambda said: (told.append(said), threads.append(threading.get_ident())),  # type: ignore[func-returns-value]
-    )
-    assert not json.loads(answer)["isError"]
-    assert told == [{"progress": step + 1, "message": f"step {step}"} for step in range(50)]
-    assert set(threads) == {here}
-
-
-async def test_nobody_is_told_of_progress_after_the_answer(start: Start) -> None:
+async def test_progress_is_numbered_sent_in_the_loops_thread_and_never_after_the_answer(start: Start):
+    sent: list[Any] = []
     let_go, over = threading.Event(), threading.Event()
 
-    def work(scene: ToolContext, _given: Any) -> ToolResult:
-        assert scene.progress is not None
-        let_go.wait(LIMIT)
-        scene.progress("too late")
-        over.set()
-        return ToolResult(Sought(path=""), "")
+    def work(context: ToolContext, _given: Any) -> ToolResult:
+        assert context.progress is not None
+        for step in range(50):
+            context.progress(f"step {step}")
+        return EMPTY
 
-    told: list[Any] = []
-    result = await start(work, seconds(0.1)).call(told=told)
+    def work_late(context: ToolContext, _given: Any) -> ToolResult:
+        assert context.progress is not None
+        let_go.wait(LIMIT)
+        context.progress("too late")
+        over.set()
+        return EMPTY
+
+    def on_progress(params: Any) -> None:
+        sent.append((threading.get_ident(), params))
+
+    assert not (await start(work)(on_progress=on_progress))["isError"]
+    steps = [{"progress": step + 1, "message": f"step {step}"} for step in range(50)]
+    assert sent == [(threading.get_ident(), step) for step in steps]
+    sent.clear()
+    result = await start(work_late, time_limit(0.1))(on_progress=on_progress)
     let_go.set()
     assert await asyncio.to_thread(over.wait, LIMIT)
     await asyncio.sleep(0)
     assert result["isError"]
-    assert told == []
+    assert sent == []
 
 
 class FakeSandbox:
-    """Holds one command until it is called off."""
+    """Runs one command until it is cancelled."""
 
-    def __init__(self, refusal: WorkspaceError | None = None) -> None:
-        self.refusal = refusal
+    def __init__(self) -> None:
+        self.refusal: WorkspaceError | None = None
         self.began = asyncio.Event()
-        self.called_off = False
+        self.cancelled = False
         self.closed = False
 
     async def run(self) -> None:
@@ -556,7 +434,7 @@ class FakeSandbox:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.called_off = True
+            self.cancelled = True
             raise
 
     async def close(self) -> None:
@@ -574,121 +452,167 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> FakeSandbox:
     return made
 
 
-@pytest.mark.req("FRG-10")
-async def test_a_call_that_is_taken_back_ends_what_it_runs(start: Start, sandbox: FakeSandbox) -> None:
-    async def run(scene: ToolContext, _given: Any) -> ToolResult:
-        await (await scene.sandbox()).run()  # type: ignore[call-arg, func-returns-value]
-        return ToolResult(Sought(path=""), "")
+@pytest.fixture
+def ran() -> list[int]:
+    return []
 
-    call = asyncio.ensure_future(start(run, needs=ToolNeeds.SANDBOX).call())
+
+@pytest.fixture
+def run(ran: list[int]) -> Callable[..., Any]:
+    async def run(*_: Any) -> ToolResult:
+        ran.append(1)
+        return EMPTY
+
+    return run
+
+
+@pytest.mark.req("FRG-10")
+async def test_cancelling_a_call_ends_its_command_and_closing_ends_the_sandbox(start: Start, sandbox: FakeSandbox):
+    async def run(context: ToolContext, _given: Any) -> ToolResult:
+        await (await context.sandbox()).run()  # type: ignore[call-arg, func-returns-value]
+        return EMPTY
+
+    calls = start(run, needs=ToolNeeds.SANDBOX)
+    call = asyncio.ensure_future(calls())
     await asyncio.wait_for(sandbox.began.wait(), LIMIT)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(call, LIMIT)
-    assert sandbox.called_off
-
-
-@pytest.mark.req("FRG-9")
-async def test_code_is_refused_with_the_sandboxs_reason_and_files_are_not(start: Start, sandbox: FakeSandbox) -> None:
-    sandbox.refusal = WorkspaceError("No bubblewrap here.", remedy="apt install bubblewrap")
-    ran: list[int] = []
-
-    async def run(_scene: ToolContext, _given: Any) -> ToolResult:
-        ran.append(1)
-        return ToolResult(Sought(path=""), "")
-
-    assert text(await start(run, needs=ToolNeeds.SANDBOX).call()) == "No bubblewrap here. apt install bubblewrap"
-    assert not ran
-    assert not (await start(run).call())["isError"]
-
-
-@pytest.mark.req("FRG-9")
-async def test_what_runs_without_a_sandbox_is_told_in_the_result_and_in_the_log(
-    start: Start, sandbox: FakeSandbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def run(_scene: ToolContext, _given: Any) -> ToolResult:
-        return ToolResult(Sought(path=""), "done")
-
-    with caplog.at_level(logging.WARNING):
-        result = await start(run, unsafe=True, needs=ToolNeeds.SANDBOX).call(path="rm -rf x")
-    assert text(result) == f"{workspace.UNSAFE}\ndone"
-    assert 'unsandboxed: list_dir {"path":"rm -rf x"' in caplog.text
-
-
-@pytest.mark.req("FRG-9")
-async def test_without_a_sandbox_no_tool_that_runs_code_is_called_harmless(start: Start) -> None:
-    """git alone runs what a repository's settings say."""
-    hints = {found["name"]: found["annotations"] for found in map(json.loads, start(unsafe=True).workspace.tools)}
-    assert {name for name, hint in hints.items() if hint["readOnlyHint"]} == {
-        "read_file", "list_dir", "stat_file", "find_files", "search_text", "project_structure"
-    }  # fmt: skip
-    assert hints["project_diff"]["destructiveHint"]
-    sandboxed = {found["name"]: found["annotations"] for found in map(json.loads, start().workspace.tools)}
-    assert sandboxed["project_diff"]["readOnlyHint"]
-
-
-@pytest.mark.req("FRG-9")
-async def test_read_only_without_a_sandbox_runs_no_code(start: Start, sandbox: FakeSandbox) -> None:
-    ran: list[int] = []
-
-    async def run(_scene: ToolContext, _given: Any) -> ToolResult:
-        ran.append(1)
-        return ToolResult(Sought(path=""), "done")
-
-    read_only = dataclasses.replace(DEFAULTS, read_only=True)
-    bench = start(settings=read_only, unsafe=True)
-    code = {"run_tests", "run_lint", "project_diff", "run_shell_safe"}
-    assert not code & {json.loads(tool)["name"] for tool in bench.workspace.tools}
-    assert "which needs a sandbox" in str(bench.workspace.why_not("project_diff"))
-    result = await start(run, settings=read_only, unsafe=True, needs=ToolNeeds.SANDBOX).call()
-    assert result["isError"]
-    assert not ran
-    assert not (await start(run, settings=read_only, needs=ToolNeeds.SANDBOX).call())["isError"]
-    assert ran
-
-
-async def test_closing_ends_the_sandbox(start: Start, sandbox: FakeSandbox) -> None:
-    bench = start()
-    await bench.workspace.sandbox()
-    await bench.workspace.close()
+    assert sandbox.cancelled
+    await calls.workspace.close()
     assert sandbox.closed
 
 
-# ---- pipes and tokens
+@pytest.mark.req("FRG-9")
+async def test_a_sandbox_that_refuses_stops_commands_but_not_file_tools(
+    start: Start, sandbox: FakeSandbox, run: Any, ran: list[int]
+):
+    sandbox.refusal = WorkspaceError("No bubblewrap here.", remedy="apt install bubblewrap")
+    assert await start(run, needs=ToolNeeds.SANDBOX).error() == "No bubblewrap here. apt install bubblewrap"
+    assert not ran
+    assert not (await start(run)())["isError"]
+
+
+@pytest.mark.req("FRG-9")
+@pytest.mark.usefixtures("sandbox")
+async def test_a_command_without_a_sandbox_is_marked_in_the_result_the_log_and_the_annotations(
+    start: Start, run: Any, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING):
+        result = await start(run, unsafe=True, needs=ToolNeeds.SANDBOX)(path="rm -rf x")
+    assert text(result) == f"{workspace.UNSAFE}\ndone"
+    assert 'unsandboxed: list_dir {"path":"rm -rf x"' in caplog.text
+    hints = start(unsafe=True).hints
+    assert {name for name, hint in hints.items() if hint["readOnlyHint"]} == READING
+    assert hints["project_diff"]["destructiveHint"], "git runs programs that a repository's configuration names"
+    assert start().hints["project_diff"]["readOnlyHint"]
+
+
+@pytest.mark.req("FRG-9")
+@pytest.mark.usefixtures("sandbox")
+async def test_a_read_only_workspace_without_a_sandbox_runs_no_code(start: Start, run: Any, ran: list[int]):
+    read_only = settings_with(read_only=True)
+    calls = start(settings=read_only, unsafe=True)
+    assert not {"run_tests", "run_lint", "project_diff", "run_shell_safe"} & set(calls.hints)
+    assert "which needs a sandbox" in str(calls.workspace.why_not("project_diff"))
+    await start(run, settings=read_only, unsafe=True, needs=ToolNeeds.SANDBOX).error()
+    assert not ran
+    assert not (await start(run, settings=read_only, needs=ToolNeeds.SANDBOX)())["isError"]
+    assert ran
+
+
+@pytest.mark.req("FRG-10")
+async def test_a_session_has_a_limited_number_of_calls_which_can_be_raised(start: Start):
+    session = WorkspaceSession(settings_with(session_calls=3).limits)
+    for _ in range(3):
+        session.count_call()
+    error = refused("all 3 calls", session.count_call)
+    assert "limits.session_calls" in error.remedy
+    assert session.calls == 3
+    session.limits = settings_with(session_calls=4).limits
+    session.count_call()
+    refused("", session.count_call)
+    few = settings_with(session_calls=2)
+    calls = start(lambda *_: EMPTY, few)
+    assert [(await calls())["isError"] for _ in range(3)] == [False, False, True]
+    assert not (await dataclasses.replace(calls, session=WorkspaceSession(few.limits))())["isError"]
+
+
+@pytest.mark.req("FRG-10")
+def test_a_session_has_a_quota_of_bytes_and_seconds():
+    session = WorkspaceSession(settings_with(session_bytes=100, session_seconds=10.0).limits)
+    session.count_written(60)
+    refused("At most 40 bytes", session.count_written, 41)
+    assert session.written == 60, "a refused write is not counted"
+    session.count_written(40)
+    refused("At most 0 bytes", session.count_written, 1)
+    session.count_written(0)
+    assert session.written == 100
+    assert session.seconds_left() == 10.0
+    session.count_seconds(4.0)
+    assert session.seconds_left() == 6.0
+    session.count_seconds(6.5)
+    assert session.seconds == 10.5
+    assert "limits.session_seconds" in refused("all 10 seconds of commands", session.seconds_left).remedy
+    session.count_call()
+    session.count_written(0)
+
+
+@pytest.mark.req("FRG-10")
+def test_threads_together_never_exceed_a_sessions_limits():
+    session = WorkspaceSession(settings_with(session_calls=500, session_bytes=3000).limits)
+
+    def accepted(count: Callable[..., None], *given_arguments: int) -> bool:
+        try:
+            count(*given_arguments)
+        except WorkspaceError:
+            return False
+        return True
+
+    def use(_: int) -> tuple[int, int]:
+        called = written = 0
+        for _ in range(200):
+            called += accepted(session.count_call)
+            written += 7 * accepted(session.count_written, 7)
+            session.count_seconds(0.5)
+        return called, written
+
+    with ThreadPoolExecutor(8) as pool:
+        used = list(pool.map(use, range(8)))
+    assert sum(called for called, _ in used) == session.calls == 500
+    assert sum(written for _, written in used) == session.written == 3000 // 7 * 7
+    assert session.seconds == 8 * 200 * 0.5
 
 
 @given(
     lines=st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b""))),
     cuts=st.lists(st.integers(0, 300), max_size=10),
 )
-def test_lines_come_out_whole_however_the_pipe_cuts_them(lines: list[bytes], cuts: list[int]) -> None:
+def test_messages_are_whole_lines_for_any_chunks_of_a_pipe(lines: list[bytes], cuts: list[int]):
     whole = b"".join(line + b"\n" for line in lines)
     edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
     pieces = [whole[start:end] for start, end in itertools.pairwise(edges)]
     assert list(split_messages(pieces)) == [line.strip() for line in lines if line.strip()]
 
 
-def test_a_line_beyond_the_limit_is_dropped_and_the_next_is_not() -> None:
+def test_a_line_beyond_the_limit_is_dropped_but_not_the_next_one():
     piece = b"x" * (1024 * 1024)
     long = [piece] * (MAX_MESSAGE_SIZE // len(piece)) + [b"x\nnext\n"]
     assert list(split_messages(long)) == [b"next"]
 
 
 @pytest.mark.req("FRG-2")
-@pytest.mark.parametrize(
-    ("content", "mode"),
-    [("s" * 40, 0o644), ("s" * 40, 0o620), ("short", 0o600), ("s" * 40 + " " + "s", 0o600), ("", 0o600)],
-)
-def test_a_token_that_others_know_or_can_guess_is_refused(tmp_path: Path, content: str, mode: int) -> None:
-    file = tmp_path / "token"
-    file.write_text(content)
-    file.chmod(mode)
-    with pytest.raises(ConfigError), open_token({}, file, tmp_path / "other"):
-        pass
+def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path):
+    secret, file = "s" * 40, tmp_path / "token"
+    for content, mode in ((secret, 0o644), (secret, 0o620), ("short", 0o600), (f"{secret} s", 0o600), ("", 0o600)):
+        file.write_text(content)
+        file.chmod(mode)
+        with pytest.raises(ConfigError), open_token({}, file, tmp_path / "other"):
+            pass
 
 
 @pytest.mark.req("FRG-2")
-def test_a_token_that_was_made_is_private_and_ends_with_the_server(tmp_path: Path) -> None:
+def test_a_generated_token_is_private_and_deleted_with_the_server(tmp_path: Path):
     with open_token({}, None, tmp_path / "made") as made:
         assert (tmp_path / "made").read_text().strip() == made.value
         assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
@@ -700,14 +624,7 @@ def test_a_token_that_was_made_is_private_and_ends_with_the_server(tmp_path: Pat
         assert second == first
 
 
-def test_a_scene_without_a_limit_has_no_deadline() -> None:
-    assert {field.name: field.default for field in dataclasses.fields(ToolContext)}["deadline"] == math.inf
-
-
 @pytest.mark.req("FRG-2")
-def test_importing_the_room_costs_next_to_nothing() -> None:
-    words = "import sys, toolcrib.workspace; print(sorted({'mcp', 'yaml', 'pathspec', 'msgspec'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", words], capture_output=True, text=True, timeout=30, check=True, env={**os.environ}
-    )
-    assert done.stdout.strip() == "[]"
+def test_importing_the_workspace_imports_no_heavy_modules():
+    code = "import sys, toolcrib.workspace; print(sorted({'mcp', 'yaml', 'pathspec', 'msgspec'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=30).strip() == "[]"
