@@ -1,4 +1,4 @@
-"""`toolcrib stdio` as a client sees it: a real process between a client and a stand-in daemon on a unix socket."""
+"""`toolcrib stdio` as a client sees it: a real process between a client and a stand-in for the daemon."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LIMIT = 60.0
+from parts.daemon import Cli, Home
+from parts.raw_client import META
+from parts.server_process import stdio_entry
+from parts.waiting import wait_for
 
-DAEMON = """
+pytestmark = pytest.mark.req("KSI-1")
+
+LIMIT = 60.0
+HEALTHY = b'{"jsonrpc":"2.0","id":0,"result":{}}\n'
+
+STAND_IN = """
 import json, os, socket, sys, threading
 home = sys.argv[1]
 run = os.path.join(home, "run")
@@ -72,25 +79,79 @@ subprocess.Popen([sys.executable, *sys.argv[2:]], stdin=subprocess.DEVNULL, stdo
 BRIDGE = "import sys; from toolcrib.cli.bridge import run_bridge; sys.exit(run_bridge(sys.argv[1], sys.argv[2:]))"
 
 
-class Home:
-    """A user's folder with stand-in daemons in it; the bridges and daemons of a test end with it."""
+class Client:
+    """A client and the bridge that it started."""
+
+    def __init__(self, start: list[str], environ: Mapping[str, str], cwd: Path, agent: str = "") -> None:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        words = [sys.executable, "-c", BRIDGE, agent, *start]
+        self.process = subprocess.Popen(words, cwd=cwd, env={"PATH": os.environ["PATH"], **environ}, **pipes)
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(b"")
+
+    def send_raw(self, data: bytes) -> None:
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def send(self, method: str, request_id: int | str | None = None, **params: Any) -> None:
+        numbered = {} if request_id is None else {"id": request_id}
+        self.send_raw(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **numbered}).encode() + b"\n")
+
+    def line(self) -> bytes:
+        return self._lines.get(timeout=LIMIT)
+
+    def message(self) -> Any:
+        return json.loads(self.line())
+
+    def ask(self, method: str, request_id: int | str, **params: Any) -> Any:
+        """The answer to this request; other messages before it are skipped."""
+        self.send(method, request_id, **params)
+        return self.answer_to(request_id)
+
+    def answer_to(self, request_id: int | str) -> Any:
+        while True:
+            message = self.message()
+            if message.get("id") == request_id:
+                return message
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT)
+        for stream in (self.process.stdin, self.process.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
+        self._reader.join(LIMIT)
+        self.process.stdout.close()
+
+    def stderr(self) -> str:
+        return self.process.stderr.read().decode()
+
+
+class StandIns:
+    """A user's directory with stand-ins for the daemon; they and the bridges end with the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.socket = folder / "run" / "daemon.sock"
         self.project = folder / "project"
         (self.project / ".git" / "HEAD").mkdir(parents=True)
         (self.project / "src").mkdir()
-        self.daemon_file = folder / "daemon.py"
-        self.daemon_file.write_text(DAEMON)
-        self.start_file = folder / "start.py"
-        self.start_file.write_text(START)
+        (folder / "daemon.py").write_text(STAND_IN)
+        (folder / "start.py").write_text(START)
+        self.environ = {"HOME": str(folder), "TOOLCRIB_HOME": str(folder)}
         self.bridges: list[Client] = []
 
     def start_command(self, *, takes: float = 0.0) -> list[str]:
-        return [sys.executable, str(self.start_file), str(takes), str(self.daemon_file), str(self.folder)]
+        return [sys.executable, *map(str, (self.folder / "start.py", takes, self.folder / "daemon.py", self.folder))]
 
     def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> Client:
-        client = Client(self, start or self.start_command(), agent, environ)
+        client = Client(start or self.start_command(), {**self.environ, **environ}, self.project / "src", agent)
         self.bridges.append(client)
         return client
 
@@ -100,10 +161,27 @@ class Home:
         (folder / "token").write_text(f"{token}\n")
 
     def daemons(self) -> list[int]:
-        try:
-            return [int(line) for line in (self.folder / "pids").read_text().split()]
-        except FileNotFoundError:
-            return []
+        file = self.folder / "pids"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def kill_daemon(self) -> None:
+        os.kill(self.daemons()[-1], signal.SIGKILL)
+        wait_for(self._refuses, "the socket to be refused")
+
+    def _refuses(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as line:
+            return line.connect_ex(str(self.socket)) != 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[socket.socket]:
+        """A daemon whose side the test plays itself."""
+        self.socket.parent.mkdir(exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.settimeout(LIMIT)
+            server.bind(str(self.socket))
+            server.listen()
+            yield server
 
     def close(self) -> None:
         for bridge in self.bridges:
@@ -113,277 +191,135 @@ class Home:
                 os.kill(pid, signal.SIGKILL)
 
 
-class Client:
-    """What stands above a bridge."""
-
-    def __init__(self, home: Home, start: list[str], agent: str, environ: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", BRIDGE, agent, *start],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=home.project / "src",
-            env={"PATH": os.environ["PATH"], "HOME": str(home.folder), "TOOLCRIB_HOME": str(home.folder), **environ},
-        )
-        self._lines: queue.Queue[bytes] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put(b"")
-
-    def send_raw(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-
-    def send(self, method: str, request_id: int | str | None = None, **params: Any) -> None:
-        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": params}
-        if request_id is not None:
-            message["id"] = request_id
-        self.send_raw(json.dumps(message).encode() + b"\n")
-
-    def line(self) -> bytes:
-        return self._lines.get(timeout=LIMIT)
-
-    def message(self) -> Any:
-        return json.loads(self.line())
-
-    def close_stdin(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(LIMIT)
-        for stream in (self.process.stdin, self.process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        self._reader.join(LIMIT)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-    def stderr(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read().decode()
-
-
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    made = Home(tmp_path)
+def home(tmp_path: Path) -> Iterator[StandIns]:
+    made = StandIns(tmp_path)
     try:
         yield made
     finally:
         made.close()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
-
-
-def kill_daemon(home: Home) -> None:
-    pid = home.daemons()[-1]
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: _refuses(home.folder / "run" / "daemon.sock"))
-
-
-def _refuses(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as sock:
-        try:
-            sock.connect(str(path))
-        except OSError:
-            return True
-    return False
-
-
-@pytest.mark.req("KSI-1")
-def test_the_bridge_starts_a_daemon_and_tells_it_the_project_and_the_conversation(home: Home) -> None:
+def test_the_bridge_starts_a_daemon_and_passes_the_project_and_the_conversation(home: StandIns) -> None:
     client = home.bridge(TOOLCRIB_CONVERSATION="talk-7")
-    client.send("tools/list", 1)
-    result = client.message()["result"]
+    result = client.ask("tools/list", 1)["result"]
     assert result["hello"] == {"root": str(home.project), "conversation": "talk-7"}
     assert home.daemons() == [result["pid"]]
+    text = "x" * 50_000_000
+    assert client.ask("tools/call", 2, echo=text)["result"]["echo"] == text
+    # A client may name its project, and each bridge is a conversation of its own.
+    hellos = [home.bridge(CLAUDE_PROJECT_DIR=str(home.folder)).ask("tools/list", 1)["result"]["hello"] for _ in "ab"]
+    assert [hello["root"] for hello in hellos] == [str(home.folder)] * 2
+    assert hellos[0]["conversation"] != hellos[1]["conversation"]
 
 
-@pytest.mark.req("KSI-1")
-def test_a_client_that_names_its_project_is_believed_and_each_bridge_is_a_conversation(home: Home) -> None:
-    first = home.bridge(CLAUDE_PROJECT_DIR=str(home.folder))
-    first.send("tools/list", 1)
-    one = first.message()["result"]["hello"]
-    assert one["root"] == str(home.folder)
-    second = home.bridge()
-    second.send("tools/list", 1)
-    two = second.message()["result"]["hello"]
-    assert one["conversation"] != two["conversation"]
-
-
-@pytest.mark.req("KSI-1")
-def test_ten_bridges_at_once_start_one_daemon(home: Home) -> None:
-    # A start slow enough that all ten have looked for a daemon before there is one.
+def test_ten_bridges_at_once_start_one_daemon(home: StandIns) -> None:
+    # All ten look for a daemon before the first one has started.
     clients = [home.bridge(start=home.start_command(takes=1.0)) for _ in range(10)]
-    for client in clients:
-        client.send("tools/list", "a")
-    pids = {client.message()["result"]["pid"] for client in clients}
+    pids = {client.ask("tools/list", "a")["result"]["pid"] for client in clients}
     assert home.daemons() == list(pids)
 
 
-@pytest.mark.req("KSI-1")
-def test_a_line_of_fifty_megabytes_passes_both_ways_unchanged(home: Home) -> None:
-    client = home.bridge()
-    client.send("tools/list", 1)
-    client.message()
-    text = "x" * 50_000_000
-    client.send("tools/call", 2, echo=text)
-    answer = client.message()
-    assert answer["id"] == 2
-    assert answer["result"]["echo"] == text
-
-
-@pytest.mark.req("KSI-1")
-def test_bytes_pass_unchanged_whatever_their_form(home: Home) -> None:
-    run = home.folder / "run"
-    run.mkdir()
+def test_bytes_pass_unchanged(home: StandIns) -> None:
     sent = b'{ "id" : 1 ,\t"result":{"n":1.0,"\xc3\xa9":"\\u00e9","x":null}, "jsonrpc":"2.0"}\r\n'
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(run / "daemon.sock"))
-        server.listen()
+    with home.listening() as server:
         client = home.bridge()
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as stream:
             assert json.loads(stream.readline())["method"] == "system:health"
-            connection.sendall(b'{"jsonrpc":"2.0","id":0,"result":{}}\n')
+            connection.sendall(HEALTHY)
             assert json.loads(stream.readline())["method"] == "toolcrib/bridge"
-            odd = b'{"method":"tools/call",  "params":{"a":1e2,"a":2},"id":1,"jsonrpc":"2.0"}\r\n'
-            client.send_raw(odd)
-            assert stream.readline() == odd
-            broken = b"{not json \xff\n"
-            client.send_raw(broken)
-            assert stream.readline() == broken
+            for line in (b'{"method":"a",  "params":{"a":1e2,"a":2},"id":1,"jsonrpc":"2.0"}\r\n', b"{not json \xff\n"):
+                client.send_raw(line)
+                assert stream.readline() == line
             connection.sendall(sent[:20])
             connection.sendall(sent[20:])
             assert client.line() == sent
 
 
-@pytest.mark.req("KSI-1")
-def test_the_bridge_ends_when_its_client_does_and_pending_answers_still_arrive(home: Home) -> None:
+def test_the_bridge_ends_with_its_client_and_pending_answers_still_arrive(home: StandIns) -> None:
     client = home.bridge()
-    client.send("tools/list", 1)
-    client.message()
-    client.send("subscriptions/listen", 2)
-    client.message()
+    client.ask("tools/list", 1)
+    client.ask("subscriptions/listen", 2)
     client.send_raw(b'{"jsonrpc":"2.0","id":3,"method":"tools/list"}')
-    client.close_stdin()
+    client.process.stdin.close()
     last = client.message()
     assert (last["id"], "result" in last) == (3, True)
     assert client.process.wait(LIMIT) == 0
     assert client.stderr() == ""
 
 
-@pytest.mark.req("KSI-1")
-def test_a_request_in_flight_when_the_daemon_dies_gets_an_error_and_the_next_one_a_new_daemon(home: Home) -> None:
+def test_requests_in_flight_when_the_daemon_dies_get_an_error_and_the_next_one_a_new_daemon(home: StandIns) -> None:
     client = home.bridge()
-    client.send("tools/list", 1)
-    first = client.message()["result"]["pid"]
+    first = client.ask("tools/list", 1)["result"]["pid"]
     client.send("hang", "two")
     client.send("die", 3)
     refused = [client.message(), client.message()]
     assert {message["id"] for message in refused} == {"two", 3}
     assert all("may have run" in message["error"]["message"] for message in refused)
-    client.send("tools/list", 4)
-    again = client.message()
-    assert again["id"] == 4, again
+    again = client.ask("tools/list", 4)
     assert again.get("result", {}).get("pid") not in (None, first), again
 
 
-@pytest.mark.req("KSI-1")
-def test_a_legacy_conversation_goes_on_with_a_new_daemon(home: Home) -> None:
-    client = home.bridge()
-    client.send("initialize", 1, protocolVersion="2025-06-18")
-    assert client.message()["id"] == 1
+def test_a_legacy_conversation_continues_with_a_new_daemon_and_the_current_token(home: StandIns) -> None:
+    home.give_token("reviewer", "tcb_one")
+    client = home.bridge(agent="reviewer")
+    assert client.ask("initialize", 1, protocolVersion="2025-06-18")["result"]["hello"]["token"] == "tcb_one"
     client.send("notifications/initialized")
-    client.send("tools/list", 2)
-    client.message()
-    kill_daemon(home)
+    client.ask("tools/list", 2)
+    home.give_token("reviewer", "tcb_two")
+    home.kill_daemon()
     client.send("tools/list", 3)
     answer = client.message()
-    assert answer["id"] == 3, "the second initialize's answer is not the client's"
+    assert answer["id"] == 3, "the client must not get the answer to the second initialize"
+    assert answer["result"]["hello"]["token"] == "tcb_two", "the token was rotated meanwhile"
     assert answer["result"]["seen"] == ["toolcrib/bridge", "initialize", "notifications/initialized", "tools/list"]
+    shutil.rmtree(home.folder / "state" / "agents" / "reviewer")
+    home.kill_daemon()
+    assert "There is no agent 'reviewer'" in client.ask("tools/list", 4)["error"]["message"]
 
 
-@pytest.mark.req("KSI-1")
-def test_an_answer_to_the_old_daemon_is_not_given_to_the_new_one(home: Home) -> None:
+def test_an_answer_to_the_old_daemon_is_not_sent_to_the_new_one(home: StandIns) -> None:
+    answer = b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n'
     client = home.bridge()
     client.send("ask", 1)
     assert client.message()["method"] == "elicitation/create"
-    kill_daemon(home)
+    home.kill_daemon()
     assert client.message()["id"] == 1
-    client.send_raw(b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n')
-    client.send("tools/list", 2)
-    assert client.message()["result"]["seen"] == ["toolcrib/bridge", "tools/list"]
-    client.send_raw(b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n')
-    client.send("tools/list", 3)
-    assert client.message()["result"]["seen"] == ["toolcrib/bridge", "tools/list", "tools/list"]
+    for number in (2, 3):
+        client.send_raw(answer)
+        seen = client.ask("tools/list", number)["result"]["seen"]
+        assert seen == ["toolcrib/bridge", *["tools/list"] * (number - 1)]
     client.send("ask", 4)
     client.message()
-    client.send_raw(b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n')
-    client.send("tools/list", 5)
-    assert client.message()["result"]["seen"][-3:] == ["ask", "answer", "tools/list"]
+    client.send_raw(answer)
+    assert client.ask("tools/list", 5)["result"]["seen"][-3:] == ["ask", "answer", "tools/list"]
 
 
-@pytest.mark.req("KSI-1")
-def test_a_daemon_that_cannot_be_started_is_an_error_with_its_reason(home: Home) -> None:
+def test_a_daemon_that_does_not_start_is_an_error_with_its_reason(home: StandIns) -> None:
     fails = [sys.executable, "-c", "import sys; sys.exit('port 8765 is taken')"]
     client = home.bridge(start=fails)
-    client.send("initialize", 1)
-    assert "port 8765 is taken" in client.message()["error"]["message"]
+    assert "port 8765 is taken" in client.ask("initialize", 1)["error"]["message"]
     assert client.process.wait(LIMIT) == 7
     assert "port 8765 is taken" in client.stderr()
 
 
-@pytest.mark.req("KSI-1")
-def test_a_daemon_that_cannot_be_restarted_is_told_to_the_client_which_may_try_again(home: Home) -> None:
+def test_a_daemon_that_does_not_restart_is_an_error_and_the_client_can_retry(home: StandIns) -> None:
     switch = home.folder / "broken"
     script = f"import os, runpy, sys\nif os.path.exists({str(switch)!r}): sys.exit('out of order')\n"
     script += "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0])"
     client = home.bridge(start=[sys.executable, "-c", script, *home.start_command()[1:]])
-    client.send("tools/list", 1)
-    client.message()
+    client.ask("tools/list", 1)
     switch.touch()
-    kill_daemon(home)
-    client.send("tools/list", 2)
-    refused = client.message()
-    assert refused["id"] == 2
-    assert "out of order" in refused["error"]["message"]
+    home.kill_daemon()
+    assert "out of order" in client.ask("tools/list", 2)["error"]["message"]
     switch.unlink()
-    client.send("tools/list", 3)
-    assert client.message()["id"] == 3
-
-
-@pytest.mark.req("KSI-2")
-def test_the_bridge_of_an_agent_proves_who_it_is_also_to_the_next_daemon(home: Home) -> None:
-    home.give_token("reviewer", "tcb_one")
-    client = home.bridge(agent="reviewer")
-    client.send("initialize", 1, protocolVersion="2025-06-18")
-    assert client.message()["result"]["hello"]["token"] == "tcb_one"
-    client.send("notifications/initialized")
-    home.give_token("reviewer", "tcb_two")
-    kill_daemon(home)
-    client.send("tools/list", 2)
-    result = client.message()["result"]
-    assert result["hello"]["token"] == "tcb_two", "the token was rotated meanwhile"
-    assert result["seen"] == ["toolcrib/bridge", "initialize", "notifications/initialized", "tools/list"]
+    assert "result" in client.ask("tools/list", 3)
 
 
 @pytest.mark.req("KSI-2", "KSI-7")
 @pytest.mark.parametrize("agent", ["nobody", "..", "../agents/reviewer", "reviewer/.."])
-def test_an_agent_that_is_not_there_is_an_error_to_the_client_and_an_exit_code(home: Home, agent: str) -> None:
+def test_a_missing_agent_is_an_error_and_an_exit_code(home: StandIns, agent: str) -> None:
     home.give_token("reviewer", "tcb_one")
     (home.folder / "state" / "token").write_text("not an agent's")
     client = home.bridge(agent=agent)
@@ -395,40 +331,22 @@ def test_an_agent_that_is_not_there_is_an_error_to_the_client_and_an_exit_code(h
     assert "toolcrib agent list" in refused["error"]["message"]
     assert client.process.wait(LIMIT) == 4
     assert "There is no agent" in client.stderr()
-    assert home.daemons() == [], "nothing was started for nobody"
-
-
-@pytest.mark.req("KSI-2")
-def test_an_agent_that_went_meanwhile_is_told_to_the_client(home: Home) -> None:
-    home.give_token("reviewer", "tcb_one")
-    client = home.bridge(agent="reviewer")
-    client.send("tools/list", 1)
-    client.message()
-    shutil.rmtree(home.folder / "state" / "agents" / "reviewer")
-    kill_daemon(home)
-    client.send("tools/list", 2)
-    assert "There is no agent 'reviewer'" in client.message()["error"]["message"]
+    assert home.daemons() == [], "no daemon was started"
 
 
 @pytest.mark.req("KSI-2", "KSI-7")
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_daemon_that_does_not_know_the_token_says_so_in_the_answers(home: Home, legacy: bool) -> None:
+def test_a_token_that_the_daemon_does_not_know_is_an_error_in_the_answer(home: StandIns, legacy: bool) -> None:
     home.give_token("reviewer", "tcb_old")
     client = home.bridge(agent="reviewer")
-    client.send("initialize" if legacy else "tools/list", 1)
-    client.message()
-    kill_daemon(home)
-    socket_file = home.folder / "run" / "daemon.sock"
-    socket_file.unlink()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.settimeout(LIMIT)
-        server.bind(str(socket_file))
-        server.listen()
+    client.ask("initialize" if legacy else "tools/list", 1)
+    home.kill_daemon()
+    with home.listening() as server:
         client.send("tools/list", 2)
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as stream:
             stream.readline()
-            connection.sendall(b'{"jsonrpc":"2.0","id":0,"result":{}}\n')
+            connection.sendall(HEALTHY)
             assert json.loads(stream.readline())["params"]["token"] == "tcb_old"
             stream.readline()
             connection.sendall(b'{"jsonrpc":"2.0","id":null,"error":{"code":-31401,"message":"It ended."}}\n')
@@ -436,191 +354,81 @@ def test_a_daemon_that_does_not_know_the_token_says_so_in_the_answers(home: Home
     assert (answers[-1]["id"], answers[-1]["error"]["message"]) == (2, "It ended.")
 
 
-@pytest.mark.req("KSI-1")
-def test_a_client_that_no_longer_listens_ends_the_bridge(home: Home) -> None:
+def test_a_client_that_stops_reading_ends_the_bridge(home: StandIns) -> None:
     read_end, write_end = os.pipe()
-    bridge = subprocess.Popen(
-        [sys.executable, "-c", BRIDGE, "", *home.start_command()],
-        stdin=subprocess.PIPE,
-        stdout=write_end,
-        cwd=home.project,
-        env={"PATH": os.environ["PATH"], "HOME": str(home.folder), "TOOLCRIB_HOME": str(home.folder)},
-    )
-    try:
+    words = [sys.executable, "-c", BRIDGE, "", *home.start_command()]
+    environ = {"PATH": os.environ["PATH"], **home.environ}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=write_end, cwd=home.project, env=environ) as bridge:
         os.close(write_end)
         os.close(read_end)
         assert bridge.stdin is not None
         bridge.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}\n')
         bridge.stdin.flush()
-        assert bridge.wait(LIMIT) == 0, "its stdin is still open: only the closed stdout can have ended it"
-        bridge.stdin.close()
-    finally:
-        bridge.kill()
-        bridge.wait(LIMIT)
+        try:
+            assert bridge.wait(LIMIT) == 0, "its stdin is open: only the closed stdout can have ended it"
+        finally:
+            bridge.kill()
 
 
-@pytest.mark.req("KSI-1")
-def test_the_bridge_imports_nothing_heavy(home: Home) -> None:
-    for command in (
-        ["-m", "toolcrib", "stdio"],
-        ["-m", "toolcrib", "stdio", "--agent", "reviewer"],
-        ["-c", "import sys; from toolcrib.cli.main import main; sys.exit(main())", "stdio"],
-    ):
+HEAVY = {"typer", "rich", "asyncio", "mcp", "pydantic", "yaml", "sqlalchemy", "websockets", "msgspec", "subprocess"}
+MAIN = ["-c", "import sys; from toolcrib.cli.main import main; sys.exit(main())", "stdio"]
+
+
+def test_the_bridge_imports_no_heavy_package(home: StandIns) -> None:
+    environ = {"PATH": "/nonexistent", "HOME": "/nonexistent/home", "TOOLCRIB_HOME": "/dev/null/nowhere"}
+    for command in (["-m", "toolcrib", "stdio"], ["-m", "toolcrib", "stdio", "--agent", "reviewer"], MAIN):
+        words = [sys.executable, "-X", "importtime", *command]
         done = subprocess.run(
-            [sys.executable, "-X", "importtime", *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=LIMIT,
-            cwd=home.project,
-            env={"PATH": "/nonexistent", "HOME": "/nonexistent/home", "TOOLCRIB_HOME": "/dev/null/nowhere"},
+            words, check=False, cwd=home.project, env=environ, input=b"", capture_output=True, timeout=LIMIT
         )
         assert done.returncode == (4 if "--agent" in command else 7), done.stderr
         imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
         assert "toolcrib.cli.bridge" in imported
-        heavy = {
-            "typer",
-            "rich",
-            "asyncio",
-            "mcp",
-            "pydantic",
-            "yaml",
-            "sqlalchemy",
-            "websockets",
-            "msgspec",
-            "subprocess",
-        }
-        assert not imported & heavy
+        assert not imported & HEAVY
 
 
-# -- the real daemon -------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.req("BNS-9")
+def test_bridges_share_one_real_daemon_and_survive_its_end(toolcrib_home: Home, cli: Cli) -> None:
+    folder, seen = toolcrib_home.toolcrib, toolcrib_home.path / "seen"
+    toolcrib_home.write_config({"servers": {"own": stdio_entry("raw_server", "--seen", str(seen))}})
+    start = [sys.executable, "-P", "-m", "toolcrib", "up", "--detach", "--json"]
+    environ = {**toolcrib_home.environ(), "TOOLCRIB_PORT": "0"}
 
-OWN_SERVER = Path(__file__).parents[1] / "parts" / "servers" / "sdk_v2.py"
-MODERN_META = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-
-
-class RealHome(Home):
-    """A user's folder with one configured server; daemons are real and started by the bridges alone."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        config = {
-            "servers": {"own": {"command": sys.executable, "args": [str(OWN_SERVER), "--seen", str(folder / "s")]}}
-        }
-        (folder / "config.json").write_text(json.dumps(config))
-
-    def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> Client:
-        real = [sys.executable, "-P", "-m", "toolcrib", "up", "--detach", "--json"]
-        return super().bridge(start=start or real, agent=agent, TOOLCRIB_PORT="0", **environ)
-
-    def daemon_pid(self) -> int:
-        pid = json.loads((self.folder / "run" / "daemon.json").read_text())["pid"]
-        assert isinstance(pid, int)
-        return pid
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-m", "toolcrib", *words],
-            cwd=self.project,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.folder), "TOOLCRIB_HOME": str(self.folder)},
-            capture_output=True,
-            check=False,
-            timeout=LIMIT,
-        )
-
-    def processes(self) -> list[int]:
-        """Everything alive that was started for this folder."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, IndexError):
-                if entry.name.isdigit() and int(entry.name) != os.getpid():
-                    known = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                    if os.fsencode(self.folder) in known and state != "Z":
-                        found.append(int(entry.name))
+    def pid() -> int:
+        found: int = json.loads((folder / "run" / "daemon.json").read_text())["pid"]
         return found
 
-    def close(self) -> None:
-        for bridge in self.bridges:
-            bridge.close()
-        self.command("down")
-        until(lambda: not self.processes())
+    def calls(client: Client, request_id: int, **more: Any) -> None:
+        answer = client.ask("tools/call", request_id, name="own_ok", arguments={"a": request_id}, **more)
+        assert answer["result"]["structuredContent"] == {"ok": True, "arguments": {"a": request_id}}
 
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: cli("down").ok())
+        clients = [Client(start, environ, toolcrib_home.project) for _ in range(5)]
+        for client in clients:
+            stack.callback(client.close)
+        modern, *legacy = clients
+        calls(modern, 1, _meta=META)
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        for client in legacy:
+            assert client.ask("initialize", 1, **hello)["result"]["protocolVersion"] == "2025-06-18"
+            client.send("notifications/initialized")
+            calls(client, 2)
+        assert (folder / "state" / "toolcrib.log").read_text().count("serving http://") == 1
+        first = pid()
+        assert cli("status", "--json").ok().json["pid"] == first
+        modern.process.stdin.close()
+        assert modern.process.wait(LIMIT) == 0
 
-@pytest.fixture
-def real_home(tmp_path: Path) -> Iterator[RealHome]:
-    made = RealHome(tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
+        client = legacy[0]
+        client.send("tools/call", 3, name="own_never", arguments={})
+        wait_for(lambda: b"never" in seen.read_bytes(), "the call to arrive")
+        os.kill(first, signal.SIGKILL)
+        assert "may have run" in client.answer_to(3)["error"]["message"]
+        calls(client, 4)
+        assert pid() != first
 
-
-def shake_hands(client: Client) -> None:
-    client.send(
-        "initialize", 1, protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "test", "version": "1"}
-    )
-    assert answer_to(client, 1)["result"]["protocolVersion"] == "2025-06-18"
-    client.send("notifications/initialized")
-
-
-def answer_to(client: Client, request_id: int) -> Any:
-    while True:
-        message = client.message()
-        if message.get("id") == request_id:
-            return message
-
-
-@pytest.mark.slow
-@pytest.mark.req("KSI-1", "BNS-9")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_cold_bridge_brings_the_real_daemon_up_and_calls_a_tool(real_home: RealHome, era: str) -> None:
-    client = real_home.bridge()
-    meta: dict[str, Any] = {}
-    if era == "legacy":
-        shake_hands(client)
-    else:
-        meta = {"_meta": MODERN_META}
-    client.send("tools/call", 2, name="own_add", arguments={"a": 2, "b": 3}, **meta)
-    assert answer_to(client, 2)["result"]["structuredContent"] == {"sum": 5}
-    client.close_stdin()
-    assert client.process.wait(LIMIT) == 0
-    assert json.loads(real_home.command("status", "--json").stdout)["pid"] == real_home.daemon_pid()
-
-
-@pytest.mark.slow
-@pytest.mark.req("KSI-1")
-def test_five_cold_bridges_share_one_real_daemon(real_home: RealHome) -> None:
-    clients = [real_home.bridge() for _ in range(5)]
-    for client in clients:
-        shake_hands(client)
-    assert (real_home.folder / "state" / "toolcrib.log").read_text().count("serving http://") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.req("KSI-1")
-def test_a_conversation_outlives_kill_9_of_the_real_daemon(real_home: RealHome) -> None:
-    client = real_home.bridge()
-    shake_hands(client)
-    client.send("tools/call", 2, name="own_slow", arguments={"seconds": 60})
-    until((real_home.folder / "s").exists)
-    first = real_home.daemon_pid()
-    os.kill(first, signal.SIGKILL)
-    assert "may have run" in answer_to(client, 2)["error"]["message"]
-    client.send("tools/call", 3, name="own_add", arguments={"a": 1, "b": 1})
-    assert answer_to(client, 3)["result"]["structuredContent"] == {"sum": 2}
-    assert real_home.daemon_pid() != first
-
-
-@pytest.mark.slow
-@pytest.mark.req("KSI-1")
-def test_after_down_a_bridge_that_still_lives_brings_the_daemon_back(real_home: RealHome) -> None:
-    client = real_home.bridge()
-    shake_hands(client)
-    assert real_home.command("down").returncode == 0
-    assert not (real_home.folder / "run" / "daemon.sock").exists()
-    client.send("tools/list", 2)
-    assert answer_to(client, 2)["result"]["tools"]
+        cli("down").ok()
+        assert not toolcrib_home.socket.exists()
+        assert client.ask("tools/list", 5)["result"]["tools"]

@@ -136,7 +136,7 @@ async def test_the_definition_is_the_servers_own(running, shared_home):
 def test_where_a_tool_is_from_and_what_went_wrong_is_told_to_programs_alone(running, era):
     def told(*labels: tuple[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         with AgentClient(running, "owner", running.token, era) as client:
-            client.door.labels = labels
+            client.endpoint.labels = labels
             listed = client.ask("tools/list").result["tools"]
             return listed, json.loads(client.call("w_note", nonce=7).message)
 

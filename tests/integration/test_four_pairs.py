@@ -1,7 +1,7 @@
 """Clients of both eras with servers of both eras, over every transport, at the endpoint and through `toolcrib stdio`.
 
-One daemon has a server for each transport behind it, and four clients in front of it; each behaviour is one test over
-all of them. What is asserted is what the far side saw (`seen`), not only what came back.
+One daemon connects a server for each transport with four clients of the SDK, and with clients that write their own
+bytes. The tests assert what the server received, not only what came back.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from integration.kept import kept_open
+from parts.agent_clients import ERAS, AgentClient
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Daemon, Home, StartDaemon
-from parts.server_process import StartServer, stdio_command
+from parts.live_servers import LIMIT, until
+from parts.raw_client import RawAnswer
+from parts.server_process import StartServer, stdio_command, stdio_entry
+from parts.waiting import wait_for
 from toolcrib.servers.model import MODERN_VERSION
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-
-LIMIT = 60.0
+pytestmark = pytest.mark.slow
 
 UPSTREAMS = {
     "stdio_modern": ("sdk_v2", "--modern-only"),
@@ -39,19 +41,13 @@ UPSTREAMS = {
     "sse_legacy": ("sdk_v1",),
     "ws_legacy": ("sdk_v1",),
 }
+SPELLED = {"ws": "websocket"}
 WAYS = {"endpoint": at_endpoint, "bridge": through_bridge}
-CLIENTS = list(itertools.product(("modern", "legacy"), WAYS))
+CLIENTS = list(itertools.product(ERAS, WAYS))
 TOOLS = {"echo", "add", "fail", "boom", "progress", "slow", "big", "rich", "grow", "whoami"}
-
-every_upstream = pytest.mark.parametrize("upstream", UPSTREAMS)
-every_client = pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
-
-_markers = itertools.count(1)
-
-
-def marker(who: tuple[str, str]) -> str:
-    """A word that no other call of this run holds, to find a call again in what the far side saw."""
-    return f"{'_'.join(who)}_{next(_markers)}"
+CONTENT = ["text", "image", "audio", "resource_link", "resource", "resource"]
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +55,17 @@ class Fleet:
     daemon: Daemon
     seen_files: dict[str, Path]
 
-    def seen(self, upstream: str, method: str, holds: str) -> dict[str, Any] | None:
-        """The line in which the upstream noted this, once it has."""
+    def seen(self, upstream: str, method: str, text: str) -> dict[str, Any] | None:
+        """The line in which the server recorded this."""
         file = self.seen_files[upstream]
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return next((line for line in lines if line["method"] == method and holds in json.dumps(line)), None)
+        return next((line for line in lines if line["method"] == method and text in json.dumps(line)), None)
 
-    async def until_seen(self, upstream: str, method: str, holds: str) -> dict[str, Any]:
-        return await until(lambda: self.seen(upstream, method, holds), f"{upstream} to note {method} {holds}")
+    async def until_seen(self, upstream: str, method: str, text: str) -> Any:
+        return await until(lambda: self.seen(upstream, method, text), f"{upstream} to record {method} {text}")
 
-
-async def until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -> Any:
-    try:
-        async with asyncio.timeout(limit):
-            while not (answer := condition()):  # noqa: ASYNC110 - what other processes do rings no bell here
-                await asyncio.sleep(0.01)
-            return answer
-    except TimeoutError:
-        raise TimeoutError(f"waited {limit:g} s for {what}") from None
+    def wait_until_seen(self, upstream: str, method: str, seconds: float) -> None:
+        wait_for(lambda: self.seen(upstream, method, f'{{"seconds": {seconds}}}'), f"{upstream} to record {method}")
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +80,12 @@ def fleet(
     seen_files = {name: shared_home.path / f"{name}.seen" for name in UPSTREAMS}
     for name, (program, *flags) in UPSTREAMS.items():
         transport = name.partition("_")[0]
-        words = stdio_command(program, *flags, "--seen", str(seen_files[name]))
+        flags += ["--seen", str(seen_files[name])]
         if transport == "stdio":
-            servers[name] = {"command": words[0], "args": words[1:]}
+            servers[name] = stdio_entry(program, *flags)
         else:
-            running = start_shared_server([*words, "--transport", transport])
-            servers[name] = {"url": running.url(transport), "transport": {"ws": "websocket"}.get(transport, transport)}
+            running = start_shared_server([*stdio_command(program, *flags), "--transport", transport])
+            servers[name] = {"url": running.url(transport), "transport": SPELLED.get(transport, transport)}
     daemon = start_shared_daemon({"servers": servers})
     daemon.wait_until_ready(*servers)
     return Fleet(daemon=daemon, seen_files=seen_files)
@@ -111,8 +100,8 @@ class Connected:
         async with asyncio.timeout(LIMIT):
             return await self.client.call_tool(tool, arguments or {}, **more)
 
-    async def names(self) -> set[str]:
-        return {tool.name for tool in (await self.client.list_tools(cache_mode="refresh")).tools}
+    async def tools(self) -> dict[str, Any]:
+        return {tool.name: tool for tool in (await self.client.list_tools(cache_mode="refresh")).tools}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -131,108 +120,70 @@ async def clients(fleet: Fleet) -> AsyncIterator[dict[tuple[str, str], Connected
         yield found
 
 
-@pytest.fixture
-def at(clients: dict[tuple[str, str], Connected], who: tuple[str, str]) -> Connected:
-    return clients[who]
+@contextlib.asynccontextmanager
+async def next_change(at: Connected, era: str) -> AsyncIterator[Callable[[], Any]]:
+    """Yields a function that waits until this client learns of a changed list."""
+    if era == "modern":
+        async with at.client.listen(tools_list_changed=True) as subscription:
+
+            async def changed() -> None:
+                async with asyncio.timeout(LIMIT):
+                    await anext(aiter(subscription))
+
+            yield changed
+    else:
+        at.notices.clear()
+        yield lambda: until(lambda: "notifications/tools/list_changed" in at.notices, "the notice of a changed list")
 
 
 @pytest.mark.req("BNS-1", "BNS-2", "KSI-1")
+def test_the_daemon_uses_each_servers_own_era(fleet: Fleet) -> None:
+    for server in fleet.daemon.status()["servers"]:
+        transport, _, era = server["name"].partition("_")
+        assert (server["transport"], server["state"]) == (SPELLED.get(transport, transport), "ready")
+        assert (server["protocol_version"] == MODERN_VERSION) is (era == "modern")
+        assert server["server_info"]["name"].startswith("own-v")
+
+
+@in_one_loop
+@pytest.mark.req("BNS-1", "BNS-4", "BNS-5", "BNS-8", "ENG-1", "ENG-3", "ENG-9", "KSI-1")
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_the_daemon_speaks_to_each_server_in_the_era_it_knows(upstream: str, fleet: Fleet) -> None:
-    servers = {server["name"]: server for server in fleet.daemon.status()["servers"]}
-    transport, _, era = upstream.partition("_")
-    found = servers[upstream]
-    wanted = {"ws": "websocket"}.get(transport, transport)
-    assert (found["transport"], found["state"]) == (wanted, "ready")
-    assert (found["protocol_version"] == MODERN_VERSION) is (era == "modern")
-    assert found["server_info"]["name"].startswith("own-v")
-
-
-@pytest.mark.req("BNS-1", "KSI-1")
-@every_client
-async def test_a_client_speaks_its_own_era(who: tuple[str, str], at: Connected) -> None:
-    assert (at.client.protocol_version == "2026-07-28") is (who[0] == "modern")
-
-
-@pytest.mark.req("BNS-1", "BNS-4", "BNS-8", "KSI-1")
-@every_upstream
-@every_client
-async def test_every_servers_tools_are_listed_under_its_name(at: Connected, upstream: str) -> None:
-    tools = (await at.client.list_tools(cache_mode="refresh")).tools
-    ours = {tool.name.removeprefix(f"{upstream}_"): tool for tool in tools if tool.name.startswith(f"{upstream}_")}
-    assert ours.keys() >= TOOLS
-    assert ours["add"].input_schema["required"] == ["a", "b"]
-    assert ours["add"].description == "Adds two numbers."
-
-
-@pytest.mark.req("BNS-5", "ENG-1", "ENG-3")
-@every_upstream
-@every_client
-async def test_a_call_reaches_the_server_as_it_was_made(
-    at: Connected, who: tuple[str, str], upstream: str, fleet: Fleet
+@pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
+async def test_every_client_uses_every_server(
+    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Fleet
 ) -> None:
-    mark = marker(who)
+    at, mark = clients[who], f"{'_'.join(who)}_{next(_numbers)}"
+    assert (at.client.protocol_version == "2026-07-28") is (who[0] == "modern")
+    tools = {name.removeprefix(f"{upstream}_"): tool for name, tool in (await at.tools()).items() if upstream in name}
+    assert tools.keys() >= TOOLS
+    assert tools["add"].input_schema["required"] == ["a", "b"]
+    assert tools["add"].description == "Adds two numbers."
+
     arguments = {"mark": mark, "words": "čtyři ✓", "none": None, "deep": [{"n": 1.5, "no": False}]}
     result = await at.call(f"{upstream}_echo", arguments, meta={"example.test/trace": mark})
     assert not result.is_error
     assert result.structured_content == arguments
     seen = await fleet.until_seen(upstream, "tools/call", mark)
-    assert seen["arguments"] == arguments
-    assert seen["name"] == "echo"
-    assert seen["meta"]["example.test/trace"] == mark
+    assert (seen["name"], seen["arguments"], seen["meta"]["example.test/trace"]) == ("echo", arguments, mark)
 
-
-@pytest.mark.req("ENG-9")
-@every_upstream
-@every_client
-async def test_every_kind_of_content_arrives(at: Connected, upstream: str) -> None:
     rich = await at.call(f"{upstream}_rich")
-    kinds = ["text", "image", "audio", "resource_link", "resource", "resource"]
-    assert [block.type for block in rich.content] == kinds
+    assert [block.type for block in rich.content] == CONTENT
     assert base64.b64decode(rich.content[1].data).startswith(b"\x89PNG")
     assert base64.b64decode(rich.content[2].data).startswith(b"RIFF")
     assert rich.structured_content["big"] == 9007199254740993
 
-
-@pytest.mark.req("BNS-5")
-@every_upstream
-@every_client
-async def test_a_tools_own_error_stays_a_result(at: Connected, upstream: str) -> None:
-    result = await at.call(f"{upstream}_fail", {"message": "out of paper"})
-    assert result.is_error
-    assert [block.text for block in result.content] == ["out of paper"]
-
-
-@pytest.mark.req("BNS-5")
-@every_upstream
-@every_client
-async def test_a_json_rpc_error_arrives_whole(at: Connected, upstream: str) -> None:
+    failed = await at.call(f"{upstream}_fail", {"message": "out of paper"})
+    assert failed.is_error
+    assert [block.text for block in failed.content] == ["out of paper"]
     with pytest.raises(MCPError) as raised:
         await at.call(f"{upstream}_boom", {"code": -31234})
     error = raised.value.error
     assert (error.code, error.message) == (-31234, "boom, as asked")
     assert error.data == {"why": "asked", "none": None}
+    invalid = await at.call(f"{upstream}_add", {"a": f"invalid {mark}", "b": 2})
+    assert invalid.is_error
+    assert "a" in invalid.content[0].text
 
-
-@pytest.mark.req("BNS-5")
-@every_upstream
-@every_client
-async def test_arguments_that_do_not_fit_never_reach_the_server(
-    at: Connected, who: tuple[str, str], upstream: str, fleet: Fleet
-) -> None:
-    mark = marker(who)
-    result = await at.call(f"{upstream}_add", {"a": mark, "b": 2})
-    assert result.is_error
-    assert "a" in result.content[0].text
-    await at.call(f"{upstream}_echo", {"after": mark})
-    await fleet.until_seen(upstream, "finished", mark)
-    assert not fleet.seen(upstream, "tools/call", f'"a": "{mark}"')
-
-
-@pytest.mark.req("BNS-5")
-@every_upstream
-@every_client
-async def test_progress_arrives_in_order(at: Connected, upstream: str) -> None:
     steps: list[tuple[float, float | None, str | None]] = []
 
     async def hear(done: float, total: float | None, message: str | None) -> None:
@@ -240,29 +191,28 @@ async def test_progress_arrives_in_order(at: Connected, upstream: str) -> None:
 
     result = await at.call(f"{upstream}_progress", {"n": 4}, progress_callback=hear)
     assert result.content[0].text == "4 steps"
-    await until(lambda: len(steps) >= 4, "all steps to be heard")
+    await until(lambda: len(steps) >= 4, "all steps")
     assert steps == [(n, 4, f"step {n}") for n in range(1, 5)]
 
-
-@pytest.mark.req("BNS-5")
-@every_upstream
-@every_client
-async def test_a_cancelled_call_is_cancelled_at_the_server(
-    at: Connected, who: tuple[str, str], upstream: str, fleet: Fleet
-) -> None:
-    seconds = 60 + next(_markers) / 1000
-    mark = f'"seconds": {seconds}'
+    seconds = 60 + next(_numbers) / 1000
     call = asyncio.create_task(at.client.call_tool(f"{upstream}_slow", {"seconds": seconds}))
-    await fleet.until_seen(upstream, "tools/call", mark)
+    await fleet.until_seen(upstream, "tools/call", f'"seconds": {seconds}')
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await fleet.until_seen(upstream, "cancelled", mark)
-    assert (await at.call(f"{upstream}_add", {"a": 1, "b": 2})).content[0].text == "3"
+    await fleet.until_seen(upstream, "cancelled", f'"seconds": {seconds}')
+
+    async with next_change(at, who[0]) as changed:
+        await at.call(f"{upstream}_grow", {"name": mark})
+        await changed()
+    assert f"{upstream}_{mark}" in await at.tools()
+    assert (await at.call(f"{upstream}_{mark}")).content[0].text == f"{mark} was grown"
+    assert not fleet.seen(upstream, "tools/call", f"invalid {mark}"), "invalid arguments never reach the server"
 
 
+@in_one_loop
 @pytest.mark.req("BNS-5", "KSI-1")
-async def test_calls_of_all_clients_to_all_servers_at_once_each_get_their_own_answer(
+async def test_concurrent_calls_of_all_clients_to_all_servers_get_their_own_answers(
     clients: dict[tuple[str, str], Connected],
 ) -> None:
     async def one(at: Connected, upstream: str, number: int) -> None:
@@ -273,47 +223,73 @@ async def test_calls_of_all_clients_to_all_servers_at_once_each_get_their_own_an
     await asyncio.gather(*(one(at, upstream, 100 * n) for n, (at, upstream, _) in enumerate(everyone)))
 
 
-@pytest.mark.req("BNS-4")
-@every_upstream
-@every_client
-async def test_a_changed_list_is_told_and_the_new_tool_answers(
-    at: Connected, who: tuple[str, str], upstream: str
-) -> None:
-    name = marker(who)
-    async with told_of_changes(at, who[0]) as told:
-        await at.call(f"{upstream}_grow", {"name": name})
-        await told()
-    grown = f"{upstream}_{name}"
-    assert grown in await at.names()
-    assert (await at.call(grown)).content[0].text == f"{name} was grown"
-
-
+@in_one_loop
 @pytest.mark.req("BNS-4", "KSI-1")
-@every_upstream
-async def test_one_change_is_told_to_every_client(clients: dict[tuple[str, str], Connected], upstream: str) -> None:
-    name = marker(("every", "client"))
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+async def test_every_client_is_notified_of_a_change(clients: dict[tuple[str, str], Connected], upstream: str) -> None:
+    name = f"every_client_{next(_numbers)}"
     async with contextlib.AsyncExitStack() as stack:
-        waits = {
-            who: await stack.enter_async_context(told_of_changes(connected, who[0]))
-            for who, connected in clients.items()
-        }
+        waits = [await stack.enter_async_context(next_change(at, who[0])) for who, at in clients.items()]
         await clients["modern", "endpoint"].call(f"{upstream}_grow", {"name": name})
-        await asyncio.gather(*(told() for told in waits.values()))
-    for who, connected in clients.items():
-        assert f"{upstream}_{name}" in await connected.names(), who
+        await asyncio.gather(*(changed() for changed in waits))
+    for who, at in clients.items():
+        assert f"{upstream}_{name}" in await at.tools(), who
 
 
-@contextlib.asynccontextmanager
-async def told_of_changes(at: Connected, era: str) -> AsyncIterator[Callable[[], Any]]:
-    """Gives the wait for the next word of a change, in the way of the client's era."""
-    if era == "modern":
-        async with at.client.listen(tools_list_changed=True) as subscription:
+# The same byte by byte at the endpoint, which a client of the SDK would hide.
 
-            async def told() -> None:
-                async with asyncio.timeout(LIMIT):
-                    await anext(aiter(subscription))
 
-            yield told
-    else:
-        at.notices.clear()
-        yield lambda: until(lambda: "notifications/tools/list_changed" in at.notices, "word of a changed list")
+def messages(answer: RawAnswer) -> list[Any]:
+    return [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: ")]
+
+
+@pytest.mark.req("BNS-4", "BNS-5", "BNS-8", "ENG-1")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("server", ["stdio_modern", "stdio_legacy"])
+def test_the_bytes_at_the_endpoint_are_those_of_the_clients_era(fleet: Fleet, era: str, server: str) -> None:
+    grown = f"grown{next(_numbers)}"
+    with AgentClient(fleet.daemon, "owner", fleet.daemon.token, era) as client, client.listening() as stream:
+        answer = client.call(f"{server}_add", a=40, b=2)
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json["id"] == 0
+        assert answer.result["structuredContent"] == {"sum": 42}
+        assert era == "legacy" or answer.result["resultType"] == "complete"
+
+        for token in ("a token", 0):
+            client.send_call(f"{server}_progress", meta={"progressToken": token}, n=2)
+            answer = client.answer()
+            assert answer.headers["content-type"] == "text/event-stream"
+            *progress, last = messages(answer)
+            assert [message["method"] for message in progress] == ["notifications/progress"] * 2
+            assert [message["params"]["progressToken"] for message in progress] == [token] * 2
+            assert [message["params"]["progress"] for message in progress] == [1, 2]
+            assert (last["id"], last["result"]["content"][0]["text"]) == (0, "2 steps")
+
+        client.call(f"{server}_grow", name=grown)
+        event = stream.event()
+        assert event["method"] == "notifications/tools/list_changed"
+        if era == "modern":
+            assert event["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"] == 0
+        listing = client.ask("tools/list").result
+        assert {f"{server}_add", f"{server}_{grown}"} <= {tool["name"] for tool in listing.pop("tools")}
+        hints = {"resultType": "complete", "cacheScope": "private", "ttlMs": 0, "_meta": listing.get("_meta")}
+        assert listing == (hints if era == "modern" else {})
+
+
+@pytest.mark.req("BNS-5")
+@pytest.mark.parametrize("server", ["stdio_modern", "stdio_legacy"])
+def test_a_modern_client_cancels_by_disconnecting_and_a_legacy_one_by_a_notification(fleet: Fleet, server: str) -> None:
+    modern = AgentClient(fleet.daemon, "owner", fleet.daemon.token, "modern")
+    legacy = AgentClient(fleet.daemon, "owner", fleet.daemon.token, "legacy")
+    for client, method, least in ((modern, "cancelled", 60), (legacy, "finished", 0.3)):
+        seconds = least + next(_numbers) / 1000
+        client.send_call(f"{server}_slow", seconds=seconds)
+        fleet.wait_until_seen(server, "tools/call", seconds)
+        client.close()
+        fleet.wait_until_seen(server, method, seconds)
+    with legacy:
+        seconds = 60 + next(_numbers) / 1000
+        legacy.send_call(f"{server}_slow", seconds=seconds)
+        fleet.wait_until_seen(server, "tools/call", seconds)
+        legacy.cancel()
+        fleet.wait_until_seen(server, "cancelled", seconds)

@@ -1,4 +1,4 @@
-"""Clients that send what no client should: each is told why, and the daemon and its connection go on as before."""
+"""Clients that send what no client should: each gets an error, and the daemon and the connection continue."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ import pytest
 
 from parts.daemon import Daemon, nothing_left_behind, shared_daemon
 from parts.raw_client import INITIALIZE, META, Endpoint, RawConnection, SocketClient, legacy_request, notice, request
-from parts.server_process import stdio_command
+from parts.server_process import stdio_entry
 
 __all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("KSI-1", "BNS-10")
 
-RAW = stdio_command("raw_server")
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    with shared_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
+    with shared_daemon({"servers": {"raw": stdio_entry("raw_server")}}, ready=["raw"]) as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
-def door(shared: Daemon) -> Endpoint:
+def mcp(shared: Daemon) -> Endpoint:
     return Endpoint(shared)
 
 
 def call(arguments: str, *, id: str = "1", name: str = '"raw_ok"', more: str = "") -> bytes:
-    """A call written by hand, so that its parts may be anything."""
+    """A handwritten call, whose parts can be anything."""
     meta = json.dumps(META)
     return (
         f'{{"jsonrpc":"2.0","id":{id},"method":"tools/call",'
@@ -123,280 +122,256 @@ ODD_ARGUMENTS = {
 }
 
 
-def still_fine(door: Endpoint, connection: RawConnection) -> None:
+def still_works(mcp: Endpoint, connection: RawConnection) -> None:
     """A normal call works on the same connection, and on a new one."""
-    connection.send(door.modern_bytes("tools/call", {"name": "raw_ok", "arguments": {"path": "x"}}))
+    connection.send(mcp.modern_bytes("tools/call", {"name": "raw_ok", "arguments": {"path": "x"}}))
     assert connection.answer().result["structuredContent"] == {"ok": True, "arguments": {"path": "x"}}
-    assert door.call("raw_ok").status == 200
+    assert mcp.call("raw_ok").status == 200
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_body_is_told_why_and_the_connection_goes_on(door: Endpoint, name: str) -> None:
-    body, code, says = HOSTILE[name]
-    with door.connect() as connection:
-        connection.send(door.raw(door.usual(body, *door.modern_headers("tools/call", "raw_ok")), body))
+def test_an_invalid_body_or_line_gets_an_error_and_the_connection_continues(
+    mcp: Endpoint, shared: Daemon, name: str
+) -> None:
+    body, code, text = HOSTILE[name]
+    with mcp.connect() as connection:
+        connection.send(mcp.raw(mcp.usual(body, *mcp.modern_headers("tools/call", "raw_ok")), body))
         answer = connection.answer()
         assert (answer.status, answer.error["code"]) == (400, code)
-        assert says in answer.error["message"]
+        assert text in answer.error["message"]
         assert len(answer.body) < 1000
-        still_fine(door, connection)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in HOSTILE if b"\n" not in HOSTILE[name][0] and HOSTILE[name][0].strip()]
-)
-def test_a_hostile_line_is_told_why_and_the_bridge_goes_on(shared: Daemon, name: str) -> None:
-    body, code, says = HOSTILE[name]
-    with SocketClient(shared) as pipe:
-        assert "result" in pipe.ask(request("tools/list", id="before"))
-        pipe.send(body)
-        error = pipe.message()["error"]
-        assert error["code"] == code
-        assert says in error["message"]
-        assert "result" in pipe.ask(request("tools/call", {"name": "raw_ok", "arguments": {}}, id="after"))
+        still_works(mcp, connection)
+    if b"\n" not in body and body.strip():
+        with SocketClient(shared) as bridge:
+            assert "result" in bridge.ask(request("tools/list", id="before"))
+            bridge.send(body)
+            error = bridge.message()["error"]
+            assert (error["code"], text in error["message"]) == (code, True), error
+            assert "result" in bridge.ask(request("tools/call", {"name": "raw_ok", "arguments": {}}, id="after"))
 
 
 @pytest.mark.parametrize("name", ODD_CALLS)
-def test_a_call_of_nothing_is_refused(door: Endpoint, shared: Daemon, name: str) -> None:
-    body, says = ODD_CALLS[name]
-    with door.connect() as connection:
-        connection.send(door.raw(door.usual(body, *door.modern_headers("tools/call", "=?base64??=")), body))
+def test_a_call_without_a_valid_name_is_refused(mcp: Endpoint, shared: Daemon, name: str) -> None:
+    body, text = ODD_CALLS[name]
+    with mcp.connect() as connection:
+        connection.send(mcp.raw(mcp.usual(body, *mcp.modern_headers("tools/call", "=?base64??=")), body))
         answer = connection.answer()
         assert answer.status == 400
         assert answer.error["code"] in (INVALID_PARAMS, -32020)
-        still_fine(door, connection)
-    with SocketClient(shared) as pipe:
-        error = pipe.ask(body)["error"]
-        assert error["code"] == INVALID_PARAMS
-        assert says in error["message"]
+        still_works(mcp, connection)
+    with SocketClient(shared) as bridge:
+        error = bridge.ask(body)["error"]
+        assert (error["code"], text in error["message"]) == (INVALID_PARAMS, True), error
 
 
 @pytest.mark.parametrize("name", ODD_ARGUMENTS)
 @pytest.mark.req("BNS-5")
-def test_odd_arguments_are_told_to_the_model(door: Endpoint, name: str) -> None:
-    arguments, says = ODD_ARGUMENTS[name]
+def test_invalid_arguments_are_an_error_for_the_model(mcp: Endpoint, name: str) -> None:
+    arguments, text = ODD_ARGUMENTS[name]
     body = call(arguments, name='"raw_echo_raw"')
-    with door.connect() as connection:
-        connection.send(door.raw(door.usual(body, *door.modern_headers("tools/call", "raw_echo_raw")), body))
+    with mcp.connect() as connection:
+        connection.send(mcp.raw(mcp.usual(body, *mcp.modern_headers("tools/call", "raw_echo_raw")), body))
         result = connection.answer().result
         assert result["isError"] is True
-        assert says in result["content"][0]["text"]
-        still_fine(door, connection)
+        assert text in result["content"][0]["text"]
+        still_works(mcp, connection)
 
 
 @pytest.mark.parametrize(
     "id", ["0", "-1", str(2**53), str(2**64), "9" * 512, '""', '"' + "x" * 100_000 + '"', r'"\u00e9\n"']
 )
-def test_any_lawful_id_comes_back_byte_for_byte(door: Endpoint, shared: Daemon, id: str) -> None:
+def test_any_valid_id_returns_byte_for_byte(mcp: Endpoint, shared: Daemon, id: str) -> None:
     body = call("{}", id=id)
-    answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_ok")), body)
+    answer = mcp.ask(mcp.usual(body, *mcp.modern_headers("tools/call", "raw_ok")), body)
     assert answer.status == 200
     assert answer.body.startswith(b'{"jsonrpc":"2.0","id":' + id.encode() + b",")
-    with SocketClient(shared) as pipe:
-        pipe.send(body)
-        assert pipe.line().startswith(b'{"jsonrpc":"2.0","id":' + id.encode() + b",")
+    with SocketClient(shared) as bridge:
+        bridge.send(body)
+        assert bridge.line().startswith(b'{"jsonrpc":"2.0","id":' + id.encode() + b",")
 
 
-def test_arguments_of_eight_megabytes_arrive(door: Endpoint) -> None:
-    answer = door.call("raw_ok", {"path": "x" * 8_000_000})
-    assert answer.result["structuredContent"]["arguments"]["path"] == "x" * 8_000_000
+LARGE: dict[str, dict[str, Any]] = {
+    "8 MB": {"path": "x" * 8_000_000},
+    "100,000 keys": {f"k{number}": number for number in range(100_000)},
+    "depth 50": json.loads(nested(50)),
+    "depth 120": json.loads(nested(120)),
+}
 
 
-def test_arguments_with_a_hundred_thousand_keys_arrive(door: Endpoint) -> None:
-    many = {f"k{number}": number for number in range(100_000)}
-    assert door.call("raw_ok", many).result["structuredContent"]["arguments"] == many
+@pytest.mark.parametrize("name", LARGE)
+def test_large_and_deep_arguments_arrive(mcp: Endpoint, name: str) -> None:
+    assert mcp.call("raw_ok", LARGE[name]).result["structuredContent"]["arguments"] == LARGE[name]
 
 
-@pytest.mark.parametrize(
-    "params", [{}, {"requestId": None}, {"requestId": "unknown"}, {"requestId": True}, {"requestId": {"a": []}}]
-)
-@pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/unheard/of", ""])
-def test_a_notification_never_harms(door: Endpoint, shared: Daemon, params: Any, method: str) -> None:
-    session = door.begin()
-    with door.connect() as connection:
-        connection.send(door.legacy_bytes(session, notice(method, params)))
-        assert connection.answer().status == 202
-        connection.send(door.legacy_bytes(session, legacy_request("ping")))
-        assert connection.answer().result == {}
-    with SocketClient(shared) as pipe:
-        pipe.ask(INITIALIZE)
-        pipe.send(notice(method, params))
-        assert pipe.ask(legacy_request("ping"))["result"] == {}
+IDS = [{}, {"requestId": None}, {"requestId": "unknown"}, {"requestId": True}, {"requestId": {"a": []}}]
 
 
-def test_a_cancellation_beyond_all_numbers_never_harms(shared: Daemon) -> None:
-    with SocketClient(shared) as pipe:
-        pipe.ask(INITIALIZE)
-        pipe.send(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1e999}}')
-        assert pipe.ask(legacy_request("ping"))["result"] == {}
+def test_notifications_never_cause_an_error(mcp: Endpoint, shared: Daemon) -> None:
+    methods = ("notifications/cancelled", "notifications/unheard/of", "")
+    bodies = [notice(method, params) for method in methods for params in IDS]
+    session = mcp.begin()
+    with mcp.connect() as connection:
+        for body in bodies:
+            connection.send(mcp.legacy_bytes(session, body))
+            assert connection.answer().status == 202, body
+            connection.send(mcp.legacy_bytes(session, legacy_request("ping")))
+            assert connection.answer().result == {}
+    infinite = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1e999}}'
+    with SocketClient(shared) as bridge:
+        bridge.ask(INITIALIZE)
+        for body in (*bodies, infinite):
+            bridge.send(body)
+            assert bridge.ask(legacy_request("ping"))["result"] == {}
 
 
-def test_ten_thousand_lines_of_garbage_are_each_answered(shared: Daemon, door: Endpoint) -> None:
-    with SocketClient(shared) as pipe:
-        pipe.ask(INITIALIZE)
+def test_ten_thousand_invalid_lines_each_get_an_error(shared: Daemon, mcp: Endpoint) -> None:
+    with SocketClient(shared) as bridge:
+        bridge.ask(INITIALIZE)
         block = b"\n".join([b"garbage", b"{}", b"[1,2", b"\xff\xfe", b'{"id":1}'] * 100)
         for _ in range(20):
-            pipe.send(block)
+            bridge.send(block)
             for _ in range(500):
-                assert pipe.message()["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
-        assert pipe.ask(legacy_request("ping"))["result"] == {}
-    assert door.call("raw_ok").status == 200
+                assert bridge.message()["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
+        assert bridge.ask(legacy_request("ping"))["result"] == {}
+    assert mcp.call("raw_ok").status == 200
 
 
-def test_a_line_beyond_all_size_is_told_so(shared: Daemon, door: Endpoint) -> None:
-    with SocketClient(shared) as pipe:
-        pipe.ask(INITIALIZE)
-        block = b"x" * 1_000_000
-        try:
+def test_a_line_that_is_too_long_gets_an_error(shared: Daemon, mcp: Endpoint) -> None:
+    block = b"x" * 1_000_000
+    with SocketClient(shared) as bridge:
+        bridge.ask(INITIALIZE)
+        # The error comes before all of it is sent.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for _ in range(70):
-                pipe._socket.sendall(block)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        error = pipe.message()["error"]
+                bridge._socket.sendall(block)
+        error = bridge.message()["error"]
         assert (error["code"], "too large" in error["message"]) == (PARSE_ERROR, True)
-    assert door.call("raw_ok").status == 200
+    with SocketClient(shared, bridge=False) as commands:
+        with contextlib.suppress(BrokenPipeError):
+            commands.send(block * 18)
+        line = b""
+        with contextlib.suppress(ConnectionResetError):
+            line = commands._socket.recv(1 << 16)
+        assert b"at most" in line
+    assert mcp.call("raw_ok").status == 200
 
 
-def test_a_client_that_sends_and_never_reads_harms_nobody_else(shared: Daemon, door: Endpoint) -> None:
-    with SocketClient(shared) as pipe:
-        pipe.send(INITIALIZE)
-        pipe._socket.settimeout(0.5)
+def test_a_client_that_never_reads_delays_no_other(shared: Daemon, mcp: Endpoint) -> None:
+    with SocketClient(shared) as bridge:
+        bridge.send(INITIALIZE)
+        bridge._socket.settimeout(0.5)
         big = legacy_request("tools/call", {"name": "raw_huge", "arguments": {"bytes": 2_000_000}})
         sent = 0
         try:
             while sent < 20:
-                pipe.send(big)
+                bridge.send(big)
                 sent += 1
         except TimeoutError:
             assert sent > 0
-        assert door.call("raw_ok").status == 200
+        assert mcp.call("raw_ok").status == 200
 
 
-def test_a_client_that_goes_away_in_the_middle_of_a_line_harms_nobody(shared: Daemon, door: Endpoint) -> None:
-    pipe = SocketClient(shared)
-    pipe.ask(INITIALIZE)
-    pipe._socket.sendall(b'{"jsonrpc":"2.0","id":5,"meth')
-    pipe.close()
-    for verb in (b"POST /mcp HTTP/1.1\r\nHost", door.modern_bytes("tools/list")[:-5]):
-        connection = door.connect()
-        connection.send(verb)
-        connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        connection.close()
-    assert door.call("raw_ok").status == 200
+def test_a_client_that_disconnects_within_a_line_harms_no_other(shared: Daemon, mcp: Endpoint) -> None:
+    with SocketClient(shared) as bridge:
+        bridge.ask(INITIALIZE)
+        bridge._socket.sendall(b'{"jsonrpc":"2.0","id":5,"meth')
+    for part in (b"POST /mcp HTTP/1.1\r\nHost", mcp.modern_bytes("tools/list")[:-5]):
+        with mcp.connect() as connection:
+            connection.send(part)
+            connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert mcp.call("raw_ok").status == 200
 
 
+DEEP = b"[" * 5000 + b"]" * 5000
 COMMANDS: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"hello", "Not a command"),
-    "bytes that are no text": (b'{"method":"\xff"}', "Not a command"),
+    "invalid UTF-8": (b'{"method":"\xff"}', "Not a command"),
     "a list": (b"[1,2]", "Not a command"),
     "no method": (b'{"id":1}', "Not a command"),
     "params that are a list": (b'{"id":1,"method":"server:list","params":[1]}', "Not a command"),
-    "deep params": (
-        b'{"id":1,"method":"server:list","params":{"a":' + b"[" * 5000 + b"]" * 5000 + b"}}",
-        "Not a command",
-    ),
+    "deep params": (b'{"id":1,"method":"server:list","params":{"a":' + DEEP + b"}}", "Not a command"),
     "a lone surrogate": (rb'{"id":1,"method":"server:list","params":{"a":"\ud83d"}}', "Not a command"),
     "an unknown command": (b'{"id":1,"method":"server:lst","params":{}}', "no command 'server:lst'"),
-    "a word it does not take": (b'{"id":1,"method":"server:list","params":{"colour":"red"}}', "colour"),
+    "an unknown parameter": (b'{"id":1,"method":"server:list","params":{"colour":"red"}}', "colour"),
     "a wrong type": (b'{"id":1,"method":"log:tail","params":{"lines":"many"}}', "lines"),
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.req("KSI-6")
-def test_a_bad_command_is_told_why_and_the_next_one_is_answered(shared: Daemon, name: str) -> None:
-    line, says = COMMANDS[name]
-    with SocketClient(shared, bridge=False) as pipe:
-        pipe.send(line)
-        error = pipe.message()["error"]
-        assert says in error["message"]
-        pipe.send(b'{"jsonrpc":"2.0","id":2,"method":"system:health","params":{}}')
-        assert pipe.message()["result"]["healthy"] is True
+def test_an_invalid_command_gets_an_error_and_the_next_one_an_answer(shared: Daemon, name: str) -> None:
+    line, text = COMMANDS[name]
+    with SocketClient(shared, bridge=False) as commands:
+        commands.send(line)
+        assert text in commands.message()["error"]["message"]
+        commands.send(b'{"jsonrpc":"2.0","id":2,"method":"system:health","params":{}}')
+        assert commands.message()["result"]["healthy"] is True
 
 
 @pytest.mark.parametrize("root", ["relative", "/nowhere/at/all", "/dev/null", "\0", "x" * 5000, 5, None, []])
-def test_a_bridge_from_an_odd_place_is_answered_or_told_why(shared: Daemon, root: Any) -> None:
-    with SocketClient(shared, bridge=False) as pipe:
-        pipe.send(notice("toolcrib/bridge", {"root": root}) + b"\n" + legacy_request("ping"))
-        told = pipe.message()
-        while "method" in told:
-            told = pipe.message()
-        assert "result" in told or told["error"]["message"]
+def test_a_bridge_with_an_invalid_root_gets_an_answer_or_an_error(shared: Daemon, root: Any) -> None:
+    with SocketClient(shared, bridge=False) as bridge:
+        bridge.send(notice("toolcrib/bridge", {"root": root}) + b"\n" + legacy_request("ping"))
+        while "method" in (message := bridge.message()):
+            pass
+        assert "result" in message or message["error"]["message"]
 
 
 @pytest.mark.parametrize("block", ["[],", '{"a":1},', "[[[[[[[[]]]]]]]],"])
-def test_megabytes_of_brackets_are_refused_and_nobody_else_waits(door: Endpoint, shared: Daemon, block: str) -> None:
+def test_megabytes_of_brackets_are_refused(mcp: Endpoint, shared: Daemon, block: str) -> None:
     arguments = '{"path":[' + (block * (10_000_000 // len(block)))[:-1] + "]}"
     body = call(arguments, name='"raw_nothing"')
-    answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_nothing")), body)
+    answer = mcp.ask(mcp.usual(body, *mcp.modern_headers("tools/call", "raw_nothing")), body)
     assert (answer.status, answer.error["code"]) == (413, INVALID_REQUEST)
     assert "131072 values" in answer.error["message"]
-    with SocketClient(shared) as pipe, SocketClient(shared, bridge=False) as socket:
-        for line in (pipe, socket):
+    with SocketClient(shared) as bridge, SocketClient(shared, bridge=False) as commands:
+        for line in (bridge, commands):
             line.send(body)
             assert "131072 values" in line.message()["error"]["message"]
-    assert door.call("raw_ok").status == 200
+    assert mcp.call("raw_ok").status == 200
 
 
-@pytest.mark.parametrize("depth", [50, 120])
-def test_honest_depth_passes(door: Endpoint, depth: int) -> None:
-    arguments = json.loads(nested(depth))
-    assert door.call("raw_ok", arguments).result["structuredContent"]["arguments"] == arguments
+def rejected(mcp: Endpoint) -> bytes:
+    return b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 0\r\n\r\n" % mcp.port
 
 
-def rejected(door: Endpoint) -> bytes:
-    return b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 0\r\n\r\n" % door.port
+REJECTED = {
+    "no token": (b"", b""),
+    "another host": (b"127.0.0.1", b"evil.example"),
+    "another path": (b"/mcp", b"/other"),
+    "a wrong token": (b"Content", b"Authorization: Bearer wrong\r\nContent"),
+}
 
 
-@pytest.mark.parametrize("wrong", ["no token", "another host", "another path", "a wrong token"])
-def test_whoever_is_rejected_cannot_keep_the_connection(door: Endpoint, wrong: str) -> None:
-    asked = {
-        "no token": rejected(door),
-        "another host": rejected(door).replace(b"127.0.0.1", b"evil.example"),
-        "another path": rejected(door).replace(b"/mcp", b"/other"),
-        "a wrong token": rejected(door).replace(b"Content", b"Authorization: Bearer wrong\r\nContent"),
-    }[wrong]
-    with RawConnection(door.port) as connection:
-        connection.send(asked)
+@pytest.mark.parametrize("reason", REJECTED)
+def test_a_rejected_request_closes_the_connection(mcp: Endpoint, reason: str) -> None:
+    with mcp.connect() as connection:
+        connection.send(rejected(mcp).replace(*REJECTED[reason], 1))
         answer = connection.answer()
         assert answer.status in {401, 404, 421}
         assert answer.headers["connection"] == "close"
         assert connection.is_closed()
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the daemon's limit is lowered from outside")
-@pytest.mark.parametrize("who", ["nobody", "half a request", "rejected", "an agent"])
-def test_no_number_of_connections_locks_others_out(who: str) -> None:
-    with shared_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
-        door = Endpoint(daemon)
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the test lowers the daemon's limit")
+def test_no_number_of_connections_locks_others_out() -> None:
+    with shared_daemon({"servers": {"raw": stdio_entry("raw_server")}}, ready=["raw"]) as daemon:
+        mcp = Endpoint(daemon)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (200, 200))
-        with contextlib.ExitStack() as held:
-            for _ in range(400):
-                connection = held.enter_context(RawConnection(door.port))
-                # One that was ended already does not take what is sent.
-                with contextlib.suppress(ConnectionError):
-                    if who == "half a request":
-                        connection.send(b"POST /mcp HTTP/1.1\r\n")
-                    elif who == "rejected":
-                        connection.send(rejected(door))
-                        assert connection.answer().status == 401
-                    elif who == "an agent":
-                        connection.send(door.modern_bytes("tools/call", {"name": "raw_ok", "arguments": {}}))
-                        assert connection.answer().status == 200
-            assert door.call("raw_ok").result["structuredContent"]["ok"] is True
-            assert daemon.status()["pid"] == daemon.pid
-            restarted = daemon.command("server:restart", name="raw")
-            assert restarted["state"] == "ready"
-
-
-def test_a_line_that_is_too_long_for_the_socket_is_told_so(shared: Daemon) -> None:
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(60)
-        line.connect(str(shared.home.socket))
-        # It is refused before all of it is sent.
-        with contextlib.suppress(BrokenPipeError):
-            line.sendall(b"x" * (17 * 1024 * 1024) + b"\n")
-        told = b""
-        with contextlib.suppress(ConnectionResetError):
-            told = line.recv(1 << 16)
-    assert b"at most" in told
+        requests: dict[str, tuple[bytes, int | None]] = {
+            "silent": (b"", None),
+            "partial": (b"POST /mcp HTTP/1.1\r\n", None),
+            "rejected": (rejected(mcp), 401),
+            "accepted": (mcp.modern_bytes("tools/call", {"name": "raw_ok", "arguments": {}}), 200),
+        }
+        for sent, status in requests.values():
+            with contextlib.ExitStack() as held:
+                for _ in range(400):
+                    connection = held.enter_context(mcp.connect())
+                    # The daemon may have closed this one already.
+                    with contextlib.suppress(ConnectionError):
+                        connection.send(sent)
+                        assert status is None or connection.answer().status == status
+                assert mcp.call("raw_ok").result["structuredContent"]["ok"] is True
+                assert daemon.status()["pid"] == daemon.pid
+                assert daemon.command("server:restart", name="raw")["state"] == "ready"

@@ -7,129 +7,77 @@ import contextlib
 import http.server
 import json
 import re
-import sys
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
-from parts import fleet
 from parts.daemon import StartDaemon
+from parts.live_servers import LiveServers, call, live, until, web_config
 from parts.raw_client import Endpoint
-from parts.server_process import StartServer
-from parts.servers.odd_web import EXACT, OddWeb, running
+from parts.server_process import StartServer, stdio_command
+from parts.servers.odd_web import EXACT, OddWeb
 from parts.sizes import some
-from toolcrib.config.model import ConfigSource, Layer, Retry, ServerConfig, Transport
+from toolcrib.config.model import Retry, Transport
 from toolcrib.errors import ProtocolViolation, ServerFailure
-from toolcrib.events import Bus, Event, ServerStateChanged
 from toolcrib.servers import link
-from toolcrib.servers.model import ServerState, ToolCall
-from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.model import ServerState
 from toolcrib.servers.server import Server
 
-OWN = Path(__file__).parent.parent / "parts" / "servers"
+__all__ = ["live"]
 
 pytestmark = pytest.mark.req("BNS-5", "BNS-10")
 
 
-class ServerStarter:
-    """Starts servers and ends them with the test."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.reaper = Reaper()
-        self.made: list[Server] = []
-        self.bus = Bus()
-        self.reasons: asyncio.Queue[str] = asyncio.Queue()
-        """Why servers went away."""
-        self.bus.subscribe(self._changed, ServerStateChanged)
-
-    def _changed(self, event: Event) -> None:
-        if isinstance(event, ServerStateChanged) and event.reason:
-            self.reasons.put_nowait(event.reason)
-
-    async def started(self, transport: Transport, **settings: Any) -> Server:
-        settings = {"max_message_mb": 0.1, "retry": Retry(backoff=0.05), **settings}
-        config = ServerConfig(name="it", transport=transport, source=ConfigSource(layer=Layer.FLAGS), **settings)
-        server = Server(config, root=self.root, on_tools=lambda _: None, bus=self.bus, reaper=self.reaper)
-        self.made.append(server)
-        server.start()
-        await server.settled()
-        return server
-
-    async def stdio(self, script: str = "odd_stdio.py", **settings: Any) -> Server:
-        return await self.started(
-            Transport.STDIO, command=sys.executable, args=("-I", "-S", str(OWN / script)), **settings
-        )
-
-
 @pytest.fixture
-async def starter(tmp_path: Path) -> AsyncIterator[ServerStarter]:
-    starter = ServerStarter(tmp_path)
-    yield starter
-    for server in starter.made:
-        await server.stop()
-    starter.reaper.close()
+def small(live: LiveServers) -> LiveServers:
+    """Servers with a small limit."""
+    live.defaults = {"max_message_mb": 0.1, "retry": Retry(backoff=0.05)}
+    return live
 
 
-def call(name: str, /, **arguments: Any) -> ToolCall:
-    return ToolCall(name=name, params={"arguments": Raw(json.dumps(arguments).encode())})
-
-
-async def test_over_stdio_only_the_call_that_asked_for_too_much_fails(starter: ServerStarter) -> None:
-    server = await starter.stdio()
-    with pytest.raises(ProtocolViolation, match=r"'it'.* more than 0\.1 MB.*max_message_mb"):
+async def test_over_stdio_only_the_call_with_a_large_result_fails(small: LiveServers) -> None:
+    server = await small.odd()
+    with pytest.raises(ProtocolViolation, match=r"'odd'.* more than 0\.1 MB.*max_message_mb"):
         await server.call(call("big", size=200_000))
     assert (await server.call(call("big", size=50_000))).result is not None
     assert server.status.attempts == 0
 
 
-@pytest.mark.parametrize("tool", ["big", "bigchunks", "bigstream", "biglines", "headers", "gzip"])
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_over_http_only_the_call_that_asked_for_too_much_fails(
-    era: str, tool: str, starter: ServerStarter
-) -> None:
-    reason = {"headers": "64 KB of headers", "gzip": "compressed"}.get(tool, r"0\.1 MB.*max_message_mb")
-    async with running(OddWeb(era)) as odd:
-        server = await starter.started(Transport.HTTP, url=odd.url)
-        with pytest.raises(ProtocolViolation, match=rf"'it'.*{reason}"):
-            await server.call(call(tool, size=200_000))
-        assert (await server.call(call("echo"))).result == EXACT
-        assert server.status.state is ServerState.READY
-        assert len([seen for seen in odd.calls() if seen.message["params"]["name"] == tool]) == 1
-        await server.stop()
+async def test_over_http_only_the_call_with_a_large_result_fails(era: str, small: LiveServers) -> None:
+    async with small.web(era) as (odd, server):
+        for tool in ("big", "bigchunks", "bigstream", "biglines", "headers", "gzip"):
+            reason = {"headers": "64 KB of headers", "gzip": "compressed"}.get(tool, r"0\.1 MB.*max_message_mb")
+            with pytest.raises(ProtocolViolation, match=rf"'web'.*{reason}"):
+                await server.call(call(tool, size=200_000))
+            assert (await server.call(call("echo"))).result == EXACT
+            assert server.status.state is ServerState.READY
+            assert len([seen for seen in odd.calls() if seen.message["params"]["name"] == tool]) == 1
 
 
 @pytest.mark.parametrize("transport", [Transport.WEBSOCKET, Transport.SSE])
-async def test_over_websocket_and_sse_the_connection_ends_with_the_reason_and_comes_back(
-    transport: Transport, start_server: StartServer, starter: ServerStarter
+async def test_over_websocket_and_sse_the_connection_ends_with_the_reason_and_is_reopened(
+    transport: Transport, start_server: StartServer, small: LiveServers
 ) -> None:
-    words = {
-        Transport.WEBSOCKET: [str(OWN / "ws_server.py")],
-        Transport.SSE: [str(fleet.SERVERS / "sdk_v2.py"), "--transport", "sse"],
-    }[transport]
-    process = start_server([sys.executable, *words])
-    server = await starter.started(transport, url=process.url("ws" if transport is Transport.WEBSOCKET else "sse"))
+    kind, *words = {Transport.WEBSOCKET: ["ws", "ws_server"], Transport.SSE: ["sse", "sdk_v2", "--transport", "sse"]}[
+        transport
+    ]
+    url = start_server(stdio_command(*words)).url(kind)
+    server = await small.started(web_config(url, transport, **small.defaults))
     with pytest.raises(ServerFailure, match=r"0\.1 MB.*max_message_mb"):
         await server.call(call("big", n=200_000))
     assert (await server.call(call("big", n=50_000))).result is not None
 
 
-@pytest.mark.parametrize(
-    ("opening", "reason"), [("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")]
-)
-async def test_an_opening_that_is_too_large_is_refused_with_the_reason(
-    opening: str, reason: str, starter: ServerStarter
-) -> None:
-    async with running(OddWeb("legacy")) as odd:
+async def test_a_handshake_that_is_too_large_is_refused(small: LiveServers) -> None:
+    for opening, reason in (("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")):
+        odd = OddWeb("legacy")
         odd.opening = opening
-        server = await starter.started(Transport.HTTP, url=odd.url)
-        assert server.status.state is not ServerState.READY
-        assert reason in server.status.last_error
-        await server.stop()
+        async with small.web(odd) as (_, server):
+            assert server.status.state is not ServerState.READY
+            assert reason in server.status.last_error
 
 
 NOISES = (
@@ -156,48 +104,47 @@ async def calls_until(flood: asyncio.Future[Any], quiet: Server) -> int:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("what", NOISES)
-async def test_a_process_that_floods_is_ended_with_the_reason_and_the_others_go_on(
-    what: str, starter: ServerStarter
-) -> None:
-    flooding, quiet = await starter.stdio(), await starter.stdio()
-    flood = asyncio.create_task(flooding.call(call("flood", what=what), on_progress=lambda _: None))
-    assert await calls_until(flood, quiet) >= 2
-    with pytest.raises(ServerFailure, match=r"'it'.*sends far more.*may have run"):
-        await flood
-    assert await starter.reasons.get() == link.FLOOD_REASON
-    if what == "garbage":
-        # The reason is still shown when the server is back.
+async def test_a_process_that_floods_is_ended_with_the_reason_and_delays_no_other(small: LiveServers) -> None:
+    flooding, quiet = await small.odd(), await small.odd()
+    for number, what in enumerate(NOISES):
+        flood = asyncio.create_task(flooding.call(call("flood", what=what), on_progress=lambda _: None))
+        assert await calls_until(flood, quiet) >= 2, what
+        with pytest.raises(ServerFailure, match=r"'odd'.*sends far more.*may have run"):
+            await flood
+        await until(lambda seen=number: len(small.reasons()) > seen, "the reason")
+        assert small.reasons()[number:] == [link.FLOOD_REASON], what
+        # The reason is still shown when the server is connected again.
         assert (await flooding.call(call("echo"))).result is not None
         assert (flooding.status.state, flooding.status.last_error) == (ServerState.READY, link.FLOOD_REASON)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["answer", "standing", "sse"])
-async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str, starter: ServerStarter) -> None:
-    async with running(OddWeb("legacy")) as odd:
-        odd.status_for_get = 200 if way == "standing" else 405
-        transport = Transport.SSE if way == "sse" else Transport.HTTP
-        url = odd.url.replace("/mcp", "/sse") if way == "sse" else odd.url
-        server, quiet = await starter.started(transport, url=url), await starter.stdio()
+async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str, small: LiveServers) -> None:
+    odd = OddWeb("legacy")
+    odd.status_for_get = 200 if way == "standing" else 405
+    async with small.web(odd, Transport.SSE if way == "sse" else Transport.HTTP) as (_, server):
+        quiet = await small.odd()
         odd.flooding.set()
-        flood = asyncio.ensure_future(server.call(call("flood")) if way == "answer" else starter.reasons.get())
+        reason = until(small.reasons, "the reason")
+        flood = asyncio.ensure_future(server.call(call("flood")) if way == "answer" else reason)
         assert await calls_until(flood, quiet) >= 2
         odd.flooding.clear()
         if way == "answer":
+            reason.close()
             with pytest.raises(ServerFailure, match="sends far more"):
                 await flood
         else:
-            assert await flood == link.FLOOD_REASON
-        await server.stop()
+            assert (await flood)[0] == link.FLOOD_REASON
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_websocket_that_sends_too_many_fragments_or_floods_is_ended_with_the_reason(
-    start_server: StartServer, starter: ServerStarter
+async def test_a_websocket_with_too_many_fragments_or_messages_is_ended_with_the_reason(
+    start_server: StartServer, small: LiveServers
 ) -> None:
-    process = start_server([sys.executable, str(OWN / "ws_server.py")])
-    server, quiet = await starter.started(Transport.WEBSOCKET, url=process.url("ws")), await starter.stdio()
+    url = start_server(stdio_command("ws_server")).url("ws")
+    server = await small.started(web_config(url, Transport.WEBSOCKET, **small.defaults))
+    quiet = await small.odd()
     assert (await server.call(call("pieces", count=3000))).result == b'{"content": []}'
     with pytest.raises(ServerFailure, match="too many fragments"):
         await server.call(call("pieces", count=5000))
@@ -218,10 +165,10 @@ async def test_a_websocket_that_sends_too_many_fragments_or_floods_is_ended_with
         ("ones", 64, "lists more than 500,000 values"),
     ],
 )
-async def test_an_opening_or_list_too_large_over_stdio_is_refused_with_the_limit(
-    odd: str, megabytes: float, reason: str, starter: ServerStarter
+async def test_a_handshake_or_list_that_is_too_large_over_stdio_is_refused(
+    odd: str, megabytes: float, reason: str, small: LiveServers
 ) -> None:
-    server = await starter.stdio(env={"ODD": odd}, max_message_mb=megabytes, connect_timeout=60)
+    server = await small.odd(odd, max_message_mb=megabytes)
     assert server.status.state is not ServerState.READY
     assert reason in server.status.last_error
 
@@ -284,17 +231,17 @@ def kilobytes(pid: int, key: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("megabytes", some([100], [1500]))
-def test_what_is_refused_costs_little_memory_and_none_afterwards(daemon: StartDaemon, megabytes: int) -> None:
+def test_a_refused_result_costs_little_memory_and_none_afterwards(daemon: StartDaemon, megabytes: int) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as process:
         threading.Thread(target=process.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{process.server_address[1]}/mcp"
         started = daemon({"servers": {"far": {"url": url, "max_message_mb": 16}}})
         started.wait_until_ready("far")
-        door = Endpoint(started)
+        mcp = Endpoint(started)
         pid = started.status()["pid"]
         before = kilobytes(pid, "VmRSS")
         for way in (*WAYS, "close", "close"):
-            answer = door.call(f"far_{way}", {"mb": megabytes}).result
+            answer = mcp.call(f"far_{way}", {"mb": megabytes}).result
             assert answer["isError"], way
             assert ("64 KB of headers" if way == "headers" else "max_message_mb") in answer["content"][0]["text"]
         assert kilobytes(pid, "VmHWM") - before < 60_000

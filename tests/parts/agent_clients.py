@@ -93,8 +93,8 @@ class AgentClient:
         self.era = era
         labels = [] if conversation is None else [("X-Toolcrib-Conversation", conversation)]
         self.token = token
-        self.door = AgentEndpoint(daemon, token, *labels)
-        self.session = self.door.begin() if era == "legacy" else ""
+        self.endpoint = AgentEndpoint(daemon, token, *labels)
+        self.session = self.endpoint.begin() if era == "legacy" else ""
         self._connection: RawConnection | None = None
 
     def __enter__(self) -> AgentClient:
@@ -111,7 +111,7 @@ class AgentClient:
     @property
     def connection(self) -> RawConnection:
         if self._connection is None:
-            self._connection = self.door.connect()
+            self._connection = self.endpoint.connect()
         return self._connection
 
     def bytes_of(self, method: str, params: Mapping[str, Any] | None = None, *, meta: Any = None) -> bytes:
@@ -119,9 +119,9 @@ class AgentClient:
         if self.era == "modern":
             body = request(method, params, id=0, meta={**META, **(meta or {})})
             named = (params or {}).get("name") if method == "tools/call" else None
-            return self.door.raw(self.door.usual(body, *self.door.modern_headers(method, named)), body)
+            return self.endpoint.raw(self.endpoint.usual(body, *self.endpoint.modern_headers(method, named)), body)
         body = legacy_request(method, {**(params or {}), **({"_meta": meta} if meta else {})}, id=0)
-        return self.door.legacy_bytes(self.session, body)
+        return self.endpoint.legacy_bytes(self.session, body)
 
     def send_call(self, tool: str, /, *, meta: Any = None, **arguments: Any) -> None:
         self.connection.send(self.bytes_of("tools/call", {"name": tool, "arguments": arguments}, meta=meta))
@@ -148,8 +148,8 @@ class AgentClient:
     def cancel(self) -> None:
         """Takes back its request 0, as a legacy client does."""
         body = notice("notifications/cancelled", {"requestId": 0})
-        with self.door.connect() as connection:
-            connection.send(self.door.legacy_bytes(self.session, body))
+        with self.endpoint.connect() as connection:
+            connection.send(self.endpoint.legacy_bytes(self.session, body))
             assert connection.answer().status == 202
 
     def tools(self) -> set[str]:
@@ -158,9 +158,9 @@ class AgentClient:
     @contextlib.contextmanager
     def listening(self) -> Iterator[RawConnection]:
         """The stream on which this client hears that its tools changed."""
-        with self.door.connect() as stream:
+        with self.endpoint.connect() as stream:
             if self.era == "legacy":
-                stream.send(self.door.stream_bytes(self.session))
+                stream.send(self.endpoint.stream_bytes(self.session))
                 assert stream.head()[0] == 200
             else:
                 stream.send(self.bytes_of("subscriptions/listen", {"notifications": {"toolsListChanged": True}}))

@@ -13,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from parts import fleet
+from parts.preloaded import Preloaded
 
 START_LIMIT = 60.0
 URL_PATHS = {"http": "/mcp", "sse": "/sse", "ws": "/ws"}
@@ -41,14 +43,22 @@ def stdio_command(name: str, *flags: str) -> list[str]:
     return [python, *isolated, str(fleet.SERVERS / f"{name}.py"), *flags]
 
 
+def stdio_entry(name: str, *flags: str, **more: Any) -> dict[str, Any]:
+    """The same as an entry of a configuration."""
+    command, *args = stdio_command(name, *flags)
+    return {"command": command, "args": args, **more}
+
+
 @contextlib.contextmanager
 def starting() -> Iterator[StartServer]:
     started: list[subprocess.Popen[str]] = []
 
     def start(words: Sequence[str], env: Mapping[str, str] | None = None) -> RunningServer:
-        process = subprocess.Popen(
-            list(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
-        )
+        # A script of this interpreter needs no fresh one; settings of the interpreter would need one.
+        program = Preloaded if [words[0], words[1][-3:]] == [sys.executable, ".py"] else subprocess.Popen
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        process = program(list(words), text=True, env={**inherited, **(env or {})}, **pipes)
         started.append(process)
         return RunningServer(process=process, port=_port(process))
 

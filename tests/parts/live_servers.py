@@ -1,0 +1,121 @@
+"""`Server` objects of the product, connected to our odd test servers without a daemon.
+
+In: a configuration or the name of an oddity. Out: a started `Server`, stopped at the end of the test. Import the
+fixture `live` to use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from parts.fleet import SERVERS
+from parts.servers.odd_web import OddWeb, running
+from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
+from toolcrib.events import Bus, Event, ServerStateChanged
+from toolcrib.servers.model import ServerState, ToolCall
+from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.server import Server
+
+ODD_STDIO = str(SERVERS / "odd_stdio.py")
+SOURCE = ConfigSource(layer=Layer.FLAGS)
+LIMIT = 60.0
+
+
+def call(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, params={"arguments": Raw(json.dumps(arguments).encode())})
+
+
+def odd_config(odd: str = "", env: Mapping[str, str] | None = None, **settings: Any) -> ServerConfig:
+    own: dict[str, Any] = {"command": sys.executable, "args": ("-I", "-S", ODD_STDIO), "connect_timeout": LIMIT}
+    own["env"] = {"ODD": odd, **(env or {})}
+    return ServerConfig(name="odd", transport=Transport.STDIO, source=SOURCE, **{**own, **settings})
+
+
+def web_config(url: str, transport: Transport = Transport.HTTP, **settings: Any) -> ServerConfig:
+    return ServerConfig(name="web", transport=transport, source=SOURCE, url=url, **settings)
+
+
+async def until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -> Any:
+    try:
+        async with asyncio.timeout(limit):
+            while not (answer := condition()):  # noqa: ASYNC110 - the condition depends on other processes
+                await asyncio.sleep(0.01)
+            return answer
+    except TimeoutError:
+        raise TimeoutError(f"waited {limit:g} s for {what}") from None
+
+
+@dataclass
+class LiveServers:
+    root: Path
+    bus: Bus = field(default_factory=Bus)
+    reaper: Reaper = field(default_factory=Reaper)
+    news: list[tuple[ServerState, int]] = field(default_factory=list)
+    """The state and the number of tools at each call of on_tools."""
+    events: list[ServerStateChanged] = field(default_factory=list)
+    made: list[Server] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Settings of every server."""
+
+    def __post_init__(self) -> None:
+        self.bus.subscribe(self._changed, ServerStateChanged)
+
+    def _changed(self, event: Event) -> None:
+        assert isinstance(event, ServerStateChanged)
+        self.events.append(event)
+
+    def reasons(self) -> list[str]:
+        """Why servers became unavailable."""
+        return [event.reason for event in self.events if event.reason]
+
+    def make(self, config: ServerConfig, **more: Any) -> Server:
+        def on_tools(server: Server) -> None:
+            self.news.append((server.status.state, len(server.tools or ())))
+
+        server = Server(config, root=self.root, on_tools=on_tools, bus=self.bus, reaper=self.reaper, **more)
+        self.made.append(server)
+        return server
+
+    async def started(self, config: ServerConfig, **more: Any) -> Server:
+        server = self.make(config, **more)
+        server.start()
+        await server.settled()
+        return server
+
+    async def odd(self, odd: str = "", **settings: Any) -> Server:
+        """A server over stdio, odd in this way."""
+        return await self.started(odd_config(odd, **{**self.defaults, **settings}))
+
+    @contextlib.asynccontextmanager
+    async def web(
+        self, odd: OddWeb | str, transport: Transport = Transport.HTTP, path: str = "", tls: Any = None, **settings: Any
+    ) -> AsyncIterator[tuple[OddWeb, Server]]:
+        """A server over a web transport, and its other end: an `OddWeb`, or a new one of this era."""
+        async with running(OddWeb(odd) if isinstance(odd, str) else odd, tls) as answering:
+            scheme = {Transport.WEBSOCKET: "ws"}.get(transport, "http") + ("s" if tls else "")
+            url = f"{scheme}://127.0.0.1:{answering.port}{path or ('/sse' if transport is Transport.SSE else '/mcp')}"
+            server = await self.started(web_config(url, transport, **{**self.defaults, **settings}))
+            yield answering, server
+            await server.stop()
+
+    async def end(self) -> None:
+        for server in self.made:
+            await server.stop()
+        self.reaper.close()
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[LiveServers]:
+    servers = LiveServers(tmp_path)
+    yield servers
+    await servers.end()
