@@ -1,4 +1,4 @@
-"""Agents at the command line, with and without a daemon: what a person says holds at the endpoint at once."""
+"""Agents and approvals at the command line, and the commands that agents may use over MCP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, nonce_of, refusal
+from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, Owner, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli, shared_daemon
 from parts.raw_client import Endpoint
 from parts.recording_server import Notes
@@ -35,7 +36,7 @@ class Stage:
         return token
 
     def knows(self, token: str) -> bool:
-        """Whether the endpoint lets it in."""
+        """Whether the endpoint accepts the token."""
         status = AgentEndpoint(self.daemon, token).modern("tools/list").status
         assert status in (200, 401)
         return status == 200
@@ -48,56 +49,52 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     notes = Notes(tmp_path_factory.mktemp("notes") / "seen")
-    with shared_daemon({"servers": {"w": notes.server("note", reads="look")}}, ready=["w"]) as daemon:
+    say = "import sys; print('SAID-BY-BROKEN', file=sys.stderr, flush=True); sys.exit(3)"
+    broken = {"command": sys.executable, "args": ["-c", say]}
+    with shared_daemon({"servers": {"w": notes.server("note", reads="look"), "broken": broken}}, ready=["w"]) as daemon:
         yield Stage(daemon=daemon, cli=functools.partial(run_cli, daemon.home), notes=notes)
 
 
-# --- with and without a daemon ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.usual(engine="sqlite")
-def test_an_agent_made_without_a_daemon_is_let_in_by_the_next_one(
+def test_an_agent_added_without_a_daemon_is_accepted_by_the_next_one(
     toolcrib_home: Home, daemon: StartDaemon, cli: Cli, store_env: dict[str, str]
 ) -> None:
     cli = functools.partial(cli, env=store_env)
     made = cli("agent", "add", "reviewer", "--profile", "read-only", "--workdir", ".", "--expires", "8h", "--json")
-    told = made.ok().json
-    assert (told["agent"], told["profile"], told["parent"]) == ("reviewer", "read-only", None)
-    assert told["workdir"] == str(toolcrib_home.project.resolve())
-    assert told["expires_at"] == pytest.approx(time.time() + 8 * 3600, abs=60)
-    file = Path(told["token_file"])
+    done = made.ok().json
+    assert (done["agent"], done["profile"], done["parent"]) == ("reviewer", "read-only", None)
+    assert done["workdir"] == str(toolcrib_home.project.resolve())
+    assert done["expires_at"] == pytest.approx(time.time() + 8 * 3600, abs=60)
+    file = Path(done["token_file"])
     assert file == toolcrib_home.toolcrib / "state" / "agents" / "reviewer" / "token"
-    assert file.read_text().strip() == told["token"]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent, file.parent.parent)] == [
-        0o600,
-        0o700,
-        0o700,
-    ]
+    assert file.read_text().strip() == done["token"]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent, file.parent.parent)]
+    assert modes == [0o600, 0o700, 0o700]
     cli("agent", "add", "scout", "--parent", "reviewer").ok()
     (file.parent.parent / "stray").mkdir()
     running = daemon({}, env=store_env)
     assert sorted(path.name for path in file.parent.parent.iterdir()) == ["reviewer", "scout"]
-    assert AgentEndpoint(running, told["token"]).modern("tools/list").status == 200
+    assert AgentEndpoint(running, done["token"]).modern("tools/list").status == 200
     assert [row["name"] for row in cli("agent", "list", "--json").ok().json["agents"]] == ["reviewer", "scout"]
     removed = cli("agent", "remove", "reviewer").ok()
     assert removed.out == "Removed reviewer.\nAlso removed its children: scout.\n"
-    assert AgentEndpoint(running, told["token"]).modern("tools/list").status == 401
+    assert AgentEndpoint(running, done["token"]).modern("tools/list").status == 401
     assert not list(file.parent.parent.iterdir())
 
 
-def test_a_person_is_told_the_token_once_and_what_to_do_next(stage: Stage) -> None:
-    told = stage.cli("agent", "add", "first", "--profile", "read-only", "--expires", "30m").ok()
+def test_the_token_is_shown_once_with_the_next_steps(stage: Stage) -> None:
+    done = stage.cli("agent", "add", "first", "--profile", "read-only", "--expires", "30m").ok()
     token = stage.daemon.home.toolcrib.joinpath("state", "agents", "first", "token").read_text().strip()
-    assert told.out == f"Agent first: profile read-only, for 30m 0s.\nToken (shown only once): {token}\n"
-    assert "toolcrib connect claude --agent first" in told.err
-    assert "toolcrib trust --server w" in told.err, "none of its tools counts as one that only reads"
+    assert done.out == f"Agent first: profile read-only, for 30m 0s.\nToken (shown only once): {token}\n"
+    assert "toolcrib connect claude --agent first" in done.err
+    assert "toolcrib trust --server w" in done.err, "none of its tools counts as one that only reads"
     assert token not in stage.cli("agent", "show", "first").ok().out
     assert token not in json.dumps(stage.cli("agent", "list", "--json").ok().json)
     assert token not in json.dumps(stage.cli("audit", "--json").ok().json)
     assert token not in (stage.daemon.home.toolcrib / "state" / "toolcrib.log").read_text()
 
 
-def test_agents_are_listed_with_what_one_wants_to_know(stage: Stage) -> None:
+def test_agents_are_listed_with_their_details(stage: Stage) -> None:
     stage.add("lead", "--workdir", "/")
     token = stage.add("leads-own", "--parent", "lead", "--expires", "2d")
     with AgentClient(stage.daemon, "leads-own", token, "modern") as client:
@@ -115,51 +112,50 @@ def test_agents_are_listed_with_what_one_wants_to_know(stage: Stage) -> None:
     assert described["rules"] == [{"text": "agent lead: deny w:look", "origin": "agent", "deny": "w:look"}]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["add", "Owner"], 2, "cannot be an agent's name"),
-        (["add", "owner"], 2, "taken by Toolcrib itself"),
-        (["add", "boss", "--profile", "owner"], 2, "`trusted` is the widest"),
-        (["add", "x", "--profile", "reed-only"], 4, "Did you mean read-only?"),
-        (["add", "x", "--expires", "soon"], 2, "30m, 8h or 2d"),
-        (["add", "x", "--workdir", "nowhere"], 2, "is no folder"),
-        (["add", "x", "--parent", "nobody"], 4, "no agent 'nobody'"),
-        (["rotate", "nobody"], 4, "no agent 'nobody'"),
-        (["remove", "nobody"], 4, "no agent 'nobody'"),
-        (["show", "nobody"], 4, "no agent 'nobody'"),
-    ],
-)
-def test_a_mistake_is_told_with_its_remedy(stage: Stage, words: list[str], code: int, says: str) -> None:
+MISTAKES: list[tuple[list[str], int, str]] = [
+    (["add", "Owner"], 2, "cannot be an agent's name"),
+    (["add", "owner"], 2, "taken by Toolcrib itself"),
+    (["add", "boss", "--profile", "owner"], 2, "`trusted` is the widest"),
+    (["add", "x", "--profile", "reed-only"], 4, "Did you mean read-only?"),
+    (["add", "x", "--expires", "soon"], 2, "30m, 8h or 2d"),
+    (["add", "x", "--workdir", "nowhere"], 2, "is no folder"),
+    (["add", "x", "--parent", "nobody"], 4, "no agent 'nobody'"),
+    (["rotate", "nobody"], 4, "no agent 'nobody'"),
+    (["remove", "nobody"], 4, "no agent 'nobody'"),
+    (["show", "nobody"], 4, "no agent 'nobody'"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "text"), MISTAKES)
+def test_a_mistake_gets_an_error_with_its_remedy(stage: Stage, words: list[str], code: int, text: str) -> None:
     refused = stage.cli("agent", *words)
-    assert (refused.exit_code, says in refused.err) == (code, True), refused.err
+    assert (refused.exit_code, text in refused.err) == (code, True), refused.err
 
 
-# --- what holds at the endpoint --------------------------------------------------------------------------------------
-
-
-def test_a_rotated_token_is_void_at_once_and_the_file_has_the_new_one(stage: Stage) -> None:
+def test_a_rotated_token_is_refused_at_once_and_the_file_has_the_new_one(stage: Stage) -> None:
     old = stage.add("turning")
     child = stage.add("turning-own", "--parent", "turning")
-    told = stage.cli("agent", "rotate", "turning", "--json").ok().json
-    assert Path(told["token_file"]).read_text().strip() == told["token"] != old
-    assert [stage.knows(token) for token in (old, told["token"], child)] == [False, True, True]
+    done = stage.cli("agent", "rotate", "turning", "--json").ok().json
+    assert Path(done["token_file"]).read_text().strip() == done["token"] != old
+    assert [stage.knows(token) for token in (old, done["token"], child)] == [False, True, True]
 
 
-def test_an_agent_ends_when_its_time_is_over(stage: Stage) -> None:
-    # Asked over the socket: a busy machine takes more than a second for one command of the CLI.
+def test_an_agent_expires(stage: Stage) -> None:
+    # Over the socket: on a busy machine one command of the CLI takes more than a second.
     token = stage.daemon.command("agent:add", name="brief", expires="2s")["token"]
     child = stage.daemon.command("agent:add", name="brief-own", parent="brief")["token"]
     folder = stage.daemon.home.toolcrib / "state" / "agents"
-    wait_for(lambda: not stage.knows(token), "the end of its time", limit=10)
+    wait_for(lambda: not stage.knows(token), "the token to expire", limit=10)
     assert not stage.knows(child)
-    wait_for(lambda: not (folder / "brief").exists() and not (folder / "brief-own").exists(), "its folder to go")
+    wait_for(
+        lambda: not (folder / "brief").exists() and not (folder / "brief-own").exists(), "its folder to be removed"
+    )
     assert stage.cli("agent", "show", "brief").exit_code == 4
     expired = stage.cli("audit", "--agent", "brief", "--json").ok().json["entries"][-1]
     assert expired["outcome"] == "agent expired"
 
 
-def test_what_a_crash_left_is_swept_when_the_daemon_starts_again(
+def test_files_left_by_a_crash_are_removed_at_the_next_start(
     toolcrib_home: Home, daemon: StartDaemon, cli: Cli
 ) -> None:
     running = daemon({})
@@ -169,9 +165,9 @@ def test_what_a_crash_left_is_swept_when_the_daemon_starts_again(
     folder = toolcrib_home.toolcrib / "state" / "agents"
     (folder / "half-made").mkdir()
     (folder / "half-made" / "token").write_text("tcb_half")
-    # As if the rotation had been cut short before the store had the new token.
+    # As if the daemon was killed during a rotation, before the new token was stored.
     (folder / "stays" / "token.new").write_text("tcb_never_stored\n")
-    wait_for(lambda: cli("agent", "list", "--json").ok().json["agents"][-1]["name"] == "stays", "its time to be over")
+    wait_for(lambda: cli("agent", "list", "--json").ok().json["agents"][-1]["name"] == "stays", "the agent to expire")
     again = daemon()
     assert [path.name for path in folder.iterdir()] == ["stays"]
     assert {path.name for path in (folder / "stays").iterdir()} == {"store", "token"}
@@ -180,7 +176,7 @@ def test_what_a_crash_left_is_swept_when_the_daemon_starts_again(
 
 
 @pytest.mark.req("KSI-6")
-def test_the_owner_may_do_it_over_mcp_and_the_audit_log_does_not_hear_the_token(stage: Stage) -> None:
+def test_the_owner_can_add_an_agent_over_mcp_and_the_token_is_not_audited(stage: Stage) -> None:
     answer = Endpoint(stage.daemon).call("crib_agent_add", {"name": "from-afar", "profile": "nothing"})
     token = answer.result["structuredContent"]["token"]
     assert stage.knows(token)
@@ -192,15 +188,12 @@ def test_the_owner_may_do_it_over_mcp_and_the_audit_log_does_not_hear_the_token(
     assert token not in json.dumps(rows)
 
 
-# --- a person's word -------------------------------------------------------------------------------------------------
-
-
 _numbers = itertools.count()
 
 
 @pytest.fixture
 def asked(stage: Stage, request: pytest.FixtureRequest) -> Callable[..., AgentClient]:
-    """An agent whose calls of w:note wait for a person."""
+    """An agent whose calls of w:note need an approval."""
 
     def made(era: str, *when: str) -> AgentClient:
         name = f"asked-{next(_numbers)}"
@@ -224,7 +217,7 @@ LONG = "x" * 2000 + "; its end"
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., AgentClient], era: str) -> None:
+def test_a_call_waits_for_approval(stage: Stage, asked: Callable[..., AgentClient], era: str) -> None:
     client = asked(era)
     client.send_call("w_note", nonce=f"{client.name} yes", password="ls;key=$(id)\u202e", token=client.token, long=LONG)
     waiting = question(stage, client)
@@ -251,13 +244,13 @@ def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., Agen
     assert "None waits" in late.err
 
 
-def test_what_is_approved_for_always_is_asked_no_more_and_gives_no_more(
+def test_an_approval_with_always_allows_the_same_call_and_no_other(
     stage: Stage, asked: Callable[..., AgentClient]
 ) -> None:
     client = asked("modern", "nonce one_of a, b")
     client.send_call("w_note", nonce="a")
-    told = stage.cli("approve", question(stage, client)["id"], "--always").ok()
-    assert told.out.endswith("From now on: allow w:note when nonce one_of a, b.\n")
+    done = stage.cli("approve", question(stage, client)["id"], "--always").ok()
+    assert done.out.endswith("From now on: allow w:note when nonce one_of a, b.\n")
     assert nonce_of(client.answer()) == "a"
     assert nonce_of(client.call("w_note", nonce="b")) == "b"
     assert "no rule allows it" in refusal(client.call("w_note", nonce="c"))
@@ -268,18 +261,20 @@ def test_what_is_approved_for_always_is_asked_no_more_and_gives_no_more(
     assert "refused by the owner" in refusal(client.answer())
 
 
-def test_what_is_refused_for_always_is_denied_from_then_on(stage: Stage, asked: Callable[..., AgentClient]) -> None:
+def test_a_refusal_with_always_denies_later_calls(stage: Stage, asked: Callable[..., AgentClient]) -> None:
     client = asked("legacy")
     client.send_call("w_note", nonce=f"{client.name} 1")
-    told = stage.cli("refuse", question(stage, client)["id"], "--always").ok()
-    assert told.out.endswith("From now on: deny w:note.\n")
+    done = stage.cli("refuse", question(stage, client)["id"], "--always").ok()
+    assert done.out.endswith("From now on: deny w:note.\n")
     assert refusal(client.answer())
     assert "deny w:note" in refusal(client.call("w_note", nonce=f"{client.name} 2"))
     assert not stage.waiting(client.name)
     assert not [nonce for nonce in stage.notes.nonces() if nonce.startswith(client.name)]
 
 
-def test_what_a_parent_asks_for_cannot_be_settled_at_its_child(stage: Stage, asked: Callable[..., AgentClient]) -> None:
+def test_a_parents_rule_cannot_be_changed_by_an_approval_of_its_child(
+    stage: Stage, asked: Callable[..., AgentClient]
+) -> None:
     parent = asked("modern")
     token = stage.add(f"{parent.name}-own", "--parent", parent.name)
     with AgentClient(stage.daemon, f"{parent.name}-own", token, "modern") as client:
@@ -292,20 +287,83 @@ def test_what_a_parent_asks_for_cannot_be_settled_at_its_child(stage: Stage, ask
         assert nonce_of(client.answer()) == client.name
 
 
-def test_one_may_wait_for_the_next_question(stage: Stage, asked: Callable[..., AgentClient]) -> None:
+def test_approvals_can_wait_for_the_next_call(stage: Stage, asked: Callable[..., AgentClient]) -> None:
     client = asked("modern")
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(stage.cli, "approvals", "--wait", "--json")
         client.send_call("w_note", nonce=client.name)
         rows = watching.result(timeout=30).ok().json["approvals"]
     (row,) = [row for row in rows if row["agent"] == client.name]
-    assert (row["agent"], row["tool"], row["arguments"]) == (client.name, "w:note", {"nonce": client.name})
+    assert (row["tool"], row["arguments"]) == ("w:note", {"nonce": client.name})
     assert 0 < row["left"] <= 45
     stage.cli("refuse", row["id"]).ok()
     client.answer()
 
 
-def test_without_a_daemon_nothing_can_wait(cli: Cli) -> None:
+def test_approvals_need_a_daemon(cli: Cli) -> None:
     for words in (["approvals"], ["approvals", "--wait"], ["approve", "a1"], ["refuse", "a1"]):
-        told = cli(*words)
-        assert (told.exit_code, "No daemon is running, so no calls are waiting" in told.err) == (7, True)
+        done = cli(*words)
+        assert (done.exit_code, "No daemon is running, so no calls are waiting" in done.err) == (7, True)
+
+
+FOR_ALL = {"crib_system_health", "crib_system_stats", "crib_server_list"}
+OWNERS = {"crib_agent_add", "crib_permission_allow", "crib_approval_answer", "crib_audit_query"}
+SHOWN: dict[str, set[str]] = {
+    "trusted": FOR_ALL | {"crib_raw_command"},
+    "developer": FOR_ALL,
+    "read-only": FOR_ALL,
+    "nothing": set(),
+}
+
+
+@pytest.mark.req("KSI-6")
+@pytest.mark.parametrize("era", ERAS)
+def test_each_profile_is_shown_the_commands_that_it_may_use(stage: Stage, era: str) -> None:
+    for profile, shown in SHOWN.items():
+        token = Owner(stage.daemon).add(f"{profile}-{era}", profile=profile)
+        with AgentClient(stage.daemon, profile, token, era) as client:
+            assert {name for name in client.tools() if name.startswith("crib_")} == shown
+    with AgentClient(stage.daemon, "owner", stage.daemon.token, era) as client:
+        assert client.tools() >= FOR_ALL | OWNERS | {"crib_raw_command"}
+
+
+@pytest.mark.req("KSI-6", "KSI-8")
+def test_no_rule_and_no_raw_command_gives_an_agent_the_owners_commands(stage: Stage) -> None:
+    owner = Owner(stage.daemon)
+    token = owner.add("greedy", "*:*", "crib:*", "crib:agent_add")
+    with AgentClient(stage.daemon, "greedy", token, "modern") as client:
+        assert not client.tools() & OWNERS
+        for tool in sorted(OWNERS):
+            assert "for the owner alone" in refusal(client.call(tool, name="evil"))
+    with AgentClient(stage.daemon, "t", owner.add("t", profile="trusted"), "modern") as client:
+        health = client.call("crib_raw_command", command="system:health").result
+        assert health["structuredContent"]["healthy"] is True
+        refused = client.call("crib_raw_command", command="agent:add", parameters={"name": "evil"})
+        assert "crib:agent_add" in refusal(refused)
+    assert "evil" not in {agent["name"] for agent in owner.say("agent:list")["agents"]}
+    lines = [(row["tool"], row["decision"], row["outcome"]) for row in owner.audit(agent="t") if row["outcome"]]
+    assert ("crib:system_health", "allow", "ok") in lines
+    assert ("crib:agent_add", "deny", "denied") in lines
+
+
+@pytest.mark.req("KSI-9")
+def test_an_agent_sees_only_servers_that_it_can_use_and_nothing_of_their_output(stage: Stage) -> None:
+    owner = Owner(stage.daemon)
+    wait_for(lambda: "SAID-BY-BROKEN" in str(owner.say("server:list")), "the owner to see its output")
+    with AgentClient(stage.daemon, "dev", owner.add("dev", profile="developer"), "modern") as client:
+        for tool in ("crib_server_list", "crib_system_health"):
+            result = str(client.call(tool).result)
+            assert "SAID-BY-BROKEN" not in result
+            assert "broken" not in result
+
+
+def test_a_call_that_waits_for_approval_is_refused_when_the_daemon_stops(daemon: StartDaemon, cli: Cli) -> None:
+    running = daemon({})
+    owner = Owner(running)
+    token = owner.add("asker")
+    owner.allow("asker", "crib:system_health", ask=True)
+    with AgentClient(running, "asker", token, "modern") as client:
+        client.send_call("crib_system_health")
+        wait_for(lambda: owner.say("approval:list")["approvals"], "the call to wait")
+        cli("down").ok()
+        assert "Toolcrib is stopping" in refusal(client.answer())

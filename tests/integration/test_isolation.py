@@ -68,10 +68,12 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
     servers = {f"w{number}": notes.server(*TOOLS, era=ERAS[number % 2]) for number in range(SERVERS)}
     with shared_daemon({"servers": servers}, ready=list(servers)) as daemon:
         owner = Owner(daemon)
-        tokens = {}
-        for number in range(AGENTS):
-            name, mine = f"a{number:03d}", TOOLS[number // SERVERS]
-            tokens[name] = owner.add(name, f"w{number % SERVERS}:{mine}")
+
+        def add(number: int) -> tuple[str, str]:
+            name = f"a{number:03d}"
+            return name, owner.add(name, f"w{number % SERVERS}:{TOOLS[number // SERVERS]}")
+
+        tokens = dict(all_at_once(add, range(AGENTS)))
         yield Crowd(daemon=daemon, owner=owner, notes=notes, tokens=tokens)
 
 

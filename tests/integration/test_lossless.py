@@ -1,9 +1,8 @@
-"""Bytes in are bytes out: what a server says of its tools and as a result reaches the client as the server wrote it."""
+"""Bytes in are bytes out: tool definitions and results reach the client as the server wrote them."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from parts import server_process
 from parts.daemon import Daemon, nothing_left_behind, shared_daemon
 from parts.raw_client import Endpoint, SocketClient, request
-from parts.server_process import stdio_command
+from parts.server_process import stdio_command, stdio_entry
 from parts.sizes import FULL
 
 __all__ = ["nothing_left_behind"]
@@ -55,67 +54,57 @@ RESULTS = {
     "its own result type": r'{"resultType":"complete","content":[]}',
 }
 
+letters = st.characters(exclude_categories=["Cs"])
+numbers = st.integers(min_value=-(10**40), max_value=10**40) | st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(min_value=-(10**40), max_value=10**40)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), inner, max_size=4)
-    ),
+    st.none() | st.booleans() | numbers | st.text(letters, max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(letters, max_size=8), inner, max_size=4),
     max_leaves=25,
 )
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A server of each era on each transport, all alike."""
-    folder = tmp_path_factory.mktemp("listings")
-    servers: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        start = stack.enter_context(server_process.starting())
-        for era in ERAS:
-            hints = '"resultType":"complete","ttlMs":0,"cacheScope":"private",' if era == "modern" else ""
-            listing = folder / f"{era}.json"
-            listing.write_text(f'{{{hints}"tools":[@OWN@, {DEFINITION} ]}}')
-            flags = ["--era", era, "--listing", str(listing)]
-            words = stdio_command("scripted_server", *flags)
-            servers[f"stdio-{era}"] = {"command": words[0], "args": words[1:]}
-            for name, transport, more in (
-                ("http", "http", []),
-                ("stream", "http", ["--streamed"]),
-                ("ws", "ws", []),
-                ("sse", "sse", []),
-            ):
-                if era == "modern" and name in ("ws", "sse"):
-                    continue
-                running = start([*words, "--transport", transport, *more])
-                servers[f"{name}-{era}"] = {"url": running.url(transport), "transport": _spelled(transport)}
-        yield stack.enter_context(shared_daemon({"servers": servers}, ready=list(servers)))
-
-
-def _spelled(transport: str) -> str:
-    return {"ws": "websocket"}.get(transport, transport)
-
-
+WAYS = {"http": ("http", []), "stream": ("http", ["--streamed"]), "ws": ("ws", []), "sse": ("sse", [])}
 SERVERS = [f"{name}-{era}" for era in ERAS for name in ("stdio", "http", "stream")] + ["ws-legacy", "sse-legacy"]
 
 
 @pytest.fixture(scope="module")
-def door(shared: Daemon) -> Endpoint:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Daemon]:
+    """A server of each era on each transport, all alike, and `raw`, which records its messages."""
+    servers: dict[str, Any] = {"raw": stdio_entry("raw_server", "--seen", str(folder / "seen"))}
+    with server_process.starting() as start:
+        for name in SERVERS:
+            way, _, era = name.partition("-")
+            hints = '"resultType":"complete","ttlMs":0,"cacheScope":"private",' if era == "modern" else ""
+            listing = folder / f"{era}.json"
+            listing.write_text(f'{{{hints}"tools":[@OWN@, {DEFINITION} ]}}')
+            flags = ["--era", era, "--listing", str(listing)]
+            if way == "stdio":
+                servers[name] = stdio_entry("scripted_server", *flags)
+            else:
+                transport, more = WAYS[way]
+                running = start(stdio_command("scripted_server", *flags, "--transport", transport, *more))
+                spelled = {"ws": "websocket"}.get(transport, transport)
+                servers[name] = {"url": running.url(transport), "transport": spelled}
+        with shared_daemon({"servers": servers}, ready=list(servers)) as daemon:
+            yield daemon
+
+
+@pytest.fixture(scope="module")
+def mcp(shared: Daemon) -> Endpoint:
     return Endpoint(shared)
 
 
 def spoken(text: str) -> dict[str, Any]:
-    """The arguments that have a server say this text as its result."""
+    """The arguments that make a server send this text as its result."""
     return {"lines": [base64.b64encode(f'{{"jsonrpc":"2.0","id":@ID@,"result":{text}}}'.encode()).decode()]}
 
 
-def expected(text: str, *, client: str) -> bytes:
-    """A modern client gets the result's type also where the server does not give it."""
-    if client == "legacy" or '"resultType"' in text:
+def expected(text: str) -> bytes:
+    """A modern client gets the result's type even if the server omits it."""
+    if '"resultType"' in text:
         return text.encode()
     inside = text.strip().removeprefix("{").lstrip()
     return ('{"resultType":"complete"' + ("" if inside == "}" else ",") + inside).encode()
@@ -129,42 +118,35 @@ def result_of(message: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("name", RESULTS)
-def test_a_result_arrives_byte_for_byte(door: Endpoint, server: str, name: str) -> None:
-    text = RESULTS[name]
-    params = {"name": f"{server}_say", "arguments": spoken(text)}
-    assert result_of(door.modern("tools/call", params).message) == expected(text, client="modern")
-    session = door.begin()
-    assert result_of(door.legacy(session, "tools/call", params).message) == text.encode()
-
-
-@pytest.mark.parametrize("server", SERVERS)
-def test_a_result_arrives_byte_for_byte_over_the_bridge(shared: Daemon, server: str) -> None:
-    with SocketClient(shared) as pipe:
+def test_a_result_arrives_byte_for_byte(mcp: Endpoint, shared: Daemon, server: str) -> None:
+    session = mcp.begin()
+    with SocketClient(shared) as bridge:
         for name, text in RESULTS.items():
-            pipe.send(request("tools/call", {"name": f"{server}_say", "arguments": spoken(text)}, id=5))
-            line = pipe.line()
-            while b'"id":5' not in line[:30]:
-                line = pipe.line()
-            assert result_of(line) == expected(text, client="modern"), name
+            params = {"name": f"{server}_say", "arguments": spoken(text)}
+            assert result_of(mcp.modern("tools/call", params).message) == expected(text), name
+            assert result_of(mcp.legacy(session, "tools/call", params).message) == text.encode(), name
+            bridge.send(request("tools/call", params, id=5))
+            while b'"id":5' not in (line := bridge.line())[:30]:
+                pass
+            assert result_of(line) == expected(text), name
 
 
 @pytest.mark.parametrize("server", ["http-legacy", "stream-modern"])
-def test_a_pretty_printed_result_arrives_with_all_it_says(door: Endpoint, server: str) -> None:
+def test_a_pretty_printed_result_arrives_whole(mcp: Endpoint, server: str) -> None:
     value = {"content": [{"type": "text", "text": "a\nb"}], "structuredContent": {"x": [1, 2]}}
     text = json.dumps(value, indent=2)
     if server == "stream-modern":
         text = text.replace("\n", "\r\ndata: ")
-    told = door.call(f"{server}_say", spoken(text)).result
-    assert {key: told[key] for key in value} == value
+    result = mcp.call(f"{server}_say", spoken(text)).result
+    assert {key: result[key] for key in value} == value
 
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.req("ENG-3", "BNS-4")
-def test_a_definition_arrives_byte_for_byte_but_for_its_name(door: Endpoint, server: str) -> None:
+def test_a_definition_arrives_byte_for_byte_but_for_its_name(mcp: Endpoint, server: str) -> None:
     wanted = DEFINITION.replace('{"name":"odd", ', f'{{"name":"{server}_odd",').encode()
-    session = door.begin()
-    for answer in (door.modern("tools/list"), door.legacy(session, "tools/list")):
+    session = mcp.begin()
+    for answer in (mcp.modern("tools/list"), mcp.legacy(session, "tools/list")):
         definitions = _definitions(answer.message)
         (found,) = [text for text in definitions if f'"{server}_odd"'.encode() in text]
         assert _members(found) == _members(wanted)
@@ -190,38 +172,25 @@ def _members(definition: bytes) -> list[tuple[str, bytes]]:
     value=st.dictionaries(st.sampled_from(["content", "structuredContent", "_meta", "x"]), json_values),
     ascii=st.booleans(),
 )
-def test_any_result_arrives_byte_for_byte(door: Endpoint, server: str, value: dict[str, Any], ascii: bool) -> None:
+def test_any_result_arrives_byte_for_byte(mcp: Endpoint, server: str, value: dict[str, Any], ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii)
-    answer = door.modern("tools/call", {"name": f"{server}_say", "arguments": spoken(text)})
-    assert result_of(answer.message) == expected(text, client="modern")
+    answer = mcp.modern("tools/call", {"name": f"{server}_say", "arguments": spoken(text)})
+    assert result_of(answer.message) == expected(text)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(
-    arguments=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), json_values, max_size=5)
-)
-def test_any_arguments_arrive_at_the_server(raw_door: Endpoint, arguments: dict[str, Any]) -> None:
-    told = raw_door.call("raw_ok", arguments).result["structuredContent"]["arguments"]
-    assert json.dumps(told) == json.dumps(arguments)
+@given(arguments=st.dictionaries(st.text(letters, max_size=8), json_values, max_size=5))
+def test_any_arguments_arrive_at_the_server(mcp: Endpoint, arguments: dict[str, Any]) -> None:
+    received = mcp.call("raw_ok", arguments).result["structuredContent"]["arguments"]
+    assert json.dumps(received) == json.dumps(arguments)
 
 
-@pytest.fixture(scope="module")
-def raw_door() -> Iterator[Endpoint]:
-    words = stdio_command("raw_server")
-    with shared_daemon({"servers": {"raw": {"command": words[0], "args": words[1:]}}}, ready=["raw"]) as daemon:
-        yield Endpoint(daemon)
-
-
-def test_the_params_of_a_call_reach_the_server_as_they_were_written(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    words = stdio_command("raw_server", "--seen", str(seen))
+def test_the_params_of_a_call_reach_the_server_as_they_were_written(mcp: Endpoint, folder: Path) -> None:
     arguments = r'{"n":1.0,"big":123456789012345678901234567890,"e":1E+2,"t":"\u00e9\/","a": [ null ],"":{}}'
-    with shared_daemon({"servers": {"raw": {"command": words[0], "args": words[1:]}}}, ready=["raw"]) as daemon:
-        door = Endpoint(daemon)
-        body = request("tools/call", {"name": "raw_ok", "arguments": 0, "future": {"k": 1}})
-        body = body.replace(b'"arguments": 0', b'"arguments": ' + arguments.encode())
-        answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_ok")), body)
-        assert answer.status == 200
-    (line,) = [line for line in seen.read_bytes().splitlines() if b'"tools/call"' in line]
+    body = request("tools/call", {"name": "raw_ok", "arguments": 0, "future": {"k": 1}})
+    body = body.replace(b'"arguments": 0', b'"arguments": ' + arguments.encode())
+    answer = mcp.ask(mcp.usual(body, *mcp.modern_headers("tools/call", "raw_ok")), body)
+    assert answer.status == 200
+    (line,) = [line for line in (folder / "seen").read_bytes().splitlines() if b'"future"' in line]
     assert arguments.encode() in line
     assert b'"future":{"k": 1}' in line

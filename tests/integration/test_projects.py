@@ -1,4 +1,4 @@
-"""Projects: which of them share a server process, and what a project's own file may do before a person trusts it."""
+"""Projects: which of them share a server process, and what a project's file may do before you trust it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mcp.client.stdio import StdioServerParameters
 from integration.kept import kept_open
 from parts.client import MODES, at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
-from parts.server_process import StartServer, stdio_command
+from parts.server_process import StartServer, stdio_command, stdio_entry
 from toolcrib.config.paths import project_of
 
 pytestmark = pytest.mark.slow
@@ -30,24 +30,17 @@ _folders = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def daemon_of_all(shared_home: Home, start_shared_server: StartServer, start_shared_daemon: StartDaemon) -> Daemon:
-    """`here` is started in each project, `fixed` in a folder of its own, `web` is somewhere else.
+    """`here` starts in each project, `fixed` in one folder, `web` runs elsewhere.
 
-    The first two write what they are asked into the folder they were started in.
+    The first two record their messages in the folder in which they start.
     """
-    words = stdio_command("raw_server", "--seen", SEEN)
+    here = stdio_entry("raw_server", "--seen", SEEN, cwd="project")
     web = start_shared_server(stdio_command("sdk_v2", "--transport", "http"))
     fixed = shared_home.path / "fixed"
     fixed.mkdir()
-    daemon = start_shared_daemon(
-        {
-            "servers": {
-                "here": {"command": words[0], "args": words[1:], "cwd": "project"},
-                "fixed": {"command": words[0], "args": words[1:], "cwd": str(fixed)},
-                "web": {"url": web.url("http")},
-            }
-        }
-    )
-    daemon.wait_until_ready("here", "fixed", "web")
+    servers = {"here": here, "fixed": {**here, "cwd": str(fixed)}, "web": {"url": web.url("http")}}
+    daemon = start_shared_daemon({"servers": servers})
+    daemon.wait_until_ready(*servers)
     return daemon
 
 
@@ -63,7 +56,7 @@ class Bridge:
     daemon: Daemon
     folder: Path
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the client was told that the list changed."""
+    """Set when the client learns of a changed list."""
 
     async def call(self, tool: str, **arguments: Any) -> Any:
         async with asyncio.timeout(LIMIT):
@@ -72,7 +65,7 @@ class Bridge:
         return result.structured_content
 
     async def pid(self, server: str) -> int:
-        """The process that serves this client, as the owner is told; to the client itself it is nobody's business."""
+        """The process that serves this client. Only the owner can see it."""
         listed = await asyncio.to_thread(self.daemon.command, "server:list", project_of(self.folder))
         rows = listed["servers"]
         pid: int = next(row["pid"] for row in rows if row["name"] == server)
@@ -81,7 +74,7 @@ class Bridge:
     async def names(self) -> set[str]:
         return {tool.name for tool in (await self.client.list_tools(cache_mode="refresh")).tools}
 
-    async def told_of_a_change(self) -> None:
+    async def next_change(self) -> None:
         async with asyncio.timeout(LIMIT):
             await self.changed.wait()
         self.changed.clear()
@@ -101,36 +94,44 @@ async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncI
 
 
 def heard(folder: Path, word: str) -> bool:
-    """Whether a server that was started in the folder was asked this."""
+    """Whether a server that was started in the folder received this."""
     file = folder / SEEN
     return file.exists() and word in file.read_text()
 
 
 @pytest.mark.req("KSI-1")
-@pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_each_project_gets_a_process_of_its_own_in_its_folder(era: str, daemon_of_all: Daemon) -> None:
-    first, second = new_project(daemon_of_all.home), new_project(daemon_of_all.home)
-    async with bridge_in(daemon_of_all, first, era) as one, bridge_in(daemon_of_all, second, era) as two:
-        await one.call("here_ok", word="to the first")
-        await two.call("here_ok", word="to the second")
-        assert await one.pid("here") != await two.pid("here")
-    assert [heard(folder, "to the first") for folder in (first, second)] == [True, False]
-    assert [heard(folder, "to the second") for folder in (first, second)] == [False, True]
-
-
-@pytest.mark.req("KSI-1")
-async def test_a_client_in_a_folder_below_works_in_the_project_above(daemon_of_all: Daemon) -> None:
-    project = new_project(daemon_of_all.home)
-    below = project / "src" / "deep"
+async def test_each_project_gets_its_own_process_in_its_folder_and_shares_the_other_servers(
+    daemon_of_all: Daemon,
+) -> None:
+    folders = [new_project(daemon_of_all.home) for _ in range(2)]
+    below = folders[0] / "src" / "deep"
     below.mkdir(parents=True)
-    async with bridge_in(daemon_of_all, project) as one, bridge_in(daemon_of_all, below) as two:
-        await two.call("here_ok", word="from below")
-        assert await one.pid("here") == await two.pid("here")
-    assert heard(project, "from below")
+    async with (
+        bridge_in(daemon_of_all, folders[0], "modern") as one,
+        bridge_in(daemon_of_all, folders[1], "legacy") as two,
+        bridge_in(daemon_of_all, below, "legacy") as inner,
+        at_endpoint(daemon_of_all, "modern") as http,
+    ):
+        for bridge, word in ((one, "to the first"), (two, "to the second"), (inner, "from below")):
+            await bridge.call("here_ok", word=word)
+        assert await one.pid("here") == await inner.pid("here") != await two.pid("here")
+        everyone = (one, two, Bridge(client=http, daemon=daemon_of_all, folder=daemon_of_all.home.project))
+        for number, bridge in enumerate(everyone):
+            await bridge.call("fixed_ok", word=f"from {number}")
+        assert len({await bridge.pid("fixed") for bridge in everyone}) == 1
+        assert len({(await bridge.call("web_whoami"))["pid"] for bridge in everyone}) == 1
+    assert [
+        [heard(folder, word) for folder in folders] for word in ("to the first", "to the second", "from below")
+    ] == [
+        [True, False],
+        [False, True],
+        [True, False],
+    ]
+    assert all(heard(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
 
 
 @pytest.mark.req("KSI-1")
-async def test_clients_that_come_to_a_new_project_together_share_its_process(daemon_of_all: Daemon) -> None:
+async def test_clients_that_open_a_new_project_together_share_its_process(daemon_of_all: Daemon) -> None:
     project = new_project(daemon_of_all.home)
     async with contextlib.AsyncExitStack() as stack:
         opening = [kept_open(bridge_in(daemon_of_all, project)) for _ in range(4)]
@@ -142,7 +143,7 @@ async def test_clients_that_come_to_a_new_project_together_share_its_process(dae
 
 
 def processes_in(folder: Path) -> set[int]:
-    """The processes of our server that work in the folder: their guards, which Toolcrib knows by their ids."""
+    """Our server's processes in the folder: their guards, whose ids Toolcrib shows."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -153,23 +154,7 @@ def processes_in(folder: Path) -> set[int]:
 
 
 @pytest.mark.req("KSI-1")
-async def test_servers_that_do_not_depend_on_the_folder_are_shared(daemon_of_all: Daemon) -> None:
-    folders = new_project(daemon_of_all.home), new_project(daemon_of_all.home)
-    async with (
-        bridge_in(daemon_of_all, folders[0]) as one,
-        bridge_in(daemon_of_all, folders[1], "modern") as two,
-        at_endpoint(daemon_of_all, "modern") as three,
-    ):
-        everybody = (one, two, Bridge(client=three, daemon=daemon_of_all, folder=daemon_of_all.home.project))
-        for number, bridge in enumerate(everybody):
-            await bridge.call("fixed_ok", word=f"from {number}")
-        assert len({await bridge.pid("fixed") for bridge in everybody}) == 1
-        assert len({(await bridge.call("web_whoami"))["pid"] for bridge in everybody}) == 1
-    assert all(heard(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
-
-
-@pytest.mark.req("KSI-1")
-def test_a_command_works_in_the_project_where_it_is_typed(daemon_of_all: Daemon, shared_cli: Cli) -> None:
+def test_a_command_uses_the_project_of_its_folder(daemon_of_all: Daemon, shared_cli: Cli) -> None:
     project, home = new_project(daemon_of_all.home), daemon_of_all.home.project
     for folder, word in ((project, "typed there"), (home, "typed at home")):
         shared_cli("call", "here:ok", "--args", json.dumps({"word": word}), cwd=folder).ok()
@@ -178,26 +163,26 @@ def test_a_command_works_in_the_project_where_it_is_typed(daemon_of_all: Daemon,
 
 
 @pytest.mark.req("ENG-10", "BNS-4")
-async def test_a_server_added_by_its_user_reaches_every_project(daemon_of_all: Daemon, shared_cli: Cli) -> None:
+async def test_a_server_added_by_the_user_reaches_every_project(daemon_of_all: Daemon, shared_cli: Cli) -> None:
     words = stdio_command("raw_server", "--plain", "--tools", "1")
     async with bridge_in(daemon_of_all, new_project(daemon_of_all.home)) as bridge:
         await bridge.names()
         await asyncio.to_thread(lambda: shared_cli("add", "late", "--", *words).ok())
-        await bridge.told_of_a_change()
+        await bridge.next_change()
         await until_listed(bridge, "late_tool_00000")
         await asyncio.to_thread(lambda: shared_cli("remove", "late").ok())
-        await bridge.told_of_a_change()
+        await bridge.next_change()
         assert "late_tool_00000" not in await bridge.names()
 
 
 async def until_listed(bridge: Bridge, name: str) -> None:
     async with asyncio.timeout(LIMIT):
         while name not in await bridge.names():
-            await bridge.told_of_a_change()
+            await bridge.next_change()
 
 
 def project_file(folder: Path, proof: Path, tools: int = 1) -> None:
-    """A project's file whose command leaves a proof that it ran."""
+    """A project's file whose command creates the file `proof`."""
     script = 'touch "$0"; exec "$@"'
     args = ["-c", script, str(proof), *stdio_command("raw_server", "--plain", "--tools", str(tools))]
     (folder / ".toolcrib").mkdir(exist_ok=True)
@@ -207,7 +192,7 @@ def project_file(folder: Path, proof: Path, tools: int = 1) -> None:
 
 
 @pytest.mark.req("BNS-3", "BNS-10")
-async def test_a_projects_file_does_nothing_until_it_is_trusted_and_nothing_again_once_it_changed(
+async def test_a_projects_file_has_no_effect_until_it_is_trusted_or_after_it_changed(
     daemon_of_all: Daemon, shared_cli: Cli
 ) -> None:
     project = new_project(daemon_of_all.home)
@@ -239,7 +224,7 @@ async def test_a_projects_file_does_nothing_until_it_is_trusted_and_nothing_agai
 
         project_file(project, proof, tools=2)
         proof.unlink()
-        # Whatever reads the configuration again.
+        # These read the configuration again.
         await run("add", "other", "--url", "http://127.0.0.1:1/mcp", exit_code=6)
         await run("remove", "other")
         assert not [name for name in await bridge.names() if name.startswith("repo_")]
@@ -247,7 +232,7 @@ async def test_a_projects_file_does_nothing_until_it_is_trusted_and_nothing_agai
 
 
 @pytest.mark.req("BNS-3", "BNS-10")
-def test_trust_lasts_over_a_restart_and_ends_with_the_content(
+def test_trust_survives_a_restart_and_ends_when_the_file_changes(
     toolcrib_home: Home, daemon: StartDaemon, cli: Cli
 ) -> None:
     proof = toolcrib_home.path / "proof"
@@ -268,3 +253,52 @@ def test_trust_lasts_over_a_restart_and_ends_with_the_content(
     assert [tool["display"] for tool in cli("tools", "--json").ok().json["tools"] if tool["server"] != "crib"] == []
     assert not proof.exists()
     second.stop()
+
+
+EVIL = "  evil: {{command: touch, args: [{mark}]}}\n"
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize("words", [["remove", "good"], ["add", "--project", "more", "--", "cat"]])
+def test_a_file_that_changed_since_it_was_trusted_is_neither_changed_nor_run(
+    daemon_of_all: Daemon, shared_cli: Cli, tmp_path: Path, words: list[str]
+) -> None:
+    project = new_project(daemon_of_all.home)
+    file = project / ".toolcrib" / "config.yml"
+    file.parent.mkdir()
+    file.write_text("servers:\n  good: {command: cat}\n")
+    shared_cli("trust", "--yes", cwd=project).ok()
+    file.write_text(file.read_text() + EVIL.format(mark=tmp_path / "ran"))
+    refused = shared_cli(*words, cwd=project)
+    assert refused.exit_code == 3
+    assert "not trusted" in refused.err
+    assert "good" in file.read_text()
+    assert "evil" not in [row["name"] for row in shared_cli("servers", "--json", cwd=project).ok().json["servers"]]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.req("BNS-10")
+def test_a_dangling_link_does_not_make_another_file_trusted(
+    daemon_of_all: Daemon, shared_cli: Cli, tmp_path: Path
+) -> None:
+    project = new_project(daemon_of_all.home)
+    folder = project / ".toolcrib"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("servers:\n" + EVIL.format(mark=tmp_path / "ran"))
+    (folder / "config.yml").symlink_to("nowhere")
+    assert shared_cli("add", "--project", "more", "--", "cat", cwd=project).exit_code == 3
+    (folder / "config.yml").unlink()
+    listed = {row["name"] for row in shared_cli("servers", "--json", cwd=project).ok().json["servers"]}
+    assert listed == {"here", "fixed", "web"}
+    assert shared_cli("config", "check", "--json", cwd=project).json["untrusted"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.req("BNS-3")
+def test_an_invalid_entry_replaces_no_server(daemon_of_all: Daemon, shared_cli: Cli) -> None:
+    before = {path: path.read_bytes() for path in daemon_of_all.home.toolcrib.glob("config.*")}
+    refused = shared_cli("add", "fixed", "--replace", "--env", "A=${NOT_SET_ANYWHERE}", "--", "cat")
+    assert refused.exit_code == 3
+    assert "NOT_SET_ANYWHERE" in refused.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert "fixed" in [row["name"] for row in shared_cli("servers", "--json").ok().json["servers"]]
