@@ -1,8 +1,7 @@
-"""The server that the official conformance suite expects to find, on the `mcp` 2.3 SDK.
+"""The server that the official conformance suite expects, on the `mcp` 2.3 SDK.
 
 In: Streamable HTTP at `/mcp`, both eras. Out: the tools of `everything_tools.py`, and the prompts, resources and
-completions that the scenarios ask for. `run.py` first proves it by itself, then puts the gateway before it.
-Prints `listening on PORT` when it can be reached.
+completions of the scenarios. Prints `listening on PORT` when it is ready.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PROMPTS: dict[str, list[str]] = {
 
 
 class EventLog(EventStore):
-    """Keeps the events of broken streams so that a client can take up where it stopped."""
+    """Keeps the events of broken streams so that a client can resume them."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, types.JSONRPCMessage | None]] = []
@@ -64,14 +63,14 @@ class EventLog(EventStore):
 
 
 class EverythingServer(Server[Any]):
-    """Says on the legacy handshake too that its lists may change."""
+    """Announces in the legacy handshake too that its lists may change."""
 
     def create_initialization_options(self, *_args: Any, **_more: Any) -> Any:
         return super().create_initialization_options(NotificationOptions(tools_changed=True, prompts_changed=True))
 
 
 def complete(**result: Any) -> Json:
-    """The modern era asks for the word; for legacy peers the SDK takes it out again."""
+    """The modern era requires `resultType`; the SDK removes it for legacy clients."""
     return {"resultType": "complete", **result}
 
 
@@ -90,14 +89,14 @@ def prompt(name: str, arguments: Json, responses: Json) -> Json:
         answer = responses.get("user_context")
         if not isinstance(answer, dict):
             return needs(user_context=ask("What context should the prompt use?", context="string"))
-        said = {"type": "text", "text": f"Use this context: {answer.get('content', {}).get('context')}"}
-        return complete(messages=[message(said)])
+        answered = {"type": "text", "text": f"Use this context: {answer.get('content', {}).get('context')}"}
+        return complete(messages=[message(answered)])
     if name == "test_prompt_with_arguments":
-        told = f"Prompt with arguments: arg1='{arguments['arg1']}', arg2='{arguments['arg2']}'"
-        return complete(messages=[message({"type": "text", "text": told})])
+        text = f"Prompt with arguments: arg1='{arguments['arg1']}', arg2='{arguments['arg2']}'"
+        return complete(messages=[message({"type": "text", "text": text})])
     if name == "test_prompt_with_embedded_resource":
-        held = embedded(arguments["resourceUri"], "text/plain", "Embedded resource content for testing.")
-        return complete(messages=[message(held), message({"type": "text", "text": "Please process it."})])
+        content = embedded(arguments["resourceUri"], "text/plain", "Embedded resource content for testing.")
+        return complete(messages=[message(content), message({"type": "text", "text": "Please process it."})])
     if name == "test_prompt_with_image":
         return complete(messages=[message(image()), message({"type": "text", "text": "Please look at it."})])
     return complete(messages=[message({"type": "text", "text": "This is a simple prompt for testing."})])

@@ -1,8 +1,8 @@
-"""A loopback door that adds a bearer token, for a client that cannot send headers of its own.
+"""A loopback proxy that adds a bearer token, for a client that cannot send its own headers.
 
 In: HTTP requests from the conformance suite. Out: the same bytes to the gateway, with `Authorization` added.
-Its own address in `Host` and `Origin` becomes the gateway's; any other value passes as it came, so that the gateway
-itself is the one to refuse it. One request a connection: after the head, bytes only flow.
+The proxy's address in `Host` and `Origin` becomes the gateway's; other values pass unchanged, so that the gateway
+refuses them. Each connection carries one request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Forwarder:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Gives the URL that stands for the target."""
+        """Yields the proxy's URL."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_LIMIT)
         self.own = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
@@ -57,11 +57,11 @@ class Forwarder:
         try:
             async with _closing(writer):
                 head = await reader.readuntil(b"\r\n\r\n")
-                far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
-                async with _closing(far_writer):
-                    far_writer.write(self._rewrite(head))
-                    ways = [_pump(reader, far_writer), _pump(far_reader, writer)]
-                    # The end of one side ends the other: a client that goes away must be seen to go away.
+                server_reader, server_writer = await asyncio.open_connection(self.host, self.port)
+                async with _closing(server_writer):
+                    server_writer.write(self._rewrite(head))
+                    ways = [_pump(reader, server_writer), _pump(server_reader, writer)]
+                    # The end of one side ends the other, so that the gateway notices a client that disconnects.
                     tasks = [asyncio.ensure_future(way) for way in ways]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for way in tasks:

@@ -1,8 +1,7 @@
-"""Runs the official conformance suite against a URL and judges what it found.
+"""Runs the official conformance suite against a URL and compares its failures with the expected ones.
 
-In: a `Leg` (which package, which revision) and a URL. Out: a `Verdict`: what failed though it should pass, and what
-passed though it stands among the expected failures. Those lie beside this file, one YAML file per revision, in the
-suite's own format: `scenario` or `scenario:check`.
+In: a `Leg` (a package and a revision) and a URL. Out: a `Verdict` with unexpected failures, and expected failures that
+passed. One YAML file per revision beside this file lists the expected ones: `scenario` or `scenario:check`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _STAMP = re.compile(r"-\d{4}-\d\d-\d\dT[\d-]+Z$")
 
 
 class Leg(enum.Enum):
-    """A package of the suite and the words that choose its scenarios."""
+    """A package of the suite and the arguments that choose its scenarios."""
 
     LEGACY_SUITE = ("conformance-legacy", "2025-11-25", ())
     LEGACY = ("conformance", "2025-11-25", ("--requirements", "2025-11-25"))
@@ -68,7 +67,7 @@ class Verdict:
     def __str__(self) -> str:
         lines = [f"{self.scenarios} scenarios, {self.checks} checks, {len(self.failures)} failed"]
         lines += [f"  unexpected: {failure}" for failure in self.unexpected]
-        lines += [f"  expected to fail, but did not (take it out of the list): {name}" for name in self.stale]
+        lines += [f"  expected to fail, but passed (remove it from the list): {name}" for name in self.stale]
         if not self.scenarios:
             lines.append(self.output[-4000:])
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The official conformance suite, first against our fixture server by itself, then through the gateway."""
+"""The official conformance suite, against our fixture server alone and through the gateway."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def everything(start_server: StartServer) -> str:
     return f"http://127.0.0.1:{port}/mcp"
 
 
-def test_the_fixture_server_by_itself_passes_the_official_suite(leg: Leg, everything: str, tmp_path: Path) -> None:
+def test_the_fixture_server_alone_passes_the_official_suite(leg: Leg, everything: str, tmp_path: Path) -> None:
     verdict = suite.run(leg, everything, tmp_path, EXTENSIONS)
     assert verdict.good, str(verdict)
 
@@ -56,7 +56,7 @@ async def test_the_gateway_passes_the_official_suite(
     assert verdict.good, str(verdict)
 
 
-async def test_the_forwarder_adds_the_token_and_lets_a_foreign_host_through() -> None:
+async def test_the_forwarder_adds_the_token_and_keeps_a_foreign_host() -> None:
     heads: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
 """Every row of the table of errors, in both eras, over HTTP and over the bridge.
 
-A client gets what the row says: the status, the JSON-RPC code, and the text with its blanks filled in.
+A client gets what the row defines: the status, the JSON-RPC code, and the text with its blanks filled in.
 """
 
 from __future__ import annotations

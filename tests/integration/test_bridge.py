@@ -83,9 +83,9 @@ class Client:
     """A client and the bridge that it started."""
 
     def __init__(self, start: list[str], environ: Mapping[str, str], cwd: Path, agent: str = "") -> None:
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         words = [sys.executable, "-c", BRIDGE, agent, *start]
-        self.process = subprocess.Popen(words, cwd=cwd, env={"PATH": os.environ["PATH"], **environ}, **pipes)
+        self.process: Any = subprocess.Popen(words, cwd=cwd, env={"PATH": os.environ["PATH"], **environ}, **pipes)
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -130,7 +130,7 @@ class Client:
         self.process.stdout.close()
 
     def stderr(self) -> str:
-        return self.process.stderr.read().decode()
+        return str(self.process.stderr.read().decode())
 
 
 class StandIns:

@@ -1,8 +1,8 @@
 """Secrets are planted wherever people put them, everything is used, and then they are searched for everywhere.
 
-Each secret may stand where its owner put it: in the configuration, in the token file, in the agent's own generated
-configuration, in the one answer that hands a token out. Anywhere else (logs, database, audit log, error texts, outputs,
-process arguments, other processes' environments) it may not, in no encoding and not by halves.
+Each secret may be where its owner put it: in the configuration, in the token file, in the agent's generated
+configuration, in the one answer that contains a new token. It must not be anywhere else (logs, database, audit log,
+error messages, outputs, process arguments, environments of other processes), in any encoding, nor half of it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.req("KSI-8", "KSI-2")
 SAYS_ITS_TOKEN = """
 import base64, json, os, sys, urllib.parse as url
 token = os.environ["BROKEN_TOKEN"]
-said = [token, url.quote(token), url.quote(token, safe=""), url.quote_plus(token)]
-said += [json.dumps({"token": token}), json.dumps(token).replace("/", "\\\\/")]
+forms = [token, url.quote(token), url.quote(token, safe=""), url.quote_plus(token)]
+forms += [json.dumps({"token": token}), json.dumps(token).replace("/", "\\\\/")]
 for before in ("", "a", "ab"):
     raw = (before + token + "z").encode()
-    said += [base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()]
-print("my token is", *said, file=sys.stderr)
+    forms += [base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()]
+print("my token is", *forms, file=sys.stderr)
 sys.exit(3)
 """
 
@@ -63,7 +63,7 @@ class Scene:
     web: WebWitness
 
     def run(self, *words: str, minted: str = "", **more: Any) -> Finished:
-        """A command; its output is kept. `minted` names the token that it may show, once."""
+        """Runs a command and keeps its output. `minted` names the token that it may show, once."""
         done = self.cli(*words, env=self.env, **more)
         for stream, text in (("out", done.out), ("err", done.err)):
             self.trail.keep(f"{'mint' if minted and stream == 'out' else 'cli'} {stream}: {' '.join(words)}", text)
@@ -75,7 +75,7 @@ class Scene:
         return token
 
     def answered(self, what: str, answer: RawAnswer, *own: str) -> RawAnswer:
-        """The answer is kept. `own` names what it may hold: the asker's own words, and what was said to it alone."""
+        """Keeps the answer. `own` names the secrets that it may contain: those of the caller and its request."""
         self.trail.lawful += [(name, f"answer: {what}") for name in own]
         self.trail.keep(f"answer: {what}", answer.body + repr(dict(answer.headers)).encode())
         return answer
@@ -89,20 +89,15 @@ class Scene:
 def plan(scene: Scene) -> dict[str, Any]:
     """The configuration, with a secret in every place that has room for one."""
     plant, port = scene.trail.plant, scene.web.port
-    config = ("file t/config.json",)
 
     def stdio(name: str, *tools: str, **more: Any) -> dict[str, Any]:
         scene.notes[name] = Notes(scene.home.path / f"seen-{name}")
         return scene.notes[name].server(*tools, **more)
 
     user, key = quote(plant("url password", None), safe=""), quote(plant("url key", None), safe="")
-    told = {
-        "leaky": stdio(
-            "leaky",
-            "note",
-            flags=["--print-env"],
-            env={"LEAKY_API_KEY": plant("env value"), "REFERENCED": "${TC_FROM_ENV}"},
-        ),
+    leaky = {"LEAKY_API_KEY": plant("env value"), "REFERENCED": "${TC_FROM_ENV}"}
+    servers = {
+        "leaky": stdio("leaky", "note", flags=["--print-env"], env=leaky),
         "other": stdio("other", "note", era="legacy"),
         "slow": stdio("slow", "note", call_timeout=0.3),
         "web": {
@@ -117,8 +112,8 @@ def plan(scene: Scene) -> dict[str, Any]:
         },
     }
     for name in ("env value", "query token", "header", "bearer", "url password", "url key", "broken env"):
-        scene.trail.lawful += [(name, f"{when} {place}") for when in ("live", "ended") for place in config]
-    return {"servers": told}
+        scene.trail.lawful += [(name, f"{when} file t/config.json") for when in ("live", "ended")]
+    return {"servers": servers}
 
 
 def use_everything(scene: Scene, daemon: Daemon) -> None:
@@ -126,9 +121,9 @@ def use_everything(scene: Scene, daemon: Daemon) -> None:
     trail.plant("owner token", daemon.token, *(f"{when} file t/state/owner.token" for when in ("live", "ended")))
     tokens = _make_agents(scene)
     _call_every_way(scene, daemon, tokens)
-    _come_with_bad_words(scene, daemon, tokens)
-    _ask_a_person(scene, daemon, tokens)
-    _say_every_command(scene, *(["--json"] if scene.env["TOOLCRIB_STORE"].startswith("postgresql") else []))
+    _send_bad_credentials(scene, daemon, tokens)
+    _wait_for_approvals(scene, daemon, tokens)
+    _run_every_command(scene, *(["--json"] if scene.env["TOOLCRIB_STORE"].startswith("postgresql") else []))
 
 
 def _make_agents(scene: Scene) -> dict[str, str]:
@@ -157,11 +152,11 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
         "text": f"use {plant('argument text')} here, and {tokens['worker']} and {trail.secrets['env value']}",
         "mutter": f"{tokens['worker']} {tokens['weak']} {daemon.token} {trail.secrets['env value']}",
     }
-    said, failed = {"say": plant("result")}, {"fail": plant("tool error")}
+    with_secret, failed = {"say": plant("result")}, {"fail": plant("tool error")}
     for era in ("modern", "legacy"):
         with AgentClient(daemon, "worker", tokens["worker"], era, conversation=f"work-{era}") as worker:
             for server in ("leaky", "other", "web"):
-                answer = worker.call(f"{server}_note", nonce=f"{server}-{era}", **given, **said)
+                answer = worker.call(f"{server}_note", nonce=f"{server}-{era}", **given, **with_secret)
                 assert not refusal(scene.answered("ok", answer, "result"))
             answer = worker.call("leaky_note", **given, **failed)
             assert refusal(scene.answered("tool error", answer, "tool error"))
@@ -174,7 +169,7 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
             assert "must be of type string" in refusal(scene.answered("invalid", answer, "argument text"))
         with AgentClient(daemon, "weak", tokens["weak"], era) as weak:
             assert "may not use" in refusal(scene.answered("denied", weak.call("leaky_note", **given)))
-    # The far sides did get what was sent to them: they are in nobody's log, not in nobody's hands.
+    # The servers did receive the secrets.
     seen = [call["arguments"] for call in scene.notes["leaky"].calls()]
     assert {each["api_key"] for each in seen} == {given["api_key"]}
     path, headers = scene.web.seen[-1]
@@ -184,8 +179,8 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
     assert not [token for token in tokens.values() if token in repr(scene.web.seen)]
 
 
-def _come_with_bad_words(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
-    """Credentials that are no longer good, or stand where none belongs."""
+def _send_bad_credentials(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
+    """Invalid credentials, and credentials in the wrong place."""
     trail, token = scene.trail, tokens["worker"]
     invented = trail.plant("invented token", f"tcb_{secrets.token_urlsafe(32)}")
     for name, bad in (("removed", tokens["removed"]), ("replaced", tokens["replaced"]), ("invented", invented)):
@@ -205,18 +200,18 @@ def _come_with_bad_words(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -
     scene.answered("token twice", door.ask([*door.usual(body), door.auth], body))
 
 
-def _ask_a_person(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
+def _wait_for_approvals(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
     owner, trail = Owner(daemon), scene.trail
-    told = {
+    arguments = {
         "api_key": trail.secrets["argument api_key"],
         "headers": {"Authorization": f"Bearer {trail.secrets['argument bearer']}"},
         "text": f"{tokens['asked']} {tokens['worker']} {trail.secrets['env value']} {daemon.token}",
     }
-    # Whoever decides sees all that is no secret of Toolcrib's own.
+    # The owner sees everything except Toolcrib's own secrets.
     trail.lawful += [(f"argument {name}", "cli out: approvals") for name in ("api_key", "bearer")]
     for word in ("approve", "refuse"):
         with AgentClient(daemon, "asked", tokens["asked"], "modern") as asked:
-            asked.send_call("leaky_note", nonce=f"asked {word}", **told)
+            asked.send_call("leaky_note", nonce=f"asked {word}", **arguments)
             (waiting,) = wait_for(lambda: owner.say("approval:list")["approvals"], "the question")
             scene.run("approvals").ok()
             shown = scene.run("approvals", "--json").ok().json
@@ -226,44 +221,20 @@ def _ask_a_person(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
             assert (nonce_of(answer) == f"asked {word}") == (word == "approve")
 
 
-def _say_every_command(scene: Scene, *more: str) -> None:
-    for words in (
-        ("status",),
-        ("servers",),
-        ("tools",),
-        ("logs",),
-        ("logs", "leaky"),
-        ("logs", "broken"),
-        ("logs", "gone"),
-        ("config", "show"),
-        ("config", "check"),
-        ("agent", "list"),
-        ("agent", "show", "worker"),
-        ("agent", "show", "nobody"),
-        ("profile", "list"),
-        ("profile", "show", "developer"),
-        ("why", "worker", "leaky:note", "nonce=x"),
-        ("why", "weak", "leaky:note"),
-        ("why", "weak", "leaky:nothing"),
-        ("approvals",),
-        ("sessions",),
-        ("audit",),
-        ("audit", "--agent", "worker"),
-        ("audit", "--agent", "nobody"),
-        ("audit", "verify"),
-        ("call", "leaky_note", "nonce=cli"),
-        ("call", "broken_note"),
-        ("call", "gone_note"),
-        ("restart", "broken"),
-        ("restart", "gone"),
-        ("connect", "claude"),
-        ("connect", "codex"),
-        ("connect", "gemini"),
-        ("connect", "claude", "--agent", "weak"),
-    ):
-        done = scene.run(*words, *more)
+COMMANDS = """
+status; servers; tools; logs; logs leaky; logs broken; logs gone; config show; config check; agent list
+agent show worker; agent show nobody; profile list; profile show developer; why worker leaky:note nonce=x
+why weak leaky:note; why weak leaky:nothing; approvals; sessions; audit; audit --agent worker; audit --agent nobody
+audit verify; call leaky_note nonce=cli; call broken_note; call gone_note; restart broken; restart gone
+connect claude; connect codex; connect gemini; connect claude --agent weak
+"""
+
+
+def _run_every_command(scene: Scene, *more: str) -> None:
+    for line in COMMANDS.strip().replace("\n", ";").split(";"):
+        done = scene.run(*line.split(), *more)
         assert "Traceback" not in done.err, done
-        assert done.exit_code != 2, f"{words} is no command: {done.err}"
+        assert done.exit_code != 2, f"{line} is no command: {done.err}"
 
 
 def _look_at_processes(scene: Scene, watch: Watch) -> None:
@@ -285,7 +256,7 @@ def _look_at_processes(scene: Scene, watch: Watch) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.usual(engine="postgresql")
-def test_no_secret_is_found_where_it_does_not_belong(
+def test_secrets_are_only_where_their_owner_put_them(
     daemon: StartDaemon,
     cli: Cli,
     toolcrib_home: Home,
@@ -316,7 +287,7 @@ def test_no_secret_is_found_where_it_does_not_belong(
     trail.keep("the daemon's output", started.output.read_bytes())
     scene.keep_files("ended")
     _look_at_processes(scene, watch)
-    # The search does find what it looks for.
+    # The search finds secrets where they are allowed.
     assert trail.has("live file t/state/agents/weak/token", "weak token")
     assert trail.has("live file t/config.json", "header")
     assert [place for place in trail.places if place.startswith("live file t/state/servers/leaky")]
@@ -326,7 +297,7 @@ def test_no_secret_is_found_where_it_does_not_belong(
 
 
 def _dump(request: pytest.FixtureRequest, store_url: str) -> bytes:
-    """Every row of every table; of SQLite the very bytes of the file and of what is not yet in it."""
+    """Every row of every table; for SQLite, the bytes of its files."""
     if store_url.startswith("postgresql"):
         server: Postgres = request.getfixturevalue("postgres")
         dumped = server.sql("select database_to_xml(true, false, '')", store_url.rpartition("/")[2])
@@ -337,10 +308,10 @@ def _dump(request: pytest.FixtureRequest, store_url: str) -> bytes:
     return b"".join(path.read_bytes() for path in files)
 
 
-def test_values_that_are_kept_in_the_audit_log_are_kept_without_secrets(
+def test_values_in_the_audit_log_contain_no_secrets(
     daemon: StartDaemon, cli: Cli, toolcrib_home: Home, tmp_path: Path
 ) -> None:
-    """With `audit_values` on, a person sees what was asked for, and still no secret."""
+    """`audit_values` stores the arguments of calls, but no secrets."""
     trail = Trail()
     notes = Notes(tmp_path / "seen")
     known = trail.plant("env value")
@@ -348,7 +319,7 @@ def test_values_that_are_kept_in_the_audit_log_are_kept_without_secrets(
     started = daemon(config)
     started.wait_until_ready("w")
     token = trail.plant("token", Owner(started).add("worker", "w:*"))
-    told = {
+    arguments = {
         "nonce": "a plain word",
         "api_key": trail.plant("api_key"),
         "deep": [{"password": trail.plant("password")}, {"Authorization": f"Bearer {trail.plant('bearer')}"}],
@@ -358,8 +329,8 @@ def test_values_that_are_kept_in_the_audit_log_are_kept_without_secrets(
     }
     trail.plant("owner token", started.token)
     with AgentClient(started, "worker", token, "modern") as worker:
-        assert nonce_of(worker.call("w_note", **told)) == told["nonce"]
-    assert notes.calls()[-1]["arguments"] == told
+        assert nonce_of(worker.call("w_note", **arguments)) == arguments["nonce"]
+    assert notes.calls()[-1]["arguments"] == arguments
     rows = [row for row in Owner(started).audit() if row["tool"] == "w:note"]
     assert [row["arguments"]["nonce"] for row in rows if row["kind"] == "intent"] == ["a plain word"]
     trail.keep("the audit log", json.dumps(rows))

@@ -203,7 +203,13 @@ def test_large_and_deep_arguments_arrive(mcp: Endpoint, name: str) -> None:
     assert mcp.call("raw_ok", LARGE[name]).result["structuredContent"]["arguments"] == LARGE[name]
 
 
-IDS = [{}, {"requestId": None}, {"requestId": "unknown"}, {"requestId": True}, {"requestId": {"a": []}}]
+IDS: list[dict[str, Any]] = [
+    {},
+    {"requestId": None},
+    {"requestId": "unknown"},
+    {"requestId": True},
+    {"requestId": {"a": []}},
+]
 
 
 def test_notifications_never_cause_an_error(mcp: Endpoint, shared: Daemon) -> None:

@@ -226,10 +226,9 @@ def test_fifty_megabytes_arrive_over_http_and_the_bridge_while_others_are_answer
         for answer in (fetching.result(), mcp.legacy(session, "tools/call", params)):
             assert answer.message.count(b"x") >= size
     with SocketClient(shared) as bridge:
-        make = request
         if era == "legacy":
             bridge.ask(INITIALIZE)
-            make = legacy_request
+        make: Any = legacy_request if era == "legacy" else request
         bridge.send(make("tools/call", {**params, "name": "modern_huge"}, id=5))
         while not (line := bridge.line()).startswith(b'{"jsonrpc":"2.0","id":5,"result"'):
             pass

@@ -9,13 +9,24 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, Owner, all_at_once, changes, heard, nonce_of, refusal
+from parts.agent_clients import (
+    ERAS,
+    AgentClient,
+    AgentEndpoint,
+    Owner,
+    all_at_once,
+    all_events,
+    changes,
+    nonce_of,
+    refusal,
+)
 from parts.daemon import Daemon, nothing_left_behind, shared_daemon
 from parts.raw_client import INITIALIZE, LEGACY, Endpoint, Header, RawAnswer, legacy_request, notice
 from parts.recording_server import Notes
@@ -73,7 +84,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
             name = f"a{number:03d}"
             return name, owner.add(name, f"w{number % SERVERS}:{TOOLS[number // SERVERS]}")
 
-        tokens = dict(all_at_once(add, range(AGENTS)))
+        with ThreadPoolExecutor(16) as pool:
+            tokens = dict(pool.map(add, range(AGENTS)))
         yield Crowd(daemon=daemon, owner=owner, notes=notes, tokens=tokens)
 
 
@@ -334,7 +346,7 @@ def test_only_the_agent_whose_permission_changed_is_notified(crowd: Crowd, era: 
         # A new token ends the streams of the old one, so every message on them can be counted.
         for other in others:
             crowd.owner.rotate(other.name)
-        assert [changes(heard(each)) for each in streams] == [0, 0]
+        assert [changes(all_events(each)) for each in streams] == [0, 0]
 
 
 def test_one_conversation_label_of_two_agents_makes_two_sessions(crowd: Crowd) -> None:

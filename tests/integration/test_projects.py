@@ -93,7 +93,7 @@ async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncI
         yield Bridge(client=client, daemon=daemon, folder=folder, changed=changed)
 
 
-def heard(folder: Path, word: str) -> bool:
+def received(folder: Path, word: str) -> bool:
     """Whether a server that was started in the folder received this."""
     file = folder / SEEN
     return file.exists() and word in file.read_text()
@@ -121,13 +121,13 @@ async def test_each_project_gets_its_own_process_in_its_folder_and_shares_the_ot
         assert len({await bridge.pid("fixed") for bridge in everyone}) == 1
         assert len({(await bridge.call("web_whoami"))["pid"] for bridge in everyone}) == 1
     assert [
-        [heard(folder, word) for folder in folders] for word in ("to the first", "to the second", "from below")
+        [received(folder, word) for folder in folders] for word in ("to the first", "to the second", "from below")
     ] == [
         [True, False],
         [False, True],
         [True, False],
     ]
-    assert all(heard(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
+    assert all(received(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
 
 
 @pytest.mark.req("KSI-1")
@@ -158,8 +158,8 @@ def test_a_command_uses_the_project_of_its_folder(daemon_of_all: Daemon, shared_
     project, home = new_project(daemon_of_all.home), daemon_of_all.home.project
     for folder, word in ((project, "typed there"), (home, "typed at home")):
         shared_cli("call", "here:ok", "--args", json.dumps({"word": word}), cwd=folder).ok()
-    assert [heard(project, word) for word in ("typed there", "typed at home")] == [True, False]
-    assert [heard(home, word) for word in ("typed there", "typed at home")] == [False, True]
+    assert [received(project, word) for word in ("typed there", "typed at home")] == [True, False]
+    assert [received(home, word) for word in ("typed there", "typed at home")] == [False, True]
 
 
 @pytest.mark.req("ENG-10", "BNS-4")

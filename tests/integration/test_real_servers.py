@@ -1,6 +1,6 @@
-"""Servers that others wrote, and our own that speak both eras, all behind one daemon.
+"""Servers by other authors, and our own of both eras, all behind one daemon.
 
-Each is connected, listed and put to a use that shows: a file on disk, a commit, a row of a database.
+Each is connected, listed and used with a visible effect: a file on disk, a commit, a row of a database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from integration.kept import kept_open
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.postgres import Postgres
-from parts.server_process import StartServer, stdio_command
+from parts.server_process import StartServer, stdio_command, stdio_entry
 from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -34,12 +34,12 @@ Parts = Callable[[str], list[str]]
 
 LIMIT = 60.0
 OTHERS = {"everything": 10, "filesystem": 10, "memory": 9, "postgres": 1, "git": 10, "time": 2}
-"""Each with the least number of tools that it has."""
+"""Each with its least number of tools."""
 OWN = {
     "v2stdio": ("sdk_v2", "stdio", "modern"),
     "v2http": ("sdk_v2", "http", "modern"),
     "v2httpold": ("sdk_v2 --legacy-only", "http", "legacy"),
-    # This transport is older than the modern era, so it is always spoken to in the legacy one.
+    # This transport is older than the modern era.
     "v2sse": ("sdk_v2", "sse", "legacy"),
     "v1stdio": ("sdk_v1", "stdio", "legacy"),
 }
@@ -52,7 +52,7 @@ every_era = pytest.mark.parametrize("era", ERAS)
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What the servers work on."""
+    """The data that the servers use."""
 
     daemon: Daemon
     files: Path
@@ -99,16 +99,17 @@ def bench(
         "git": [*parts("git"), "--repository", str(repository)],
         "time": [*parts("time"), "--local-timezone", "UTC"],
     }
-    servers: dict[str, Any] = {name: {"command": given[0], "args": given[1:]} for name, given in words.items()}
+    servers: dict[str, Any] = {
+        name: {"command": given[0], "args": given[1:], "connect_timeout": LIMIT} for name, given in words.items()
+    }
     servers["memory"]["env"] = {"MEMORY_FILE_PATH": str(memory)}
     parts("mcp-v1")
     for name, (program, transport, _) in OWN.items():
-        started = stdio_command(*program.split())
         if transport == "stdio":
-            servers[name] = {"command": started[0], "args": started[1:]}
+            servers[name] = stdio_entry(*program.split())
         else:
-            url = start_shared_server([*started, "--transport", transport]).url(transport)
-            servers[name] = {"url": url, **({"transport": "sse"} if transport == "sse" else {})}
+            running = start_shared_server([*stdio_command(*program.split()), "--transport", transport])
+            servers[name] = {"url": running.url(transport), **({"transport": "sse"} if transport == "sse" else {})}
     daemon = start_shared_daemon({"servers": servers})
     daemon.wait_until_ready(*servers)
     return Bench(daemon=daemon, files=files, memory=memory, repository=repository, postgres=postgres)
@@ -116,7 +117,7 @@ def bench(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def clients(bench: Bench) -> AsyncIterator[dict[str, Client]]:
-    """The modern client comes over HTTP, the legacy one as its program would start it."""
+    """The modern client uses HTTP, the legacy one the bridge."""
     async with contextlib.AsyncExitStack() as stack:
         yield {
             "modern": await stack.enter_async_context(kept_open(at_endpoint(bench.daemon, "modern"))),
@@ -134,43 +135,33 @@ async def use(client: Client, tool: str, **arguments: Any) -> Any:
         return await client.call_tool(tool, arguments)
 
 
-async def said(client: Client, tool: str, **arguments: Any) -> str:
+async def text_of(client: Client, tool: str, **arguments: Any) -> str:
     result = await use(client, tool, **arguments)
     assert not result.is_error, result
     return "".join(block.text for block in result.content if block.type == "text")
 
 
-@pytest.mark.req("BNS-1", "BNS-4", "KSI-1")
+@pytest.mark.req("BNS-1", "BNS-2", "BNS-4", "BNS-5", "ENG-1", "KSI-1")
 @every_era
-async def test_every_servers_tools_are_listed_at_once(client: Client) -> None:
+async def test_every_servers_tools_are_listed_and_ours_answer_in_their_era(client: Client, bench: Bench) -> None:
     names = [tool.name for tool in (await client.list_tools()).tools]
     assert len(names) == len(set(names))
     for server, least in (*OTHERS.items(), *((name, 10) for name in OWN)):
         assert len([name for name in names if name.startswith(f"{server}_")]) >= least, server
-
-
-@pytest.mark.req("BNS-1", "BNS-2", "ENG-1")
-@pytest.mark.parametrize("server", OWN)
-async def test_our_own_servers_are_spoken_to_in_their_era(bench: Bench, server: str) -> None:
-    row = next(row for row in bench.daemon.status()["servers"] if row["name"] == server)
-    _, transport, era = OWN[server]
-    assert (row["state"], row["transport"]) == ("ready", transport)
-    assert (row["protocol_version"] == MODERN_VERSION) is (era == "modern")
-
-
-@pytest.mark.req("BNS-2", "BNS-5", "ENG-1")
-@every_era
-@pytest.mark.parametrize("server", OWN)
-async def test_our_own_servers_answer(client: Client, server: str) -> None:
-    assert await said(client, f"{server}_add", a=40, b=2) == "42"
-    assert (await use(client, f"{server}_fail")).is_error
+    rows = {row["name"]: row for row in bench.daemon.status()["servers"]}
+    for server, (_, transport, server_era) in OWN.items():
+        row = rows[server]
+        assert (row["state"], row["transport"]) == ("ready", transport)
+        assert (row["protocol_version"] == MODERN_VERSION) is (server_era == "modern")
+        assert await text_of(client, f"{server}_add", a=40, b=2) == "42"
+        assert (await use(client, f"{server}_fail")).is_error
 
 
 @pytest.mark.req("BNS-5", "ENG-9")
 @every_era
-async def test_everything_gives_text_image_links_structure_and_progress(client: Client) -> None:
-    assert "hello" in await said(client, "everything_echo", message="hello")
-    assert "42" in await said(client, "everything_get-sum", a=40, b=2)
+async def test_everything_returns_text_image_links_structure_and_progress(client: Client) -> None:
+    assert "hello" in await text_of(client, "everything_echo", message="hello")
+    assert "42" in await text_of(client, "everything_get-sum", a=40, b=2)
     image = (await use(client, "everything_get-tiny-image")).content
     assert base64.b64decode(next(block.data for block in image if block.type == "image")).startswith(b"\x89PNG")
     links = (await use(client, "everything_get-resource-links", count=2)).content
@@ -192,20 +183,20 @@ async def test_everything_gives_text_image_links_structure_and_progress(client: 
 @every_era
 async def test_filesystem_writes_and_reads_inside_its_folder_only(client: Client, bench: Bench) -> None:
     file = bench.files / f"note{next(_numbers)}.txt"
-    await said(client, "filesystem_write_file", path=str(file), content="čtyři\n")
+    await text_of(client, "filesystem_write_file", path=str(file), content="čtyři\n")
     assert file.read_text() == "čtyři\n"
-    assert await said(client, "filesystem_read_text_file", path=str(file)) == "čtyři\n"
+    assert await text_of(client, "filesystem_read_text_file", path=str(file)) == "čtyři\n"
     assert (await use(client, "filesystem_read_text_file", path="/etc/hostname")).is_error
 
 
 @pytest.mark.req("BNS-5")
 @every_era
-async def test_memory_keeps_what_it_is_told(client: Client, bench: Bench) -> None:
+async def test_memory_stores_entities(client: Client, bench: Bench) -> None:
     name = f"hammer{next(_numbers)}"
     entity = {"name": name, "entityType": "tool", "observations": ["hangs on the wall"]}
-    await said(client, "memory_create_entities", entities=[entity])
+    await text_of(client, "memory_create_entities", entities=[entity])
     assert name in bench.memory.read_text()
-    assert "hangs on the wall" in await said(client, "memory_search_nodes", query=name)
+    assert "hangs on the wall" in await text_of(client, "memory_search_nodes", query=name)
 
 
 @pytest.mark.req("BNS-5")
@@ -213,7 +204,7 @@ async def test_memory_keeps_what_it_is_told(client: Client, bench: Bench) -> Non
 async def test_postgres_reads_rows_and_refuses_to_write(client: Client, bench: Bench) -> None:
     table = f"shelf{next(_numbers)}"
     await asyncio.to_thread(bench.postgres.sql, f"create table {table} as select 'saw' as tool, 40 + 2 as price")
-    rows = json.loads(await said(client, "postgres_query", sql=f"select * from {table}"))  # noqa: S608 - our own name
+    rows = json.loads(await text_of(client, "postgres_query", sql=f"select * from {table}"))  # noqa: S608 - our own name
     assert rows == [{"tool": "saw", "price": 42}]
     with pytest.raises(MCPError, match="read-only"):
         await use(client, "postgres_query", sql=f"drop table {table}")
@@ -226,23 +217,23 @@ def last_commit(repository: Path) -> str:
 
 @pytest.mark.req("BNS-5")
 @every_era
-async def test_git_commits_what_changed(client: Client, bench: Bench) -> None:
+async def test_git_commits_changes(client: Client, bench: Bench) -> None:
     place = {"repo_path": str(bench.repository)}
     file = bench.repository / f"new{next(_numbers)}.txt"
     file.write_text("new\n")
-    assert file.name in await said(client, "git_git_status", **place)
-    await said(client, "git_git_add", **place, files=[file.name])
-    await said(client, "git_git_commit", **place, message=f"Add {file.name}")
+    assert file.name in await text_of(client, "git_git_status", **place)
+    await text_of(client, "git_git_add", **place, files=[file.name])
+    await text_of(client, "git_git_commit", **place, message=f"Add {file.name}")
     assert await asyncio.to_thread(last_commit, bench.repository) == f"Add {file.name}"
-    assert "Begin" in await said(client, "git_git_log", **place)
+    assert "Begin" in await text_of(client, "git_git_log", **place)
 
 
 @pytest.mark.req("BNS-5")
 @every_era
 async def test_time_converts_between_zones(client: Client) -> None:
     zones = {"source_timezone": "UTC", "target_timezone": "Asia/Tokyo"}
-    told = json.loads(await said(client, "time_convert_time", **zones, time="12:00"))
-    assert "T21:00" in told["target"]["datetime"]
+    converted = json.loads(await text_of(client, "time_convert_time", **zones, time="12:00"))
+    assert "T21:00" in converted["target"]["datetime"]
     assert (await use(client, "time_convert_time", **zones, time="noon")).is_error
 
 

@@ -1,12 +1,12 @@
-"""The daemon on a database of one's choice: said by a flag, a variable or a file, and never with its password shown."""
+"""The daemon with a database from a flag, a variable or a file, whose password is never shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from parts import leftovers
 from parts.agent_clients import AgentClient, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
@@ -28,21 +28,16 @@ def call(daemon: Daemon, nonce: str) -> None:
         assert nonce_of(answer) == nonce, refusal(answer)
 
 
-def nothing_tells_the_password(home: Home) -> None:
-    """In no argument of a process that names this home, and in no file that is not the configuration."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if f"={home.path}".encode() in environ:
-            assert PASSWORD.encode() not in words
+def password_is_hidden(home: Home) -> None:
+    """It is in no argument of a process of this home, and in no file except the configuration."""
+    for process in leftovers.living():
+        assert not (process.names(home.path) and PASSWORD in process.words)
     for file in home.path.rglob("*"):
         if file.is_file() and file.name not in ("config.json", "pgpass"):
             assert PASSWORD.encode() not in file.read_bytes(), file
 
 
-def test_what_the_daemon_keeps_is_in_the_database_that_it_was_given(
+def test_the_daemons_data_is_in_the_configured_database(
     engine: str, store_url: str, store_env: dict[str, str], daemon: StartDaemon, cli: Cli, notes: Notes
 ) -> None:
     started = daemon({"servers": {"w": notes.server("note")}}, env=store_env)
@@ -51,16 +46,14 @@ def test_what_the_daemon_keeps_is_in_the_database_that_it_was_given(
     assert status["store"]["place"].rpartition("@")[2] == store_url.rpartition("@")[2]
     assert status["store"]["place"] in cli("status").ok().out
     call(started, "first")
-    nothing_tells_the_password(started.home)
+    password_is_hidden(started.home)
     assert PASSWORD not in str(status) + cli("config", "show", env=store_env).ok().out
     assert started.stop() == 0
     with Database.open(store_url) as database:
         assert database.read(audit.head) is not None
-        identities = database.read(
-            lambda connection: list(connection.exec_driver_sql("select identity from known_tools"))
-        )
-        assert len(identities) == 1
-        assert database.read(servers.load_tools, identities[0][0], str(started.home.project))
+        query = "select identity from known_tools"
+        [(identity,)] = database.read(lambda connection: list(connection.exec_driver_sql(query)))
+        assert database.read(servers.load_tools, identity, str(started.home.project))
     assert not (started.home.toolcrib / "state" / "mcp_sessions.db").exists()
     again = daemon(env=store_env)
     again.wait_until_ready()
@@ -71,14 +64,14 @@ def test_what_the_daemon_keeps_is_in_the_database_that_it_was_given(
 
 @pytest.fixture
 def downed(cli: Cli) -> Iterator[None]:
-    """A detached daemon is nobody's child: it ends here, whatever the test did."""
+    """Ends a detached daemon, which is not a child of the test."""
     yield
     assert cli("down").exit_code == 0
 
 
 @pytest.fixture
 def flag(engine: str, store_url: str, toolcrib_home: Home) -> tuple[str, dict[str, str]]:
-    """The words for --store, and what else is needed to come in: the password from a file."""
+    """The value for --store, and variables: the password comes from a file."""
     if engine == "sqlite":
         return store_url, {}
     pgpass = toolcrib_home.path / "pgpass"
@@ -88,25 +81,27 @@ def flag(engine: str, store_url: str, toolcrib_home: Home) -> tuple[str, dict[st
 
 
 @pytest.mark.usefixtures("downed")
-def test_a_detached_daemon_takes_the_database_of_the_flag(
+@pytest.mark.usual(engine="sqlite")
+def test_a_detached_daemon_uses_the_database_of_the_flag(
+    engine: str, flag: tuple[str, dict[str, str]], cli: Cli
+) -> None:
+    store, env = flag
+    cli("up", "--detach", "--port", "0", "--store", store, env=env, limit=60).ok()
+    assert cli("status", "--json").ok().json["store"] == {"engine": engine, "place": store}
+
+
+@pytest.mark.usefixtures("downed")
+@pytest.mark.usual(engine="postgresql")
+def test_commands_without_the_flags_database_are_refused_after_the_daemon_ends(
     engine: str, flag: tuple[str, dict[str, str]], toolcrib_home: Home, cli: Cli
 ) -> None:
     store, env = flag
     cli("up", "--detach", "--port", "0", "--store", store, env=env, limit=60).ok()
     assert cli("status", "--json").ok().json["store"] == {"engine": engine, "place": store}
-    nothing_tells_the_password(toolcrib_home)
-
-
-@pytest.mark.usefixtures("downed")
-@pytest.mark.usual(engine="postgresql")
-def test_what_the_flag_said_is_not_forgotten_when_the_daemon_is_gone(
-    flag: tuple[str, dict[str, str]], toolcrib_home: Home, cli: Cli
-) -> None:
-    store, env = flag
-    cli("up", "--detach", "--port", "0", "--store", store, env=env, limit=60).ok()
+    password_is_hidden(toolcrib_home)
     cli("agent", "add", "reviewer").ok()
     cli("down").ok()
-    nothing_tells_the_password(toolcrib_home)
+    password_is_hidden(toolcrib_home)
     for words in (["agent", "list"], ["audit", "verify"], ["up", "--detach", "--port", "0"], ["stdio"]):
         refused = cli(*words, env=env)
         assert refused.exit_code != 0, words
@@ -120,7 +115,7 @@ def test_what_the_flag_said_is_not_forgotten_when_the_daemon_is_gone(
     assert "No agents yet" in cli("agent", "list", env=env).ok().out
 
 
-def test_a_password_in_the_flag_is_refused_before_anything_starts(toolcrib_home: Home, cli: Cli) -> None:
+def test_a_password_in_the_flag_is_refused(toolcrib_home: Home, cli: Cli) -> None:
     done = cli("up", "--port", "0", "--store", f"postgresql://u:{PASSWORD}@127.0.0.1:1/d")
     assert done.exit_code == 2
     assert PASSWORD not in done.out + done.err
@@ -145,16 +140,14 @@ def test_a_command_without_a_daemon_uses_the_database_of_the_configuration(
 
 
 @pytest.mark.parametrize("words", [["up", "--port", "0"], ["up", "--port", "0", "--detach"], ["servers"]])
-def test_a_postgresql_that_is_away_or_refuses_is_exit_code_nine_with_what_to_do(
+def test_an_unreachable_postgresql_is_exit_code_nine_with_a_remedy(
     postgres: Postgres, toolcrib_home: Home, cli: Cli, words: list[str]
 ) -> None:
-    for store, said in (
-        (f"postgresql://u:{PASSWORD}@127.0.0.1:1/d", "Start PostgreSQL"),
-        (postgres.url_of("nowhere"), "does not exist"),
-    ):
+    away = f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"
+    for store, text in ((away, "Start PostgreSQL"), (postgres.url_of("nowhere"), "does not exist")):
         done = cli(*words, env={"TOOLCRIB_STORE": store})
         assert done.exit_code == 9, done
-        assert said in done.err
+        assert text in done.err
         assert PASSWORD not in done.out + done.err
         assert "Traceback" not in done.err
-    nothing_tells_the_password(toolcrib_home)
+    password_is_hidden(toolcrib_home)

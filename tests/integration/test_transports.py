@@ -309,7 +309,7 @@ async def test_refresh_lists_again_and_many_changes_cost_few_lists(live: LiveSer
     assert len(live.news) == 2
 
 
-REQUESTS = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "ping": {"result": {}},
     "roots/list": {"error": {"code": -32600, "message": "List roots not supported"}},
     "never/heard": {"error": {"code": -32601, "message": "Method not found", "data": "never/heard"}},

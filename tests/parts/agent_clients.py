@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from parts.daemon import Daemon
 from parts.raw_client import META, Endpoint, Header, RawAnswer, RawConnection, legacy_request, notice, request
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class Owner:
-    """The person whose machine it is, at the command socket. Each call returns when the daemon has acknowledged it."""
+    """The owner at the command socket. Each call returns when the daemon has acknowledged it."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -31,7 +31,7 @@ class Owner:
         return self.daemon.command(command, **params)
 
     def add(self, name: str, *allowed: str, profile: str = "nothing", **more: Any) -> str:
-        """A new agent that may use these tools; gives its token."""
+        """Adds an agent that may use these tools; returns its token."""
         token: str = self.say("agent:add", name=name, profile=profile, **more)["token"]
         for tools in allowed:
             self.allow(name, tools)
@@ -58,7 +58,7 @@ class Owner:
         return listed
 
     def audit(self, **filters: Any) -> list[dict[str, Any]]:
-        """Every row that the filters leave, the oldest first."""
+        """Every matching entry, the oldest first."""
         rows: list[dict[str, Any]] = self.say("audit:query", limit=MOST_ROWS, **filters)["entries"]
         assert len(rows) < MOST_ROWS, "there may be more"
         return rows
@@ -77,7 +77,7 @@ class AgentEndpoint(Endpoint):
         return [*super().usual(body, *more), *self.labels]
 
     def stream_bytes(self, session: str) -> bytes:
-        """Asks for a legacy session's stream of notices."""
+        """Requests a legacy session's stream of notifications."""
         headers = [self.host, self.auth, ("Accept", "text/event-stream"), ("Mcp-Session-Id", session), *self.labels]
         return self.raw(headers, verb="GET")
 
@@ -86,7 +86,7 @@ class AgentEndpoint(Endpoint):
 
 
 class AgentClient:
-    """One agent's client, with a connection of its own. Every request it makes has the id 0, as everybody's has."""
+    """One agent's client, with its own connection. All its requests have the id 0, as those of every client."""
 
     def __init__(self, daemon: Daemon, name: str, token: str, era: str, *, conversation: str | None = None) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class AgentClient:
         self.session = self.endpoint.begin() if era == "legacy" else ""
         self._connection: RawConnection | None = None
 
-    def __enter__(self) -> AgentClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,7 +127,7 @@ class AgentClient:
         self.connection.send(self.bytes_of("tools/call", {"name": tool, "arguments": arguments}, meta=meta))
 
     def answer(self) -> RawAnswer:
-        """The next answer. One that ends the connection is answered on a new one next time."""
+        """The next answer. If it closes the connection, the next request opens a new one."""
         try:
             answer = self.connection.answer()
         except BaseException:
@@ -146,7 +146,7 @@ class AgentClient:
         return self.answer()
 
     def cancel(self) -> None:
-        """Takes back its request 0, as a legacy client does."""
+        """Cancels its request 0, as a legacy client does."""
         body = notice("notifications/cancelled", {"requestId": 0})
         with self.endpoint.connect() as connection:
             connection.send(self.endpoint.legacy_bytes(self.session, body))
@@ -157,7 +157,7 @@ class AgentClient:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[RawConnection]:
-        """The stream on which this client hears that its tools changed."""
+        """The stream that notifies this client of changed tools."""
         with self.endpoint.connect() as stream:
             if self.era == "legacy":
                 stream.send(self.endpoint.stream_bytes(self.session))
@@ -170,7 +170,7 @@ class AgentClient:
 
 
 def nonce_of(answer: RawAnswer) -> str | None:
-    """The nonce of the call that a witness answered; None: the answer is not a witness's."""
+    """The nonce in a recording server's answer; None for any other answer."""
     if answer.status != 200:
         return None
     result = json.loads(answer.message).get("result") or {}
@@ -179,7 +179,7 @@ def nonce_of(answer: RawAnswer) -> str | None:
 
 
 def refusal(answer: RawAnswer) -> str:
-    """Why the answer is a no; empty: it is none. As a client sees it: a status, an error, or a result that says so."""
+    """Why a request was refused, empty if it was not: from a status, an error, or an error result."""
     if answer.status in (401, 403, 404):
         return f"{answer.status} {answer.error['message']}"
     message = json.loads(answer.message)
@@ -189,7 +189,7 @@ def refusal(answer: RawAnswer) -> str:
     return str(result["content"][0]["text"]) if result.get("isError") else ""
 
 
-def heard(stream: RawConnection) -> list[dict[str, Any]]:
+def all_events(stream: RawConnection) -> list[dict[str, Any]]:
     """Every message on the stream until its end."""
     messages: list[dict[str, Any]] = []
     with contextlib.suppress(ConnectionError):
@@ -203,7 +203,7 @@ def changes(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def all_at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Each item in a thread of its own."""
+    """Each item in its own thread."""
     listed = list(items)
     with ThreadPoolExecutor(max(1, len(listed))) as pool:
         return list(pool.map(work, listed))

@@ -1,7 +1,7 @@
-"""Secrets like no other, where they were found, and the far sides that they were meant for.
+"""Unique secrets, and the search for them.
 
-In: values to plant, and everything that a run put out anywhere. Out: each place where a planted value stands and may
-not, in whatever encoding. `Watch` looks at the processes meanwhile; `WebWitness` is a server that notes its headers.
+In: values to plant, and all output of a run. Out: each place where a planted value must not be, in any encoding.
+`Watch` records the processes meanwhile; `WebWitness` is a server that records its headers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from parts.daemon import Home
 
 
 def canary(name: str) -> str:
-    """A value like no other, with letters that encodings change."""
+    """A unique value, with characters that encodings change."""
     return f"{name.replace(' ', '-')}/Zk+{secrets.token_hex(12)}q="
 
 
 def forms(secret: str) -> dict[str, bytes]:
-    """How a secret may look where it was put into something else."""
+    """How a secret may look inside other data."""
     raw = secret.encode()
     half = len(raw) // 2
     found = {
@@ -41,7 +41,7 @@ def forms(secret: str) -> dict[str, bytes]:
         "in JSON": json.dumps(secret)[1:-1].replace("/", "\\/").encode(),
     }
     for start in range(3):
-        # In base64 of a longer text: without the letters at its edges, which depend on what is around it.
+        # In base64 of a longer text, without the letters at its edges, which depend on their neighbours.
         text = base64.b64encode(b"\0" * start + raw)
         whole = text[(0, 2, 3)[start] : (start + len(raw)) * 8 // 6]
         found |= {f"base64 +{start}": whole, f"base64url +{start}": whole.translate(bytes.maketrans(b"+/", b"-_"))}
@@ -50,12 +50,12 @@ def forms(secret: str) -> dict[str, bytes]:
 
 @dataclass
 class Trail:
-    """Everything that was put out anywhere, by place; and what must not be there."""
+    """All output by place, and the secrets that must not be in it."""
 
     places: dict[str, bytes] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     lawful: list[tuple[str, str]] = field(default_factory=list)
-    """Secret and place where it may be, each as the beginning of its name."""
+    """A secret, and the beginning of the name of a place where it may be."""
 
     def plant(self, name: str, value: str | None = None, *places: str) -> str:
         self.secrets[name] = value or canary(name)
@@ -63,8 +63,8 @@ class Trail:
         return self.secrets[name]
 
     def keep(self, place: str, data: bytes | str) -> None:
-        told = data.encode(errors="surrogateescape") if isinstance(data, str) else data
-        self.places[place] = self.places.get(place, b"") + told + b"\n"
+        raw = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+        self.places[place] = self.places.get(place, b"") + raw + b"\n"
 
     def has(self, place: str, name: str) -> bool:
         return self.secrets[name].encode() in self.places[place]
@@ -86,7 +86,7 @@ def _around(data: bytes, needle: bytes) -> str:
 
 @dataclass(kw_only=True)
 class Watch:
-    """The arguments and environments of every process of the home, looked at again and again."""
+    """The arguments and environments of every process of the home, read repeatedly."""
 
     home: Home
     words: dict[int, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Watch:
 
 
 class WebWitness(http.server.ThreadingHTTPServer):
-    """A server over HTTP inside the test; it notes what it was sent."""
+    """A server over HTTP inside the test, which records its requests."""
 
     daemon_threads = True
 
@@ -136,7 +136,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-        told = {
+        result = {
             "initialize": {
                 "protocolVersion": "2025-11-25",
                 "capabilities": {"tools": {}},
@@ -146,23 +146,19 @@ class _Answer(http.server.BaseHTTPRequestHandler):
             "tools/call": {"content": [{"type": "text", "text": "done"}]},
         }.get(message.get("method"))
         if "id" not in message:
-            self._say(202, b"")
-        elif told is None:
-            self._say(
-                200,
-                json.dumps(
-                    {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}
-                ).encode(),
-            )
+            self._send(202, b"")
+        elif result is None:
+            error = {"code": -32601, "message": "no"}
+            self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode())
         else:
-            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": told}).encode())
+            self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode())
 
     def do_GET(self) -> None:
-        self._say(405, b"")
+        self._send(405, b"")
 
     do_DELETE = do_GET
 
-    def _say(self, status: int, body: bytes) -> None:
+    def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -170,4 +166,4 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on the tests' own stderr."""
+        """Keeps the stderr of the tests clean."""

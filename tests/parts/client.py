@@ -23,7 +23,7 @@ TIMEOUT = 30.0
 @contextlib.asynccontextmanager
 async def at_endpoint(daemon: Daemon, era: str, **options: Any) -> AsyncIterator[Client]:
     """Over HTTP with the owner's token."""
-    # The environment's proxies are not asked: everything here is on loopback.
+    # No proxies: everything here is on loopback.
     async with httpx2.AsyncClient(headers=daemon.headers, timeout=TIMEOUT, trust_env=False) as http:
         transport = streamable_http_client(daemon.endpoint, http_client=http, max_sse_event_size=None)
         async with Client(transport, mode=MODES[era], **options) as client:
@@ -32,8 +32,8 @@ async def at_endpoint(daemon: Daemon, era: str, **options: Any) -> AsyncIterator
 
 @contextlib.asynccontextmanager
 async def through_bridge(daemon: Daemon, era: str, **options: Any) -> AsyncIterator[Client]:
-    """As a client that starts `toolcrib stdio` in its project."""
+    """Through `toolcrib stdio`, started in the project."""
     home = daemon.home
-    words = StdioServerParameters(command=str(PROGRAM), args=["stdio"], env=home.environ(), cwd=home.project)
-    async with Client(words, mode=MODES[era], **options) as client:
+    server = StdioServerParameters(command=str(PROGRAM), args=["stdio"], env=home.environ(), cwd=home.project)
+    async with Client(server, mode=MODES[era], **options) as client:
         yield client

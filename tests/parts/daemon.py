@@ -108,7 +108,7 @@ def run_cli(
     stdin: str | None = None,
     limit: float = 120.0,
 ) -> Finished:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [str(PROGRAM), *args]
     with Preloaded(command, env=home.environ(env), cwd=cwd or home.project, text=True, **pipes) as process:
         try:

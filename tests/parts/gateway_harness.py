@@ -28,7 +28,7 @@ LIMIT = 60.0
 
 
 class Slow:
-    """A server of two tools: `wait` answers when it is let go, `where` says which project it was called in."""
+    """A server with two tools: `wait` answers when `go_on` is set, `where` returns the project of the call."""
 
     name = "slow"
     tools = tuple(json.dumps({"name": name, "inputSchema": {"type": "object"}}).encode() for name in ("wait", "where"))
@@ -65,7 +65,7 @@ class Slow:
 
 
 class Exchange:
-    """One request as ASGI has it; the client stays until it is told to leave."""
+    """One ASGI request; the client stays connected until `leave`."""
 
     def __init__(self, scope: Mapping[str, Any], body: bytes | None) -> None:
         self.scope = scope
@@ -93,7 +93,7 @@ class Exchange:
         self._gone.set()
 
     def break_off(self) -> None:
-        """The client goes away before its request has arrived."""
+        """The client disconnects before its request has arrived."""
         self.body.set_result(None)
 
     @property
@@ -147,8 +147,8 @@ class GatewayHarness:
         verb: str = "POST",
         late: bool = False,
     ) -> tuple[Exchange, asyncio.Task[None]]:
-        """`late`: the body comes only when its future is set."""
-        told = {
+        """`late`: the body arrives when its future is set."""
+        given = {
             "host": f"127.0.0.1:{PORT}",
             "authorization": f"Bearer {token}",
             "content-type": "application/json",
@@ -159,7 +159,7 @@ class GatewayHarness:
             "type": "http",
             "method": verb,
             "raw_path": b"/mcp",
-            "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         }
         exchange = Exchange(scope, None if late else json.dumps(body).encode() if body is not None else b"")
         task = asyncio.create_task(self.gateway(scope, exchange.receive, exchange.send))
@@ -201,12 +201,12 @@ def modern_body(method: str, **params: Any) -> dict[str, Any]:
 
 
 def modern_headers(method: str, label: str | None = None, **params: Any) -> dict[str, str]:
-    told = {"mcp-protocol-version": MODERN, "mcp-method": method}
+    headers = {"mcp-protocol-version": MODERN, "mcp-method": method}
     if method == "tools/call":
-        told["mcp-name"] = params["name"]
+        headers["mcp-name"] = params["name"]
     if label is not None:
-        told["x-toolcrib-conversation"] = label
-    return told
+        headers["x-toolcrib-conversation"] = label
+    return headers
 
 
 def legacy_body(method: str, **params: Any) -> dict[str, Any]:

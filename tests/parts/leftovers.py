@@ -1,10 +1,9 @@
 """Whether a test left a process behind.
 
-In: the processes before and after a test. Out: those that are still there and should not be. A process is a test's
-if it lies below this one in the tree, or if its environment names the test's home (children of the daemon inherit
-`HOME` and `TMPDIR`, which lie in it), or if it carries the marks of this run and of a server's process and nobody owns
-it any more.
-Read from /proc; where there is none, nothing is found.
+In: the processes before and after a test. Out: those that should have ended. A process belongs to a test if it is a
+descendant of this one, or if its environment names the test's home (children of the daemon inherit `HOME` and
+`TMPDIR`), or if it is an orphan with the marks of this run and of a server's process.
+Without /proc, nothing is found.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from parts.waiting import wait_for
 MARK = b"TOOLCRIB_CHILD="
 RUN_NAME = "LC_TOOLCRIB_TESTS"
 RUN = f"{RUN_NAME}={os.getpid()}\0".encode()
-"""Set for this run, so that orphans of another one are not taken for ours. `LC_*` reaches the servers' processes."""
+"""Tells orphans of this run from those of another. `LC_*` variables reach the servers' processes."""
 GRACE = 30.0
-"""Seconds in which a process that was told to end may still be seen."""
+"""Seconds that a process may take to end."""
 PROC = Path("/proc")
 
 
@@ -39,12 +38,12 @@ class Process:
 
     @property
     def is_guard(self) -> bool:
-        """Toolcrib's own process above a program; the program's words follow its own."""
+        """Toolcrib's parent process of a program, whose command line ends with that of the program."""
         return "reaper_child.py guard " in self.words
 
 
 def look() -> frozenset[int]:
-    """The processes that there are: what a test finds is not what it leaves."""
+    """All current processes."""
     try:
         return frozenset(int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208 - after every test
     except OSError:
@@ -52,12 +51,12 @@ def look() -> frozenset[int]:
 
 
 def living() -> list[Process]:
-    """Every living process that we may look at."""
+    """Every running process that we may read."""
     return [process for process in map(read, look()) if process is not None]
 
 
 def left_behind(before: frozenset[int], home: Path | None) -> list[Process]:
-    """Waits a moment for what is ending, then gives what stayed, and ends it."""
+    """Waits for processes to end; kills and returns those that stay."""
     with contextlib.suppress(TimeoutError):
         wait_for(lambda: not _of_this_test(before, home), "leftover processes to end", GRACE, pause=0.05)
     stayed = _of_this_test(before, home)
@@ -77,7 +76,7 @@ def _of_this_test(before: frozenset[int], home: Path | None) -> list[Process]:
         if home is not None and process.names(home):
             return True
         above = _ancestors(process)
-        # A worker of something that was there before (a database's) is that one's business.
+        # A child of an earlier process, such as a database, belongs to that process.
         if ours in above:
             return not any(pid in before and pid not in (ours, forking) for pid in above[: above.index(ours)])
         orphaned = not any((PROC / str(pid)).exists() for pid in above if pid > 1)
@@ -97,7 +96,7 @@ def _ancestors(process: Process) -> list[int]:
 
 
 def read(pid: int) -> Process | None:
-    """The process, unless it has ended (and only waits to be told apart) or is not ours to look at."""
+    """The process, unless it has ended or we may not read it."""
     folder = PROC / str(pid)
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()

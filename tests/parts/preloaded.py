@@ -13,6 +13,7 @@ import gc
 import inspect
 import json
 import os
+import resource
 import runpy
 import select
 import selectors
@@ -55,6 +56,7 @@ class Preloaded(subprocess.Popen[Any]):
             "env": dict(env),
             "cwd": str(bound["cwd"] or Path.cwd()),
             "new_session": bound["start_new_session"],
+            "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         files = [bound["p2cread"], bound["c2pwrite"], bound["errwrite"]]
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,6 +143,7 @@ def serve(address: str) -> str:
 def _become(request: Mapping[str, Any], files: list[int]) -> str:
     if request["new_session"]:
         os.setsid()
+    resource.setrlimit(resource.RLIMIT_NOFILE, request["open_files"])
     os.chdir(request["cwd"])
     for number, file in enumerate(files):
         os.dup2(file, number)

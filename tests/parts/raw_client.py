@@ -9,7 +9,7 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from parts.daemon import Daemon
@@ -59,7 +59,7 @@ class RawAnswer:
 
     @property
     def message(self) -> bytes:
-        """The JSON-RPC message: the body, or the last event of the stream that it is."""
+        """The JSON-RPC message: the body, or the last event of a stream."""
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return self.body
         datas = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
@@ -79,7 +79,7 @@ class RawConnection:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
         self._file = self._socket.makefile("rb")
 
-    def __enter__(self) -> RawConnection:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +118,7 @@ class RawConnection:
         return data
 
     def event(self) -> Any:
-        """The next message on a stream of events, signs of life left out."""
+        """The next message on a stream of events; keep-alive comments are skipped."""
         while chunk := self.chunk():
             for line in chunk.split(b"\n"):
                 if line.startswith(b"data: "):
@@ -126,7 +126,7 @@ class RawConnection:
         raise ConnectionError("the stream has ended")
 
     def is_closed(self) -> bool:
-        """Waits for the other side's next byte, or its end."""
+        """Waits for the next byte or the end of the connection."""
         try:
             return self._file.read(1) == b""
         except ConnectionResetError:
@@ -163,7 +163,7 @@ class Endpoint:
     def ask(
         self, headers: Sequence[Header], body: bytes = b"", *, verb: str = "POST", target: str = "/mcp"
     ) -> RawAnswer:
-        """One request on a connection of its own."""
+        """One request on its own connection."""
         with self.connect() as connection:
             connection.send(self.raw(headers, body, verb=verb, target=target))
             return connection.answer()
@@ -213,7 +213,7 @@ class SocketClient:
             hello = {"root": str(daemon.home.project), "conversation": "test"}
             self.send(notice("toolcrib/bridge", hello))
 
-    def __enter__(self) -> SocketClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -236,7 +236,7 @@ class SocketClient:
         return json.loads(self.line())
 
     def answer_to(self, id: Any) -> Any:
-        """The answer to this request; what comes before it is passed over."""
+        """The answer to this request; other messages before it are skipped."""
         while True:
             message = self.message()
             if message.get("id") == id and "method" not in message:

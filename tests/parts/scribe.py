@@ -1,7 +1,7 @@
-"""A fourth coding agent: an entry and a reader, as docs/coding-agents.md says, and a program of our own behind them.
+"""A fourth coding agent, made as docs/coding-agents.md describes: an entry, a parser and a small program.
 
-In: a prompt that is a list of steps. Out: a client that Toolcrib can run. It has no model: what it does is the prompt.
-For what is the same for every program: time limits, ends, environment, the log. The real ones have tests of their own.
+In: a prompt that is a list of steps. Out: a client that Toolcrib can run, without a model. For behaviour that all
+coding agents share: time limits, the end of a run, the environment, the log.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def ask(method, params):
     request = urllib.request.Request(os.environ["SCRIBE_URL"], json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            told = answer.read().decode()
+            body = answer.read().decode()
     except urllib.error.HTTPError as error:
         return {"error": f"{error.code} {error.read().decode()}"}
     except OSError as error:
         return {"error": str(error)}
-    datas = [line[6:] for line in told.splitlines() if line.startswith("data: ")]
-    return json.loads(datas[-1] if datas else told)
+    datas = [line[6:] for line in body.splitlines() if line.startswith("data: ")]
+    return json.loads(datas[-1] if datas else body)
 
 
 session = next((word for word in sys.argv if word.startswith("session=")), "session=new").partition("=")[2]
@@ -197,11 +197,11 @@ SCRIBE = ClientSpec(
 REFUSED = replace(
     SCRIBE, headless=replace(HEADLESS, launch=lambda request: launch(replace(request, token="tcb_wrong")))
 )
-"""One that Toolcrib does not let in."""
+"""Its token is refused."""
 
 
 def install(folder: Path) -> Path:
-    """Puts the program into the folder, which is then to be on a PATH."""
+    """Writes the program into the folder, which must be on PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "scribe"
     program.write_text(f"#!{sys.executable}\n{PROGRAM}")

@@ -44,9 +44,9 @@ def stdio_command(name: str, *flags: str) -> list[str]:
 
 
 def stdio_entry(name: str, *flags: str, **more: Any) -> dict[str, Any]:
-    """The same as an entry of a configuration."""
+    """The same as an entry of a configuration, with time to start on a busy machine."""
     command, *args = stdio_command(name, *flags)
-    return {"command": command, "args": args, **more}
+    return {"command": command, "args": args, "connect_timeout": START_LIMIT, **more}
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def starting() -> Iterator[StartServer]:
         # A script of this interpreter needs no fresh one; settings of the interpreter would need one.
         program = Preloaded if [words[0], words[1][-3:]] == [sys.executable, ".py"] else subprocess.Popen
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         process = program(list(words), text=True, env={**inherited, **(env or {})}, **pipes)
         started.append(process)
         return RunningServer(process=process, port=_port(process))

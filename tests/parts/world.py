@@ -33,7 +33,7 @@ OUR_FOLDERS = {".git", ".toolcrib"}
 
 
 def step(text: str) -> parsers.re:
-    """`{name}` stands for a word, `"{name}"` for a text without quotes, so no step matches a longer one."""
+    """`{name}` matches a word, `"{name}"` a text without quotes, so no step matches a longer one."""
     quoted = re.sub(r'"\{(\w+)\}"', r'"(?P<\1>[^"]*)"', re.sub(r"[.+*?()|]", r"\\\g<0>", text))
     return parsers.re(re.sub(r"\{(\w+)\}", r"(?P<\1>\\w+)", quoted) + r"\Z")
 

@@ -1,6 +1,6 @@
-"""A small server over stdio for runs of agents: json and sys only, so that it starts fast.
+"""A small stdio server for runs of agents. Standard library only, so that it starts fast.
 
-In: MCP on stdin. Out: MCP on stdout. Every call is noted in the file `NOTES`, as one line of JSON.
+Every call is recorded in the file `NOTES`, as one line of JSON.
 """
 
 import json

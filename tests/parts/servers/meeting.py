@@ -1,6 +1,6 @@
-"""A legacy server over stdio, of two tools: `meet` answers only when two are there at once, `refuse` never agrees.
+"""A legacy stdio server with two tools: `meet` answers when two calls wait, `refuse` always fails.
 
-In: MCP on stdin. Out: MCP on stdout. json and sys only, so that it starts fast.
+Standard library only, so that it starts fast.
 """
 
 import json

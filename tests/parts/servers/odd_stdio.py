@@ -1,6 +1,6 @@
-"""A legacy server over stdio, written by hand: json and sys only, so that it starts fast and can misbehave.
+"""A legacy stdio server that misbehaves. Standard library only, so that it starts fast.
 
-In: MCP on stdin. Out: MCP on stdout, as odd as the tool's name or the variable `ODD` says.
+The tool's name or the variable `ODD` chooses the oddity.
 """
 
 # ruff: noqa: PLW0603, PLR0912, PTH109

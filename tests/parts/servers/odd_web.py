@@ -1,6 +1,6 @@
-"""A server over Streamable HTTP, written by hand on aiohttp and run inside the test: either era, and odd on demand.
+"""A Streamable HTTP server of either era, written on aiohttp and run inside the test, that can misbehave.
 
-In: POST and GET on `/mcp`. Out: what a test has set. `requests` holds what came.
+A test sets its attributes; `requests` holds the received requests.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ class OddWeb:
         self.requests: list[Seen] = []
         self.session = 0
         self.redirected: list[str] = []
-        """The hosts that were asked for when a redirect was the answer."""
+        """The hosts of redirected requests."""
         self.status: int | None = None
-        """Answers everything with this status, where set."""
+        """If set, the status of every answer."""
         self.token = ""
-        """What a request must bring, where set."""
+        """If set, the bearer token that a request must have."""
         self.status_for_lost_session = 404
         self.opening = ""
-        """How the answer to `initialize` is blown up: headers, gzip, body."""
+        """What makes the answer to `initialize` too large: headers, gzip or body."""
         self.resumable = b""
         self.answered = asyncio.Event()
-        """Set when the client has answered a request of ours."""
+        """Set when the client has answered our request."""
         self.gets = 0
         self.status_for_get = 405
         self.endpoint = "/messages"
         self.flooding = asyncio.Event()
-        """Once set, standing streams bring noise without end."""
+        """If set, standing streams send endless noise."""
         self.standing_stream: web.StreamResponse | None = None
         self.ended = 0
         """How many sessions the client has ended."""
         self.dropped: list[str] = []
-        """Names of tools whose request was given up by the client."""
+        """The tools whose request the client abandoned."""
 
     @property
     def url(self) -> str:

@@ -1,17 +1,17 @@
-"""A stdio server that misbehaves on request. Standard library only, so it is there in a few milliseconds.
+"""A stdio server that misbehaves on request. Standard library only, so that it starts in a few milliseconds.
 
-In: newline-delimited JSON-RPC on stdin, modern or legacy by `--era`. Out: answers, or whatever the flags ask for.
+In: newline-delimited JSON-RPC on stdin, modern or legacy by `--era`. Out: answers, as the flags choose.
 Flags change how the whole server behaves; the tools below misbehave once, when called:
 
     ok            {"ok": true} and the arguments          echo_raw      the bytes of `result`, a JSON text, as they are
-    garbage       a line that is no JSON, then the answer  not_utf8      bytes that are not UTF-8, then the answer
+    garbage       an invalid line, then the answer         not_utf8      bytes that are not UTF-8, then the answer
     deep          a result nested `depth` times            duplicate     a result with one key twice
-    huge          a result of `bytes` bytes                wrong_id      an answer nobody asked for, then the answer
+    huge          a result of `bytes` bytes                wrong_id      an answer to no request, then the answer
     die           ends the process in the middle of a call never         no answer at all
     half          half a line, then the process ends       both          an answer with result and error
     flood         `n` list_changed notices, then answers   no_result     an answer with neither result nor error
-    chatter       `bytes` bytes on stderr, then answers    grandchild    leaves a child process behind, tells its pid
-    stubborn      from now on neither SIGTERM nor the end of stdin ends the process
+    chatter       `bytes` bytes on stderr, then answers    grandchild    leaves a child process and returns its pid
+    stubborn      then neither SIGTERM nor the end of stdin ends the process
 
 `--tools N` adds N plain tools named `tool_00000`…; `--slow-start S` waits before the first answer; `--prefix P`
 names them `P…`; `--page N` lists N at a time; `--deaf` never answers; `--exit CODE` ends at once;
@@ -156,8 +156,10 @@ class RawServer:
             self.refuse(request_id, -32602, f"Unknown tool: {name}")
 
     def ok(self, request_id: Any, arguments: dict[str, Any] | None = None) -> None:
-        told = {"ok": True, "arguments": arguments or {}}
-        self.answer(request_id, {"content": [{"type": "text", "text": json.dumps(told)}], "structuredContent": told})
+        result = {"ok": True, "arguments": arguments or {}}
+        self.answer(
+            request_id, {"content": [{"type": "text", "text": json.dumps(result)}], "structuredContent": result}
+        )
 
     odd_ok = ok
 

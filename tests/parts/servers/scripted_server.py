@@ -1,9 +1,9 @@
-"""A server that says exactly the bytes it is told to, over any transport and in either era.
+"""A server that sends exactly the requested bytes, over any transport and in either era.
 
 In: MCP over `--transport` stdio, http, sse or ws. Out: for `tools/list`, the text of the file `--listing` (in which
-`@OWN@` stands for the definitions below); for the tool `say`, its `lines`, each base64 of one message, in which
-`@ID@` stands for the request's id. `seen` tells how often each method came, `crowd` leaves two processes behind: a
-child, and one that called setsid. Standard library only over stdio, so that it is there in a few milliseconds.
+`@OWN@` is replaced by the definitions below); for the tool `say`, its `lines`, each base64 of one message, in which
+`@ID@` is replaced by the request's id. `seen` returns how often each method was called, `crowd` leaves two processes
+behind: a child, and one that called setsid. Over stdio it needs the standard library only, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Script:
             return self._call(request_id, params["name"], params.get("arguments") or {})
         if method == "initialize" and not self.modern:
             asked = params.get("protocolVersion", LEGACY)
-            told = {
+            result = {
                 "protocolVersion": asked if asked <= LEGACY else LEGACY,
                 "capabilities": {"tools": {"listChanged": True}},
                 "serverInfo": {"name": "scripted", "version": "1"},
             }
-            return [self._answer(request_id, json.dumps(told))]
+            return [self._answer(request_id, json.dumps(result))]
         if method == "server/discover" and self.modern:
-            told = {
+            result = {
                 "resultType": "complete",
                 "supportedVersions": [MODERN],
                 "capabilities": {"tools": {}},
                 "ttlMs": 0,
                 "cacheScope": "private",
             }
-            return [self._answer(request_id, json.dumps(told))]
+            return [self._answer(request_id, json.dumps(result))]
         refused = {"jsonrpc": "2.0", "id": request_id, "error": {"code": -32601, "message": "Method not found"}}
         return [json.dumps(refused).encode()]
 
@@ -70,13 +70,13 @@ class Script:
         if name == "say":
             raw_id = json.dumps(request_id).encode()
             return [base64.b64decode(line).replace(b"@ID@", raw_id) for line in arguments["lines"]]
-        told: Any = dict(self.counts)
+        result: Any = dict(self.counts)
         if name == "crowd":
             quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             words = [sys.executable, "-c", SLEEP]
-            told = [subprocess.Popen(words, start_new_session=apart, **quiet).pid for apart in (False, True)]
+            result = [subprocess.Popen(words, start_new_session=apart, **quiet).pid for apart in (False, True)]
         kind = {"resultType": "complete"} if self.modern else {}
-        return [self._answer(request_id, json.dumps({**kind, "content": [], "structuredContent": {"told": told}}))]
+        return [self._answer(request_id, json.dumps({**kind, "content": [], "structuredContent": {"told": result}}))]
 
 
 def over_stdio(script: Script) -> None:
@@ -97,14 +97,14 @@ def over_network(script: Script, transport: str, *, streamed: bool) -> None:
         return f"event: {kind}\n".encode() + b"data: " + message + b"\n\n"
 
     async def post(request: web.Request) -> web.StreamResponse:
-        said = script.hear(await request.read())
-        if not said:
+        messages = script.hear(await request.read())
+        if not messages:
             return web.Response(status=202)
         if not streamed:
-            return web.Response(body=said[-1], content_type="application/json", headers={"Mcp-Session-Id": "one"})
+            return web.Response(body=messages[-1], content_type="application/json", headers={"Mcp-Session-Id": "one"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Mcp-Session-Id": "one"})
         await response.prepare(request)
-        for message in said:
+        for message in messages:
             await response.write(event(message))
         return response
 

@@ -1,8 +1,8 @@
-"""What our own test servers offer, without any SDK: `sdk_v1.py` and `sdk_v2.py` put it on the wire.
+"""The tools of our own test servers, without any SDK: `sdk_v1.py` and `sdk_v2.py` serve them.
 
 In: a tool's arguments and a `Caller`. Out: a tools/call result as plain JSON, which both adapters send as it is.
-Each call is appended to the file named by TOOLCRIB_TEST_SEEN as one JSON line, so that a test can assert on what
-the far side really saw: {"method", "name", "arguments", "meta"}, with method `tools/call`, `cancelled` or `finished`.
+Each call is appended to the file named by TOOLCRIB_TEST_SEEN as one JSON line, so that a test can assert what
+the server received: {"method", "name", "arguments", "meta"}, with method `tools/call`, `cancelled` or `finished`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _tool(name: str, description: str, schema: dict[str, Any] | None = None, **m
 
 
 TOOLS: list[dict[str, Any]] = [
-    _tool("echo", "Gives its arguments back as they came.", {"type": "object", "additionalProperties": True}),
+    _tool("echo", "Returns its arguments unchanged.", {"type": "object", "additionalProperties": True}),
     _tool("add", "Adds two numbers.", _schema(["a", "b"], a={"type": "number"}, b={"type": "number"})),
     _tool("fail", "Answers with isError.", _schema(message={"type": "string"})),
     _tool("boom", "Answers with a JSON-RPC error.", _schema(code={"type": "integer"})),
@@ -58,7 +58,9 @@ TOOLS: list[dict[str, Any]] = [
         outputSchema={"type": "object", "properties": {"kept": {}}, "additionalProperties": True},
         _meta={"test/definition": {"nested": [1, None, {"deep": True}]}},
     ),
-    _tool("grow", "Adds a tool of the given name and says that the list changed.", _schema(name={"type": "string"})),
+    _tool(
+        "grow", "Adds a tool of the given name and announces that the list changed.", _schema(name={"type": "string"})
+    ),
     _tool("whoami", "Tells the process's folder, environment names, pid and words."),
 ]
 
@@ -87,8 +89,8 @@ RICH: dict[str, Any] = {
 def note(method: str, name: str, arguments: Any, meta: Any = None) -> None:
     seen = os.environ.get("TOOLCRIB_TEST_SEEN")
     if seen:
-        told = {"method": method, "name": name, "arguments": arguments, "meta": meta, "pid": os.getpid()}
-        line = json.dumps(told) + "\n"
+        note = {"method": method, "name": name, "arguments": arguments, "meta": meta, "pid": os.getpid()}
+        line = json.dumps(note) + "\n"
         with Path(seen).open("a") as file:
             file.write(line)
 
@@ -98,7 +100,7 @@ def text(value: str, **more: Any) -> dict[str, Any]:
 
 
 class Toolbox:
-    """The tools of one server process; `grow` makes more of them."""
+    """The tools of one server process; `grow` adds one."""
 
     def __init__(self) -> None:
         self.tools = list(TOOLS)

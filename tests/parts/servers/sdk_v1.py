@@ -1,7 +1,7 @@
-"""Our test server on the last SDK of the first generation (`mcp` 1.30): speaks the legacy era only.
+"""Our test server on the last SDK of the first generation (`mcp` 1.30): the legacy era only.
 
 In: MCP over stdio, Streamable HTTP (`/mcp`), SSE (`/sse`) or WebSocket (`/ws`). Out: the tools of `sdk_tools.py`.
-Runs in the `mcp-v1` part's own environment. A network server prints `listening on PORT` when it can be reached.
+Runs in the `mcp-v1` part's own environment. A network server prints `listening on PORT` when it is ready.
 """
 
 from __future__ import annotations

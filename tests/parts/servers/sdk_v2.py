@@ -1,8 +1,8 @@
-"""Our test server on the present SDK (`mcp` 2.3): serves both eras, or one of them when told so.
+"""Our test server on the current SDK (`mcp` 2.3): serves both eras, or one of them.
 
 In: MCP over stdio, Streamable HTTP (`/mcp`) or legacy SSE (`/sse`). Out: the tools of `sdk_tools.py`.
-Results go around the SDK's typed sieve, which would drop unknown fields: a middleware that answers by itself is
-trusted with its own result. An HTTP server prints `listening on PORT` when it can be reached.
+A middleware answers, because the SDK's types would drop unknown fields. An HTTP server prints `listening on PORT`
+when it is ready.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODERN = "2026-07-28"
 
 
 class OwnServer(Server[Any]):
-    """Says on the legacy handshake too that its list may change."""
+    """Announces in the legacy handshake too that its list may change."""
 
     def create_initialization_options(self, *_args: Any, **_more: Any) -> Any:
         return super().create_initialization_options(NotificationOptions(tools_changed=True))
@@ -105,7 +105,7 @@ def build(only: str) -> Server[Any]:
 
 
 class OneEra:
-    """Refuses the other era at the door, as a server that never heard of it would."""
+    """Refuses the other era, as a server that does not know it would."""
 
     def __init__(self, app: ASGIApp, only: str) -> None:
         self.app = app

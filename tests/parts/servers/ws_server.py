@@ -1,6 +1,6 @@
-"""A legacy server over WebSocket, written by hand on aiohttp, with the tools of `parts/servers/sdk_tools.py`.
+"""A legacy WebSocket server, written on aiohttp, with the tools of `parts/servers/sdk_tools.py`.
 
-In: text frames, subprotocol `mcp`. Out: the same. Prints `listening on PORT` when it can be reached.
+Prints `listening on PORT` when it is ready.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sdk_tools import RpcError, Toolbox
 
 
 class Peer:
-    """One connection: the caller that tools see, and the requests under way."""
+    """One connection, and its running requests."""
 
     def __init__(self, socket: web.WebSocketResponse, toolbox: Toolbox) -> None:
         self.socket = socket
@@ -32,7 +32,7 @@ class Peer:
         await self.socket.send_str(json.dumps({"jsonrpc": "2.0", **message}))
 
     async def frame(self, data: bytes, *, opcode: int, last: bool) -> None:
-        """One frame of a message, by hand: the library writes whole messages."""
+        """One frame of a message: the library only writes whole messages."""
         transport = self.socket._req.transport
         assert transport is not None
         transport.write(bytes([opcode | (0x80 if last else 0), len(data)]) + data)
