@@ -8,16 +8,22 @@ import json
 import stat
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
 
 from parts.agent_clients import ERAS, AgentClient, AgentEndpoint, Owner, nonce_of, refusal
-from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli, shared_daemon
+from parts.client import MODES, TIMEOUT
+from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon, run_cli, shared_daemon
 from parts.raw_client import Endpoint
 from parts.recording_server import Notes
 from parts.waiting import wait_for
@@ -367,3 +373,74 @@ def test_a_call_that_waits_for_approval_is_refused_when_the_daemon_stops(daemon:
         wait_for(lambda: owner.say("approval:list")["approvals"], "the call to wait")
         cli("down").ok()
         assert "Toolcrib is stopping" in refusal(client.answer())
+
+
+def generated(cli: Cli, client: str) -> Path:
+    return Path(cli("connect", client, "--agent", "reviewer", "--json").ok().json["generated"])
+
+
+def entry(file: Path) -> dict[str, Any]:
+    text = file.read_text()
+    whole = tomllib.loads(text)["mcp_servers"] if file.suffix == ".toml" else json.loads(text)["mcpServers"]
+    found: dict[str, Any] = whole["toolcrib"]
+    return found
+
+
+def headers(file: Path) -> dict[str, str]:
+    held = entry(file)
+    found: dict[str, str] = held.get("headers") or held["http_headers"]
+    return found
+
+
+@pytest.mark.req("KSI-2")
+def test_generated_files_follow_the_token_and_the_port_and_are_removed_with_the_agent(
+    daemon: StartDaemon, cli: Cli
+) -> None:
+    cli("agent", "add", "reviewer", "--profile", "read-only").ok()
+    offline = generated(cli, "claude")
+    token = cli("agent", "rotate", "reviewer", "--json").ok().json["token"]
+    first = daemon({"servers": {}})
+    assert headers(offline)["Authorization"] == f"Bearer {token}", "rotated without a daemon"
+    assert entry(offline)["url"] == first.endpoint
+
+    files = [generated(cli, client) for client in ("claude", "codex", "gemini", "generic")]
+    assert all(first.endpoint in file.read_text() for file in files)
+    token = cli("agent", "rotate", "reviewer", "--json").ok().json["token"]
+    assert {headers(file)["Authorization"] for file in files} == {f"Bearer {token}"}
+    first.kill()
+    second = daemon()
+    assert second.endpoint != first.endpoint
+    for file in files:
+        assert second.endpoint in file.read_text()
+        assert first.endpoint not in file.read_text()
+
+    second.kill()
+    cli("agent", "remove", "reviewer").ok()
+    folder = offline.parent
+    assert not folder.exists()
+    # A crash can leave the folder of an agent that no longer exists.
+    folder.mkdir(parents=True)
+    offline.write_text("a token")
+    daemon()
+    assert not folder.exists()
+
+
+@pytest.mark.req("KSI-2")
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_generated_file_and_the_bridge_of_an_agent_offer_its_tools(stage: Stage, era: str) -> None:
+    name, home = f"reviewer-{era}", stage.daemon.home
+    Owner(stage.daemon).add(name, "w:note")
+    shown = stage.cli("connect", "generic", "--agent", name, "--json").ok().json
+    file, command = Path(shown["generated"]), shown["entry"]
+    assert command["command"] == str(PROGRAM)
+    environ = {**home.environ(), **command["env"]}
+    server = StdioServerParameters(command=command["command"], args=command["args"], env=environ, cwd=home.project)
+    async with (
+        httpx2.AsyncClient(headers=headers(file), timeout=TIMEOUT, trust_env=False) as http,
+        Client(streamable_http_client(entry(file)["url"], http_client=http), mode=MODES[era]) as over_http,
+        Client(server, mode=MODES[era]) as bridge,
+    ):
+        for client in (over_http, bridge):
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["w_note"]
+            result = await client.call_tool("w_note", {"nonce": name})
+            assert (result.structured_content or {})["nonce"] == name

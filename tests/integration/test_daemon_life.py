@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import resource
@@ -159,18 +158,6 @@ def test_a_taken_port_is_named_with_a_remedy(cli: Cli) -> None:
             assert done.exit_code == 8
             assert port in done.err
             assert "--port" in done.err
-
-
-@pytest.mark.req("KSI-1")
-@pytest.mark.usefixtures("downed")
-async def test_the_bridge_starts_a_daemon(toolcrib_home: Home, cli: Cli) -> None:
-    toolcrib_home.write_config({"port": 0, "servers": {"one": ONE}})
-    stopped = Daemon(home=toolcrib_home, process=None, output=toolcrib_home.path)  # type: ignore[arg-type]
-    async with through_bridge(stopped, "modern") as client, asyncio.timeout(60):
-        # On a busy machine, the first listing may come before the server is ready.
-        while "one_tool_00000" not in {tool.name for tool in (await client.list_tools(cache_mode="refresh")).tools}:
-            await asyncio.sleep(0.05)
-    assert cli("status", "--json").ok().json["servers"][0]["state"] == "ready"
 
 
 @pytest.mark.req("KSI-1", "BNS-10")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import Cli, Daemon, Home, StartDaemon, nothing_left_behind, shared_daemon
+from parts.daemon import Cli, Daemon, Home, nothing_left_behind, shared_daemon
 from parts.raw_client import (
     CAPABILITIES_KEY,
     LEGACY,
@@ -313,13 +313,6 @@ def test_an_unknown_cursor_is_refused(mcp: Endpoint, cursor: Any) -> None:
 # Legacy clients.
 
 
-def test_a_request_before_initialize_is_refused(mcp: Endpoint) -> None:
-    body = legacy_request("tools/list")
-    answer = mcp.ask(mcp.usual(body), body)
-    assert answer.status == 400
-    assert "initialize" in answer.error["message"]
-
-
 @pytest.mark.parametrize("session", ["", "unknown", "0" * 32, "\xff"])
 def test_an_unknown_session_is_not_found(mcp: Endpoint, session: str) -> None:
     body = legacy_request("tools/list")
@@ -409,14 +402,6 @@ def test_a_token_file_that_is_empty_or_readable_by_others_is_refused_at_startup(
         assert "owner.token" in done.err
         assert remedy in done.err
         assert "t" * 43 not in done.out + done.err
-
-
-def test_the_token_survives_a_restart(daemon: StartDaemon) -> None:
-    first = daemon({})
-    first.stop()
-    second = daemon()
-    assert second.token == first.token
-    assert Endpoint(second).modern("tools/list").status == 200
 
 
 # A request must arrive within a limit, here a short one.

@@ -122,11 +122,7 @@ async def test_each_project_gets_its_own_process_in_its_folder_and_shares_the_ot
         assert len({(await bridge.call("web_whoami"))["pid"] for bridge in everyone}) == 1
     assert [
         [received(folder, word) for folder in folders] for word in ("to the first", "to the second", "from below")
-    ] == [
-        [True, False],
-        [False, True],
-        [True, False],
-    ]
+    ] == [[True, False], [False, True], [True, False]]
     assert all(received(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
 
 

@@ -57,6 +57,7 @@ def test_a_legacy_session_continues_after_a_restart(start: Start, store_env: dic
     assert AgentEndpoint(first, tokens["a"]).legacy(own, "tools/call", params).status == 200
     RESTARTS[how](first)
     second = start(again=True, env=store_env)
+    assert second.token == first.token
     for name, session in (("a", own), ("b", labelled)):
         mcp = AgentEndpoint(second, tokens[name])
         assert nonce_of(mcp.legacy(session, "tools/call", params)) == "1"

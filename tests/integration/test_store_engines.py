@@ -81,16 +81,6 @@ def flag(engine: str, store_url: str, toolcrib_home: Home) -> tuple[str, dict[st
 
 
 @pytest.mark.usefixtures("downed")
-@pytest.mark.usual(engine="sqlite")
-def test_a_detached_daemon_uses_the_database_of_the_flag(
-    engine: str, flag: tuple[str, dict[str, str]], cli: Cli
-) -> None:
-    store, env = flag
-    cli("up", "--detach", "--port", "0", "--store", store, env=env, limit=60).ok()
-    assert cli("status", "--json").ok().json["store"] == {"engine": engine, "place": store}
-
-
-@pytest.mark.usefixtures("downed")
 @pytest.mark.usual(engine="postgresql")
 def test_commands_without_the_flags_database_are_refused_after_the_daemon_ends(
     engine: str, flag: tuple[str, dict[str, str]], toolcrib_home: Home, cli: Cli
@@ -111,6 +101,7 @@ def test_commands_without_the_flags_database_are_refused_after_the_daemon_ends(
     assert not usual.exists()
     assert "reviewer" in cli("agent", "list", env={**env, "TOOLCRIB_STORE": store}).ok().out
     cli("up", "--detach", "--port", "0", "--store", str(usual), env=env, limit=60).ok()
+    assert cli("status", "--json").ok().json["store"] == {"engine": "sqlite", "place": str(usual)}
     cli("down").ok()
     assert "No agents yet" in cli("agent", "list", env=env).ok().out
 
