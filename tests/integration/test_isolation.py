@@ -28,7 +28,7 @@ from parts.agent_clients import (
     refusal,
 )
 from parts.daemon import Daemon, nothing_left_behind, shared_daemon
-from parts.raw_client import INITIALIZE, LEGACY, Endpoint, Header, RawAnswer, legacy_request, notice
+from parts.raw_client import INITIALIZE, LEGACY, Endpoint, Header, RawAnswer, legacy_request, notice, request
 from parts.recording_server import Notes
 from parts.waiting import wait_for
 
@@ -145,47 +145,28 @@ def test_the_error_for_an_unknown_name_reveals_no_tool_of_another_agent(crowd: C
 
 # Every route, with a credential or a session of another agent.
 
-Ask = Callable[[AgentEndpoint, str, str], bytes]
-"""The bytes of a request, for an endpoint, a legacy session's id and a tool."""
+METHODS = ("tools/list", "tools/call", "ping", "prompts/list", "notifications/cancelled", "notifications/initialized")
+SESSION_ROUTES = [*(f"legacy {method}" for method in METHODS), "GET", "DELETE"]
+MODERN = ("server/discover", "tools/list", "tools/call", "subscriptions/listen", "notifications/cancelled")
+ROUTES = [*(f"modern {method}" for method in MODERN), *SESSION_ROUTES, "initialize"]
 
 
-def _params(method: str, tool: str) -> dict[str, Any]:
-    given = {"subscriptions/listen": {"notifications": {"toolsListChanged": True}}}
-    return {"name": tool, "arguments": {"nonce": "foreign"}} if method == "tools/call" else given.get(method, {})
+def bytes_for(route: str, mcp: AgentEndpoint, session: str, tool: str) -> bytes:
+    """A request on this route, with a legacy session's id and a tool."""
+    kind, _, method = route.partition(" ")
+    whole = {"GET": mcp.stream_bytes(session), "DELETE": mcp.delete_bytes(session)}
+    whole["initialize"] = mcp.raw(mcp.usual(INITIALIZE), INITIALIZE)
+    if kind in whole:
+        return whole[kind]
+    call = {"name": tool, "arguments": {"nonce": "foreign"}}
+    listen = {"notifications": {"toolsListChanged": True}}
+    params: dict[str, Any] = {"tools/call": call, "subscriptions/listen": listen}.get(method, {})
+    notification = notice(method, {"requestId": 0}) if method.startswith("notifications/") else None
+    if kind == "legacy":
+        return mcp.legacy_bytes(session, notification or legacy_request(method, params, id=0))
+    body = notification or request(method, params, id=0)
+    return mcp.raw(mcp.usual(body, *mcp.modern_headers(method, params.get("name"))), body)
 
-
-def _modern(method: str) -> Ask:
-    return lambda mcp, _, tool: mcp.modern_bytes(method, _params(method, tool), id=0)
-
-
-def _legacy(method: str) -> Ask:
-    return lambda mcp, session, tool: mcp.legacy_bytes(session, legacy_request(method, _params(method, tool), id=0))
-
-
-def _notice(method: str) -> Ask:
-    return lambda mcp, session, _: mcp.legacy_bytes(session, notice(method, {"requestId": 0}))
-
-
-def _modern_notice(mcp: AgentEndpoint, _: str, __: str) -> bytes:
-    method = "notifications/cancelled"
-    body = notice(method, {"requestId": 0})
-    return mcp.raw(mcp.usual(body, *mcp.modern_headers(method)), body)
-
-
-MODERN_METHODS = ("server/discover", "tools/list", "tools/call", "subscriptions/listen")
-SESSION_ROUTES: dict[str, Ask] = {
-    **{f"legacy {method}": _legacy(method) for method in ("tools/list", "tools/call", "ping", "prompts/list")},
-    "legacy cancellation": _notice("notifications/cancelled"),
-    "legacy initialized": _notice("notifications/initialized"),
-    "GET": lambda mcp, session, _: mcp.stream_bytes(session),
-    "DELETE": lambda mcp, session, _: mcp.delete_bytes(session),
-}
-ROUTES: dict[str, Ask] = {
-    **{method: _modern(method) for method in MODERN_METHODS},
-    "a notification": _modern_notice,
-    **SESSION_ROUTES,
-    "initialize": lambda mcp, _, __: mcp.raw(mcp.usual(INITIALIZE), INITIALIZE),
-}
 
 OWN = ("Authorization", "Bearer {own}")
 # Each with the status that it must get; {own} and {other} are tokens.
@@ -230,8 +211,8 @@ def test_no_route_accepts_an_invalid_credential(crowd: Crowd, credential: str) -
         status, given = CREDENTIALS[credential]
         headers = [(name, value.format(**words)) for name, value in given]
         before = len(crowd.notes.calls())
-        for route, ask in ROUTES.items():
-            answer = ask_with(asker, ask(asker, victim.session, crowd.tool("a000")), headers)
+        for route in ROUTES:
+            answer = ask_with(asker, bytes_for(route, asker, victim.session, crowd.tool("a000")), headers)
             assert answer.status == status, (route, answer)
             assert answer.error["message"], route
             assert ("www-authenticate" in answer.headers) == (status == 401), route
@@ -244,14 +225,13 @@ def test_no_route_accepts_an_invalid_credential(crowd: Crowd, credential: str) -
 
 @pytest.mark.parametrize("route", SESSION_ROUTES)
 def test_a_session_of_another_agent_is_as_unknown_as_one_that_never_existed(crowd: Crowd, route: str) -> None:
-    ask = SESSION_ROUTES[route]
     with crowd.member("a000", "legacy") as victim, crowd.member("a001", "legacy") as asker, victim.listening() as open_:
         victim.send_call(crowd.tool("a000"), nonce=f"kept-{route}", hold=True)
         crowd.wait_for_calls({f"kept-{route}"})
         answers = []
         for session in (victim.session, UNKNOWN_SESSION):
             with asker.endpoint.connect() as connection:
-                connection.send(ask(asker.endpoint, session, crowd.tool("a000")))
+                connection.send(bytes_for(route, asker.endpoint, session, crowd.tool("a000")))
                 answers.append(connection.answer())
         assert answers[0].status == answers[1].status == 404
         assert answers[0].body == answers[1].body
