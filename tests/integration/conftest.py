@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from parts import daemon as daemons
 from parts import leftovers, program_scene, runs, server_process, traps
-from parts.daemon import Cli, Home, StartDaemon
+from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.program_scene import CallRecorder
 from parts.runs import ProgramUser
 from parts.sandboxes import OWNERS, SandboxPool
@@ -26,6 +26,9 @@ from parts.traps import HostileProject
 from toolcrib.testing.conversation import ToolOffering
 from toolcrib.testing.script import Step
 from toolcrib.testing.server import ScriptedModel, serving
+
+NewUser = Callable[..., tuple[ProgramUser, ScriptedModel]]
+"""A user of a coding agent, and a model that follows these steps: `new_user("codex", Say("Done."))`."""
 
 
 @pytest.fixture(scope="module")
@@ -99,22 +102,26 @@ def call_recorder(tmp_path_factory: pytest.TempPathFactory, start_shared_server:
     return program_scene.call_recorder(tmp_path_factory.mktemp("server"), start_shared_server)
 
 
+@pytest.fixture(scope="module")
+def daemon_for_runs(start_shared_daemon: StartDaemon) -> Daemon:
+    """Otherwise each run would start and end a daemon, which takes a second."""
+    return start_shared_daemon()
+
+
 @pytest.fixture
 def new_user(
-    toolcrib_home: Home, daemon: StartDaemon, bwrap: Path, parts: Callable[[str], list[str]]
-) -> Iterator[Callable[..., tuple[ProgramUser, ScriptedModel]]]:
-    """A user of a coding agent, and a model that follows these steps: `new_user("codex", Say("Done."))`."""
-    for name in runs.ALL:
-        parts(name)
-    # Otherwise each run would start and end a daemon, which takes a second.
-    daemon()
+    shared_home: Home, daemon_for_runs: Daemon, bwrap: Path, parts: Callable[[str], list[str]]
+) -> Iterator[NewUser]:
     with contextlib.ExitStack() as stack:
 
         def make(
             client: str, *steps: Step, offering: ToolOffering | None = None, kind: type[ProgramUser] = ProgramUser
         ) -> tuple[ProgramUser, ScriptedModel]:
-            setup = runs.ALL[client]
-            user = stack.enter_context(runs.program_user(setup, toolcrib_home, toolcrib_home.project, kind))
+            for name in runs.ALL:
+                parts(name)
+            setup, place = runs.ALL[client], Path(tempfile.mkdtemp(dir=shared_home.path))
+            (place / "p").mkdir()
+            user = stack.enter_context(runs.program_user(setup, shared_home, place / "p", kind, place))
             model = stack.enter_context(serving(setup.agent.provider, steps, last_words="Done."))
             user.use(model.url, offering)
             return user, model

@@ -27,7 +27,7 @@ from toolcrib.workspace.settings.model import GUARDED
 
 HOOKS = ("SessionStart", "UserPromptSubmit", "PreToolUse", "PostToolUse", "Stop", "SessionEnd")
 """Events for which Claude Code runs hooks in any run that calls a tool."""
-NAMES_FILES = 'Review.\n\n<stdin>\n+@.env @"there.txt" @./sub/ @sub/deep.txt#L1 me@there.txt\n</stdin>'
+NAMES_FILES = 'Review.\n\n<stdin>\n+@.env @"named.txt" @./sub/ @sub/deep.txt#L1 me@named.txt\n</stdin>'
 
 pytestmark = pytest.mark.req("FRG-4")
 
@@ -117,13 +117,29 @@ def offered(ran: ProgramRun) -> set[str]:
     return {name for name in names if not name.startswith("mcp__")} - {"DeferredToolPlaceholder"}
 
 
+def name_files(scene: ClaudeScene, begins: str) -> str:
+    """A prompt that names files."""
+    scene.put(".env", "SECRET=1234\n")
+    scene.put("named.txt", "named words\n")
+    scene.put("sub/deep.txt", "deep words\n")
+    return begins + NAMES_FILES
+
+
+def assert_nothing_was_read(ran: ProgramRun, prompt: str) -> None:
+    assert json.dumps(prompt)[1:] in ran.sent, "the model has the prompt as it is"
+    assert ran.leaks("SECRET=1234", "named words", "deep words") == []
+
+
 @pytest.mark.parametrize("own_tools", [OwnTools.NONE, OwnTools.READ])
-def test_a_run_that_may_not_write_cannot_whatever_the_user_and_the_project_allow(
-    scene: ClaudeScene, own_tools: OwnTools
-) -> None:
+def test_a_run_that_may_not_write_cannot_and_reads_no_files_named_in_prompts_or_instructions(scene, own_tools):
     lay_traps(scene)
+    prompt = name_files(scene, "/clear is what I typed. ")
+    words = ["The project's words. @.env @./named.txt", "The person's words."]
+    if own_tools is OwnTools.NONE:
+        scene.put("CLAUDE.md", f"{words[0]}\n")
+        scene.put(f"{scene.home}/.claude/CLAUDE.md", f"{words[1]}\n")
     before = scene.files()
-    ran = scene.run(own_tools, *attempts(scene))
+    ran = scene.run(own_tools, *attempts(scene), prompt=prompt)
     assert scene.marks == set(), ran.err
     assert scene.files() == before
     assert scene.calls() == [{"word": "hello"}]
@@ -132,72 +148,79 @@ def test_a_run_that_may_not_write_cannot_whatever_the_user_and_the_project_allow
     assert len(ran.model.results) >= len(attempts(scene))
     assert any("as it was" in result for result in ran.model.results) is (own_tools is OwnTools.READ)
     assert ran.status("Write") is ToolStatus.DENIED
+    assert_nothing_was_read(ran, prompt)
+    assert ran.leaks(*words) == (words if own_tools is OwnTools.NONE else [])
 
 
-def test_a_run_that_may_edit_changes_files_only_in_its_folder(scene: ClaudeScene) -> None:
+def test_a_run_that_may_edit_changes_files_only_in_its_folder(scene):
     lay_traps(scene)
+    prompt = name_files(scene, "/clear is what I typed. ")
     (scene.project / "link").symlink_to(scene.outside)
-    git = (scene.project / ".git" / "config").read_text()
+    before = scene.files()
     wrong = [f"{scene.outside}/out.txt", "../marks/up.txt", "link/linked.txt", ".toolcrib/workspace.yml", ".git/config"]
     wrong += [f"{name.replace('*', 'a')}{below}" for name in GUARDED for below in ("", "/x")]
     wrong += [*("sub/.vscode/x", ".ENVRC", f"{scene.project}/.envrc", "HEAD", "sub/HEAD", ".codex/../.idea/x")]
-    ran = scene.run(
-        OwnTools.EDIT,
-        *attempts(scene),
-        *(CallByName("Write", {"file_path": path, "content": "x"}) for path in [*wrong, ".claude/settings.json"]),
-    )
+    writes = [CallByName("Write", {"file_path": path, "content": "x"}) for path in [*wrong, ".claude/settings.json"]]
+    ran = scene.run(OwnTools.EDIT, *attempts(scene), *writes, prompt=prompt)
     assert scene.marks == set(), ran.err
-    assert scene.files() == {"there.txt": "as it is\n", "made.txt": "x", ".git/config": git}
+    assert scene.files() == {**before, "there.txt": "as it is\n", "made.txt": "x"}
     assert "hooks" in (scene.project / ".claude" / "settings.json").read_text()
     assert offered(ran) == {"ToolSearch", "Read", "Glob", "Grep", "Edit", "Write"}
     assert ran.status("Edit") is ToolStatus.OK
     assert scene.calls() == [{"word": "hello"}]
+    assert_nothing_was_read(ran, prompt)
 
 
-def test_with_all_of_its_tools_it_does_everything_without_asking_and_triggers_the_traps(scene: ClaudeScene) -> None:
-    lay_traps(scene)
-    ran = scene.run(
-        OwnTools.ALL,
-        Call("__echo", {"word": "hello"}),
-        CallByName("Write", {"file_path": f"{scene.outside}/written", "content": "x"}),
-        CallByName("Bash", {"command": scene.mark("shell"), "description": "x"}),
-    )
-    assert {"written", "shell", "person-server", "project-server"} <= scene.marks, ran.err
-    assert {f"{whose}-{event}" for whose in ("person", "project") for event in HOOKS} <= scene.marks
-    assert scene.calls() == [{"word": "hello"}]
-
-
-@pytest.mark.parametrize("own_tools", some([OwnTools.NONE, OwnTools.ALL], [OwnTools.READ, OwnTools.EDIT]))
-def test_a_session_continues_and_each_run_reports_its_own_tokens(scene: ClaudeScene, own_tools: OwnTools) -> None:
-    steps = (Call("__echo", {"n": 1}), Say("So much for now."), Call("__echo", {"n": 2}))
-    with serving(Anthropic(), steps) as model:
-        first = scene.run_with(model, own_tools)
+def run_twice(scene: ClaudeScene, own_tools: OwnTools, *steps: Step, prompt: str = PROMPT) -> ProgramRun:
+    """A run with these steps, and one that continues its session and reports its own tokens."""
+    with serving(Anthropic(), (*steps, Say("So much for now."), Call("__echo", {"n": 2}))) as model:
+        first = scene.run_with(model, own_tools, prompt=prompt)
         before = len(model.usages)
-        second = scene.run_with(model, own_tools, session=first.session)
-    assert scene.calls() == [{"n": 1}, {"n": 2}]
+        second = scene.run_with(model, own_tools, session=first.session, prompt=prompt)
+    assert scene.calls()[-1] == {"n": 2}
     assert first.report.session == second.report.session == first.session
     assert (first.report.text, second.report.text) == ("So much for now.", "Done.")
-    asked = [text for text in model.conversations[-1].asked if PROMPT in text]
+    asked = [text for text in model.conversations[-1].asked if prompt in text]
     assert len(asked) == 2, "the prompt of each run, from standard input"
     turns, usage = model.usages[before:], second.report.usage
     assert usage.input == sum(turn.fresh for turn in turns)
     assert usage.cached == sum(turn.cached for turn in turns)
     assert usage.output == sum(turn.output for turn in turns)
+    return first
+
+
+def test_with_all_of_its_tools_it_does_everything_without_asking_and_triggers_the_traps(scene):
+    lay_traps(scene)
+    prompt = name_files(scene, "")
+    ran = run_twice(
+        scene,
+        OwnTools.ALL,
+        Call("__echo", {"word": "hello"}),
+        CallByName("Write", {"file_path": f"{scene.outside}/written", "content": "x"}),
+        CallByName("Bash", {"command": scene.mark("shell"), "description": "x"}),
+        prompt=prompt,
+    )
+    assert {"written", "shell", "person-server", "project-server"} <= scene.marks, ran.err
+    assert {f"{whose}-{event}" for whose in ("person", "project") for event in HOOKS} <= scene.marks
+    assert scene.calls() == [{"word": "hello"}, {"n": 2}]
+    assert_nothing_was_read(ran, prompt)
 
 
 @pytest.mark.req("KSI-2")
-def test_tools_are_deferred_by_default_and_each_call_carries_the_printed_id(scene: ClaudeScene) -> None:
-    ran = scene.run(OwnTools.NONE, Together((Call("__echo", {"n": 1}), Call("__add", {"a": 1, "b": 2}))))
+@pytest.mark.parametrize("own_tools", some([OwnTools.NONE], [OwnTools.READ, OwnTools.EDIT]))
+def test_tools_are_deferred_by_default_and_each_call_carries_the_printed_id(scene, own_tools):
+    ran = run_twice(scene, own_tools, Together((Call("__echo", {"n": 1}), Call("__add", {"a": 1, "b": 2}))))
     assert ran.model.offering is ToolOffering.DEFERRED
     tools = [event for event in ran.events if event.server == "toolcrib"]
     started = {event.call: event.tool_name for event in tools if event.tool_status is ToolStatus.STARTED}
     assert sorted(started.values()) == ["add", "echo"]
-    assert {call["meta"]["claudecode/toolUseId"]: call["name"] for call in scene.server.calls()} == started
+    *calls, _ = scene.server.calls()
+    assert {call["meta"]["claudecode/toolUseId"]: call["name"] for call in calls} == started
     assert [event.tool_status for event in tools].count(ToolStatus.OK) == 2
 
 
 @pytest.mark.parametrize("own_tools", some([OwnTools.EDIT, OwnTools.ALL], [OwnTools.NONE, OwnTools.READ]))
-def test_without_toolcrib_other_servers_are_used_only_with_all_tools(scene: ClaudeScene, own_tools: OwnTools) -> None:
+def test_without_toolcrib_other_servers_are_used_only_with_all_tools(scene, own_tools):
     scene.put(f"{scene.home}/.claude.json", json.dumps({"mcpServers": server_of(scene, "person")}))
     ran = scene.run(own_tools, CallByName("mcp__toolcrib__echo", {}), url="")
     assert scene.marks == ({"person-server"} if own_tools is OwnTools.ALL else set()), ran.err
@@ -205,7 +228,7 @@ def test_without_toolcrib_other_servers_are_used_only_with_all_tools(scene: Clau
 
 
 @pytest.mark.req("FRG-10")
-def test_an_unreachable_server_is_reported(scene: ClaudeScene) -> None:
+def test_an_unreachable_server_is_reported(scene):
     ran = scene.run(OwnTools.READ, CallByName("mcp__toolcrib__echo", {}), url="http://127.0.0.1:9/mcp")
     assert ran.report.mcp_failure == "Claude Code reports its MCP server toolcrib as failed."
     assert ran.status("echo") is ToolStatus.UNKNOWN
@@ -213,25 +236,22 @@ def test_an_unreachable_server_is_reported(scene: ClaudeScene) -> None:
 
 
 @pytest.mark.parametrize("own_tools", some([OwnTools.EDIT], [OwnTools.READ]))
-def test_the_users_restrictions_instructions_and_model_apply(scene: ClaudeScene, own_tools: OwnTools) -> None:
-    scene.settings = {
-        "permissions": {"deny": ["Read(./secret.txt)"]},
-        "apiKeyHelper": f"{scene.mark('key')}; echo {KEY}",
-    }
+def test_the_users_restrictions_instructions_and_model_apply(scene, own_tools):
+    helper = f"{scene.mark('key')}; echo {KEY}"
+    scene.settings = {"permissions": {"deny": ["Read(./secret.txt)"]}, "apiKeyHelper": helper}
     scene.put("secret.txt", "hush")
     scene.put("CLAUDE.md", "The project prefers tabs.")
     scene.put(f"{scene.home}/.claude/CLAUDE.md", "The person prefers spaces.")
     ran = scene.run(own_tools, CallByName("Read", {"file_path": "secret.txt"}))
-    assert ran.leaks("hush") == []
+    words = ["The project prefers tabs.", "The person prefers spaces."]
+    assert ran.leaks("hush", *words) == words
     assert ran.status("Read") is ToolStatus.DENIED
-    assert "The project prefers tabs." in ran.sent
-    assert "The person prefers spaces." in ran.sent
     assert ran.model.bodies[0]["model"] == ran.report.model == "claude-sonnet-4-5"
     assert scene.marks == {"key"}
 
 
 @pytest.mark.req("FRG-7")
-def test_a_missing_login_is_reported_with_a_remedy(scene: ClaudeScene) -> None:
+def test_a_missing_login_is_reported_with_a_remedy(scene):
     scene.environ["ANTHROPIC_API_KEY"] = ""
     ran = scene.run(OwnTools.READ)
     assert (ran.exit_code, ran.model.bodies) == (1, [])
@@ -239,30 +259,11 @@ def test_a_missing_login_is_reported_with_a_remedy(scene: ClaudeScene) -> None:
     assert "log in" in ran.report.remedy
 
 
-@pytest.mark.parametrize("own_tools", some([OwnTools.NONE, OwnTools.ALL], [OwnTools.READ, OwnTools.EDIT]))
-def test_files_and_commands_named_in_a_prompt_or_without_tools_in_instructions_are_not_read_or_run(
-    scene: ClaudeScene, own_tools: OwnTools
-) -> None:
-    scene.put(".env", "SECRET=1234\n")
-    scene.put("sub/deep.txt", "deep words\n")
-    prompt = NAMES_FILES if own_tools is OwnTools.ALL else f"/clear is what I typed. {NAMES_FILES}"
-    if own_tools is OwnTools.NONE:
-        scene.put("CLAUDE.md", "The project's words. @.env @./there.txt\n")
-        scene.put(f"{scene.home}/.claude/CLAUDE.md", "The person's words.\n")
-    ran = scene.run(own_tools, Say("done"), prompt=prompt)
-    assert json.dumps(prompt)[1:] in ran.sent, "the model has the prompt as it is"
-    assert ran.leaks("SECRET=1234", "as it was", "deep words") == []
-    if own_tools is OwnTools.NONE:
-        assert len(ran.leaks("The project's words. @.env @./there.txt", "The person's words.")) == 2
-
-
 @pytest.mark.parametrize("own_tools", some([OwnTools.EDIT], [OwnTools.READ]))
-def test_it_reads_neither_logs_of_other_runs_nor_through_links_outside_the_folder(
-    scene: ClaudeScene, own_tools: OwnTools
-) -> None:
+def test_it_reads_neither_logs_of_other_runs_nor_through_links_outside_the_folder(scene, own_tools):
     private, runs = scene.hide_secrets(), scene.project / ".toolcrib" / "runs"
-    (scene.project / "token.txt").symlink_to(private / "owner.token")
-    (scene.project / "CLAUDE.md").symlink_to(private / "owner.token")
+    for name in ("token.txt", "CLAUDE.md"):
+        (scene.project / name).symlink_to(private / "owner.token")
     (scene.project / "logs").symlink_to(runs)
     files = (private / "owner.token", "way/owner.token", "token.txt", runs / "1.jsonl", "logs/1.jsonl", "there.txt")
     searches = ({"path": str(private)}, {"path": str(scene.project / "way")}, {"path": str(runs)}, {})
@@ -272,5 +273,4 @@ def test_it_reads_neither_logs_of_other_runs_nor_through_links_outside_the_folde
         *(Call("Read", {"file_path": str(scene.project / file)}) for file in files),
         Say("done"),
     )
-    assert "as it was" in ran.sent
-    assert ran.leaks("the-owners-token") == []
+    assert ran.leaks("as it was", "the-owners-token") == ["as it was"]

@@ -145,15 +145,12 @@ def offered(ran: ProgramRun) -> set[str]:
     ("own", "model"),
     some([(OwnTools.NONE, CODE), (OwnTools.READ, DEFAULT)], [(OwnTools.NONE, DEFAULT), (OwnTools.READ, CODE)]),
 )
-def test_a_run_that_may_not_write_leaves_no_trace(
-    scene: CodexScene, listener: socket.socket, own: OwnTools, model: str
-) -> None:
+def test_a_run_that_may_not_write_leaves_no_trace(scene, listener, own, model):
     lay_traps(scene)
     ran = scene.run(own, *attempts(scene, listener), extra=HOOKS_RUN, model_name=model)
     assert (ran.exit_code, ran.report.mcp_failure) == (0, "")
     assert scene.calls() == [{"word": "through toolcrib"}]
-    assert (scene.written(), scene.marks) == (set(), set())
-    assert not was_reached(listener)
+    assert (scene.written(), scene.marks, was_reached(listener)) == (set(), set(), False)
     assert SUBAGENT not in offered(ran)
     assert TOKEN not in ran.results
     assert "project=[yes]" not in ran.results
@@ -161,13 +158,12 @@ def test_a_run_that_may_not_write_leaves_no_trace(
 
 
 @pytest.mark.parametrize("model", some([CODE], [DEFAULT]))
-def test_a_run_that_may_edit_writes_only_in_its_folder(scene: CodexScene, listener: socket.socket, model: str) -> None:
+def test_a_run_that_may_edit_writes_only_in_its_folder(scene, listener, model):
     lay_traps(scene)
     ran = scene.run(OwnTools.EDIT, *attempts(scene, listener), extra=HOOKS_RUN, model_name=model)
     assert scene.calls() == [{"word": "through toolcrib"}]
     assert scene.written() == {"made-by-command", "made-by-patch"}
-    assert scene.marks == set()
-    assert not was_reached(listener)
+    assert (scene.marks, was_reached(listener)) == (set(), False)
     assert SUBAGENT not in offered(ran)
     assert "project=[] token=[]" in ran.results
     changed = ran.ends("apply_patch")
@@ -177,7 +173,7 @@ def test_a_run_that_may_edit_writes_only_in_its_folder(scene: CodexScene, listen
 
 
 @pytest.mark.parametrize("model", some([DEFAULT], [CODE]))
-def test_a_run_with_all_tools_is_not_restricted(scene: CodexScene, listener: socket.socket, model: str) -> None:
+def test_a_run_with_all_tools_is_not_restricted(scene, listener, model):
     lay_traps(scene)
     ran = scene.run(OwnTools.ALL, *attempts(scene, listener), extra=HOOKS_RUN, model_name=model)
     assert {"word": "through toolcrib"} in scene.calls()
@@ -186,17 +182,15 @@ def test_a_run_with_all_tools_is_not_restricted(scene: CodexScene, listener: soc
         *("made-by-command", "made-at-home", "made-in-tmp", "made-hook", "made-settings"),
         *("made-by-patch", "made-by-patch-hook", "made-rules", "made-by-patch-rules"),
     }
-    assert scene.marks >= {
-        *("by-command", "by-patch", "persons-server", "projects-server"),
-        *("persons-hook", "projects-hook", "persons-notice"),
-    }
+    servers, hooks = {"persons-server", "projects-server"}, {"persons-hook", "projects-hook", "persons-notice"}
+    assert scene.marks >= {"by-command", "by-patch", *servers, *hooks}
     assert was_reached(listener)
     assert "project=[yes] token=[]" in ran.results
     assert any("PROJECTS-WORDS" in text for talk in ran.model.conversations for text in talk.asked)
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_run_that_may_edit_changes_nothing_in_protected_folders(scene: CodexScene, *, exists: bool) -> None:
+def test_a_run_that_may_edit_changes_nothing_in_protected_folders(scene, exists):
     ours = scene.project / ".toolcrib"
     if exists:
         scene.put(".toolcrib/workspace.yml", "as it was\n")
@@ -221,10 +215,10 @@ def test_a_run_that_may_edit_changes_nothing_in_protected_folders(scene: CodexSc
 
 
 @pytest.mark.parametrize("own", some([OwnTools.EDIT], [OwnTools.READ]))
-def test_commands_read_nothing_in_toolcribs_folders(scene: CodexScene, own: OwnTools) -> None:
+def test_commands_read_nothing_in_toolcribs_folders(scene, own):
     private, runs = scene.hide_secrets(), scene.project / ".toolcrib" / "runs"
     (private / "run").mkdir()
-    scene.put(f"{scene.home}/other", "whatever the person may read\n")
+    scene.put(f"{scene.home}/other", "readable words\n")
     ran = scene.run(
         own,
         shell(f"cat {private}/owner.token way/owner.token {runs}/*; grep -r owners {scene.home} ."),
@@ -233,13 +227,13 @@ def test_commands_read_nothing_in_toolcribs_folders(scene: CodexScene, own: OwnT
         # One of them may not exist yet, and one may be in another.
         private=(private, private / "run", scene.home / ".config" / "toolcrib", runs),
     )
-    assert "whatever the person may read" in ran.results
+    assert "readable words" in ran.results
     assert "the-owners-token" not in ran.results
     assert (private / "owner.token").read_text() == "the-owners-token\n"
 
 
 @pytest.mark.parametrize("own", some([OwnTools.EDIT], [OwnTools.NONE, OwnTools.READ]))
-def test_a_permissive_profile_of_the_user_does_not_apply_below_all(scene: CodexScene, own: OwnTools) -> None:
+def test_a_permissive_profile_of_the_user_does_not_apply_below_all(scene, own):
     scene.settings = (
         'default_permissions = "mine"\n[permissions.mine]\nnetwork.enabled = true\nfilesystem.":root" = "write"\n'
     )
@@ -254,9 +248,7 @@ def asked(ran: ProgramRun, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("own", some([OwnTools.EDIT, OwnTools.ALL], [OwnTools.NONE, OwnTools.READ]))
-def test_the_model_gets_the_projects_and_the_users_instructions_once_per_session(
-    scene: CodexScene, own: OwnTools
-) -> None:
+def test_the_model_gets_the_projects_and_the_users_instructions_once_per_session(scene, own):
     lay_traps(scene)
     scene.put(f"{scene.home}/.codex/AGENTS.md", "The person says: PERSONS-WORDS.\n")
     with serving(OpenAIResponses(), (Say("Aye."),)) as model:
@@ -270,7 +262,7 @@ def test_the_model_gets_the_projects_and_the_users_instructions_once_per_session
 
 
 @pytest.mark.parametrize("before", some([OwnTools.EDIT], [OwnTools.ALL]))
-def test_a_session_that_could_write_cannot_when_a_later_run_may_not(scene: CodexScene, before: OwnTools) -> None:
+def test_a_session_that_could_write_cannot_when_a_later_run_may_not(scene, before):
     steps = (shell("touch made-first"), Say("Made."), shell("touch made-second"), Say("Tried."))
     with serving(OpenAIResponses(), steps) as model:
         first = scene.run_with(model, before)
@@ -288,9 +280,7 @@ def test_a_session_that_could_write_cannot_when_a_later_run_may_not(scene: Codex
         [('exclude = ["PERSONS_*"]', True), ('filters = { "PERSONS_*" = "exclude" }', True)],
     ),
 )
-def test_commands_do_not_get_the_token_whatever_the_users_policy(
-    scene: CodexScene, policy: str, *, hidden: bool
-) -> None:
+def test_commands_do_not_get_the_token_whatever_the_users_policy(scene, policy, hidden):
     scene.settings = f"[shell_environment_policy]\n{policy}\n"
     scene.environ["PERSONS_SECRET"] = "hush"
     ran = scene.run(OwnTools.ALL, shell("env; echo ended"))
@@ -299,24 +289,23 @@ def test_commands_do_not_get_the_token_whatever_the_users_policy(
     assert ("hush" not in ran.results) == hidden
 
 
-def test_a_user_who_has_already_connected_codex_gets_the_tools_of_the_run(scene: CodexScene) -> None:
+def test_a_user_who_has_already_connected_codex_gets_the_tools_of_the_run(scene):
     scene.settings = f'[mcp_servers.toolcrib]\ncommand = "sh"\nargs = ["-c", "{scene.mark("connected")}; cat"]\n'
     ran = scene.run(OwnTools.ALL, Call("echo", {"word": "hello"}))
-    assert scene.calls() == [{"word": "hello"}]
-    assert scene.marks == set()
+    assert (scene.calls(), scene.marks) == ([{"word": "hello"}], set())
     [call] = ran.ends("echo")
     assert (call.server, call.tool_status, call.tool_args) == (SERVER_NAME, ToolStatus.OK, {"word": "hello"})
 
 
 @pytest.mark.req("FRG-10")
-def test_a_run_whose_tools_are_unavailable_ends_before_it_asks_the_model(scene: CodexScene) -> None:
+def test_a_run_whose_tools_are_unavailable_ends_before_it_asks_the_model(scene):
     ran = scene.run(OwnTools.READ, url="http://127.0.0.1:9/mcp")
     assert (ran.exit_code, ran.model.bodies) == (1, [])
     assert "error sending request" in ran.report.mcp_failure
 
 
 @pytest.mark.parametrize("own", some([OwnTools.EDIT], [OwnTools.READ]))
-def test_without_a_working_sandbox_no_command_runs(scene: CodexScene, own: OwnTools) -> None:
+def test_without_a_working_sandbox_no_command_runs(scene, own):
     around = ("unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh")
     if not shutil.which("unshare") or subprocess.run([*around, "true"], check=False).returncode:
         pytest.skip("no user namespace can be made here")
@@ -326,7 +315,7 @@ def test_without_a_working_sandbox_no_command_runs(scene: CodexScene, own: OwnTo
 
 
 @pytest.mark.req("FRG-6")
-def test_calls_that_codex_itself_refuses_are_in_the_events(scene: CodexScene) -> None:
+def test_calls_that_codex_itself_refuses_are_in_the_events(scene):
     ran = scene.run(
         OwnTools.READ,
         patch("made-by-patch"),
@@ -347,15 +336,11 @@ def test_calls_that_codex_itself_refuses_are_in_the_events(scene: CodexScene) ->
 
 
 @pytest.mark.req("FRG-7")
-def test_a_refused_login_is_reported_with_a_remedy(scene: CodexScene) -> None:
+def test_a_refused_login_and_an_error_of_the_provider_are_reported(scene):
     ran = scene.run(OwnTools.READ, *[Refuse(401)] * 8, extra=RETRIES_OFF)
     assert ran.exit_code == 1
     assert ran.report.failure.startswith("unexpected status 401 Unauthorized: ")
     assert "`codex login`" in ran.report.remedy
-
-
-@pytest.mark.req("FRG-7")
-def test_an_error_of_the_provider_is_reported_with_its_message(scene: CodexScene) -> None:
-    ran = scene.run(OwnTools.READ, Call("that is not there"))
+    ran = scene.run(OwnTools.READ, Call("no such tool"))
     [fault] = ran.model.faults
     assert (ran.exit_code, ran.report.failure) == (1, f"{fault} (invalid_request_error)")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from parts.coding_agents import KEY
-from parts.program_scene import PROMPT, CallRecorder, ProgramScene
+from parts.program_scene import PROMPT, CallRecorder, ProgramRun, ProgramScene
 from parts.sizes import some
 from toolcrib.coding_agents.known.gemini import GEMINI
 from toolcrib.policy.profile import OwnTools
@@ -43,8 +43,13 @@ class GeminiScene(ProgramScene):
 
     def written(self) -> set[str]:
         """The project's files, without the original one."""
-        files = {str(path.relative_to(self.project)) for path in self.project.rglob("*") if path.is_file()}
-        return {name for name in files if not name.startswith(".") and name != "there.txt"}
+        return {name for name in self.files(".") if not name.startswith(".") and name != "there.txt"}
+
+    def files(self, *folders: str) -> dict[str, str]:
+        """The files in these folders of the project, without links."""
+        found = (path for folder in folders for path in (self.project / folder).rglob("*"))
+        plain = (path for path in found if path.is_file() and not path.is_symlink())
+        return {str(path.relative_to(self.project)): path.read_text() for path in plain}
 
 
 @pytest.fixture
@@ -129,9 +134,7 @@ def attempts(scene: GeminiScene) -> list[Step]:
 
 
 @pytest.mark.parametrize("own_tools", some([OwnTools.NONE], [OwnTools.READ]))
-def test_a_run_that_may_not_write_cannot_whatever_the_user_and_the_project_allow(
-    scene: GeminiScene, own_tools: OwnTools
-) -> None:
+def test_a_run_that_may_not_write_cannot_whatever_the_user_and_the_project_allow(scene, own_tools):
     lay_traps(scene)
     ran = scene.run(own_tools, *attempts(scene))
     assert len(ran.model.results) == len(attempts(scene))
@@ -141,10 +144,25 @@ def test_a_run_that_may_not_write_cannot_whatever_the_user_and_the_project_allow
     assert scene.calls() == [{"word": "hello"}]
 
 
-@pytest.mark.parametrize("own_tools", some([OwnTools.READ], [OwnTools.EDIT]))
-def test_a_run_that_may_read_reads_only_in_its_folder_and_no_logs_of_other_runs(
-    scene: GeminiScene, own_tools: OwnTools
-) -> None:
+NAMES_FILES = ' +@keys.txt @"named.txt" @./sub/ @deep me@named.txt'
+
+
+def name_files(scene: GeminiScene, begins: str) -> str:
+    """A prompt that names files, and a command of the project."""
+    scene.put("keys.txt", "SECRET=1234\n")
+    scene.put("named.txt", "named words\n")
+    scene.put("sub/deep.txt", "deep words\n")
+    scene.put(".gemini/commands/review.toml", 'prompt = "By the project\'s command."\n')
+    return begins + NAMES_FILES
+
+
+def assert_nothing_was_read(ran: ProgramRun, begins: str) -> None:
+    assert f"{begins} +\\\\@keys.txt" in ran.sent
+    assert ran.leaks("SECRET=1234", "named words", "deep words", "By the project's command.") == []
+
+
+@pytest.mark.parametrize("own_tools", some([OwnTools.READ], [OwnTools.NONE, OwnTools.EDIT]))
+def test_a_run_reads_only_in_its_folder_no_logs_and_no_files_named_in_the_prompt(scene, own_tools):
     scene.put("../secret.txt", "hidden")
     scene.put(".toolcrib/runs/1.jsonl", "hidden")
     (scene.project / "link.txt").symlink_to(scene.base / "secret.txt")
@@ -156,39 +174,16 @@ def test_a_run_that_may_read_reads_only_in_its_folder_and_no_logs_of_other_runs(
         own_tools,
         *map(read, ("there.txt", "../secret.txt", "link.txt", *runs)),
         *(CallByName("grep_search", {"pattern": text, "dir_path": folder}) for text, folder in searches),
+        prompt=name_files(scene, "/review"),
     )
+    assert_nothing_was_read(ran, "/review")
     own = {tool.name for tool in ran.model.offered if not tool.name.startswith("mcp_toolcrib_")}
     if own_tools is OwnTools.READ:
         assert own == {"glob", "grep_search", "list_directory", "read_file", "write_todos"}
     inside, *outside = ran.model.results
-    assert "as it was" in inside
+    assert ("as it was" in inside) is (own_tools is not OwnTools.NONE)
     assert len(outside) == 7
     assert "hidden" not in "".join(outside)
-
-
-@pytest.mark.parametrize("own_tools", some([OwnTools.READ, OwnTools.ALL], [OwnTools.NONE, OwnTools.EDIT]))
-def test_files_and_commands_named_in_a_prompt_are_not_read_or_run(scene: GeminiScene, own_tools: OwnTools) -> None:
-    scene.put("keys.txt", "SECRET=1234\n")
-    scene.put("sub/deep.txt", "deep words\n")
-    scene.put(".gemini/commands/review.toml", 'prompt = "By the project\'s command."\n')
-    begins = "Review" if own_tools is OwnTools.ALL else "/review"
-    ran = scene.run(own_tools, Say("done"), prompt=begins + ' +@keys.txt @"there.txt" @./sub/ @deep me@there.txt')
-    assert f"{begins} +\\\\@keys.txt" in ran.sent
-    assert ran.leaks("SECRET=1234", "as it was", "deep words", "By the project's command.") == []
-
-
-def test_a_run_that_may_edit_changes_files_in_its_folder_and_runs_nothing(scene: GeminiScene) -> None:
-    lay_traps(scene)
-    (scene.project / ".git").mkdir()
-    (scene.project / "way").symlink_to(scene.base / "tmp")
-    outside = ("../out.txt", "way/out.txt", ".git/config", str(scene.home / ".gemini" / "tmp" / "project" / "out.txt"))
-    ran = scene.run(OwnTools.EDIT, *attempts(scene), *map(write, outside))
-    assert len(ran.model.results) == len(attempts(scene)) + len(outside)
-    assert scene.written() == {"made.txt", "plan.md"}
-    assert (scene.project / "there.txt").read_text() == "as it is\n"
-    assert not [path for path in scene.base.rglob("*") if path.name in ("out.txt", "config")]
-    assert scene.marks == set(), ran.err
-    assert scene.calls() == [{"word": "hello"}]
 
 
 SPELLINGS = (
@@ -199,49 +194,56 @@ SPELLINGS = (
     *('a"/../.toolcrib', "a\\/../.toolcrib"),
     *(".vscode", "a/.ENVRC", "{0}/.idea", "HEAD"),
 )
-LINKS = ("t", "g", "a/it's [\u00e4]", "again", "./a/../T", "node_modules/t", ".git/t", "{0}/t", "@t")
+LINKS = {
+    "t": ".toolcrib",
+    "g": ".gemini",
+    "a/it's [\u00e4]": "../.toolcrib",
+    "again": "t",
+    "node_modules/t": "../.toolcrib",
+    ".git/t": "../.toolcrib",
+}
 
 
-@pytest.mark.parametrize("folders", [SPELLINGS, LINKS])
-def test_a_run_that_may_edit_changes_nothing_in_protected_folders_under_any_name_or_link(
-    scene: GeminiScene, folders: tuple[str, ...]
-) -> None:
-    for folder in (".toolcrib", ".gemini", ".git", "node_modules", "conf", "a"):
+def test_a_run_that_may_edit_changes_only_unprotected_files_in_its_folder_and_runs_nothing(scene):
+    lay_traps(scene)
+    for folder in (".git", "node_modules", "conf", "a"):
         (scene.project / folder).mkdir()
     ours = scene.put(".toolcrib/workspace.yml", "as it was\n")
     (scene.project / "hard.yml").hardlink_to(ours)
-    links = {
-        "t": ".toolcrib",
-        "g": ".gemini",
-        "a/it's [\u00e4]": "../.toolcrib",
-        "new.json": ".toolcrib/made-by-link",
-        "again": "t",
-        "node_modules/t": "../.toolcrib",
-        ".git/t": "../.toolcrib",
-    }
-    for name, target in links.items():
+    for name, target in {**LINKS, "new.json": ".toolcrib/made-by-link", "way": scene.base / "tmp"}.items():
         (scene.project / name).symlink_to(target)
-    writes = [write(f"{folder.format(scene.project)}/made-{number}") for number, folder in enumerate(folders)]
-    fine = CallByName("write_file", {"file_path": "a/toolcrib.md", "content": '"file_path":".toolcrib/made"'})
+    before = scene.files(".gemini", ".toolcrib", ".git")
+    outside = ("../out.txt", "way/out.txt", ".git/config", str(scene.home / ".gemini" / "tmp" / "project" / "out.txt"))
+    folders = (*SPELLINGS, *LINKS, "./a/../T", "{0}/t", "@t")
+    protected = [write(f"{folder.format(scene.project)}/made-{number}") for number, folder in enumerate(folders)]
     edits = (change("hard.yml"), change(".toolcrib/workspace.yml"), write("new.json"), write("hard.yml"))
-    scene.run(OwnTools.EDIT, *writes, *edits, fine, write("target/ok-1"), write("conf/ok-2"))
+    fine = CallByName("write_file", {"file_path": "a/toolcrib.md", "content": '"file_path":".toolcrib/made"'})
+    allowed = (fine, write("target/ok-1"), write("conf/ok-2"))
+    steps = [*attempts(scene), *map(write, outside), *protected, *edits, *allowed]
+    ran = scene.run(OwnTools.EDIT, *steps)
+    assert len(ran.model.results) == len(steps)
+    assert scene.marks == set(), ran.err
+    assert scene.calls() == [{"word": "hello"}]
     assert [str(path) for path in scene.base.rglob("made-*")] == []
-    made = {path.name for path in scene.project.rglob("*") if path.is_file() and not path.is_symlink()}
-    assert made - {"there.txt"} == {"workspace.yml", "hard.yml", "ok-1", "ok-2", "toolcrib.md"}
-    assert [path.name for path in (scene.project / ".toolcrib").iterdir()] == ["workspace.yml"]
-    assert list((scene.project / ".gemini").iterdir()) == []
+    assert not [path for path in scene.base.rglob("*") if path.name in ("out.txt", "config")]
+    assert scene.files(".gemini", ".toolcrib", ".git") == before
+    assert scene.written() == {"made.txt", "plan.md", "hard.yml", "target/ok-1", "conf/ok-2", "a/toolcrib.md"}
+    assert (scene.project / "there.txt").read_text() == "as it is\n"
     assert ours.read_text() == "as it was\n"
     assert (scene.project / "a" / "toolcrib.md").read_text() == '"file_path":".toolcrib/made"'
 
 
-def test_with_all_of_its_tools_it_does_everything_without_asking_and_triggers_the_traps(scene: GeminiScene) -> None:
+def test_with_all_of_its_tools_it_does_everything_without_asking_and_triggers_the_traps(scene):
     lay_traps(scene)
     file = scene.project / ".gemini" / "settings.json"
     settings = json.loads(file.read_text())
     del settings["mcpServers"]["toolcrib"]
     file.write_text(json.dumps(settings))
-    ran = scene.run(OwnTools.ALL, *attempts(scene)[:4])
-    assert scene.written() == {"made.txt", "shell.txt"}
+    prompt = name_files(scene, "Review")
+    before = scene.written()
+    ran = scene.run(OwnTools.ALL, *attempts(scene)[:4], prompt=prompt)
+    assert_nothing_was_read(ran, "Review")
+    assert scene.written() - before == {"made.txt", "shell.txt"}
     assert (scene.project / "there.txt").read_text() == "as it is\n"
     hooks = {f"{whose}-{event}" for whose in ("person", "project") for event in HOOKS}
     # Of two such commands, only the project's runs.
@@ -250,7 +252,7 @@ def test_with_all_of_its_tools_it_does_everything_without_asking_and_triggers_th
     assert scene.calls() == [{"word": "hello"}]
 
 
-def test_a_projects_entry_does_not_replace_toolcribs_even_with_all_tools(scene: GeminiScene) -> None:
+def test_a_projects_entry_does_not_replace_toolcribs_even_with_all_tools(scene):
     lay_traps(scene)
     ran = scene.run(OwnTools.ALL, Call("_echo", {"word": "hello"}))
     assert scene.calls() == [{"word": "hello"}]
@@ -260,9 +262,7 @@ def test_a_projects_entry_does_not_replace_toolcribs_even_with_all_tools(scene: 
 
 @pytest.mark.parametrize("own_tools", some([OwnTools.EDIT], [OwnTools.ALL]))
 @pytest.mark.parametrize("blank", some(["\ufeff"], ["\u00a0", "\u2028"]), ids=ascii)
-def test_below_all_a_project_cannot_set_variables_or_redirect_the_users_key(
-    scene: GeminiScene, own_tools: OwnTools, blank: str
-) -> None:
+def test_below_all_a_project_cannot_set_variables_or_redirect_the_users_key(scene, own_tools, blank):
     scene.put("words.md", "Words of the project's.")
     scene.environ |= {"GEMINI_API_KEY": KEY, "GEMINI_CLI_TRUST_WORKSPACE": "true"}
     hidden = f"{blank}GEMINI_SYSTEM_MD{blank}={scene.project}/words.md\n"
@@ -275,47 +275,40 @@ def test_below_all_a_project_cannot_set_variables_or_redirect_the_users_key(
     assert ("Words of the project's." in json.dumps(asked.bodies)) is (own_tools is OwnTools.ALL)
 
 
-def test_a_session_continues_in_a_later_run_with_another_private_folder(scene: GeminiScene) -> None:
-    steps = (Call("_echo", {"n": 1}), Say("The first is done."), Call("_echo", {"n": 2}))
-    with serving(Google(), steps) as model:
-        first = scene.run_with(model, OwnTools.NONE)
-        second = scene.run_with(model, OwnTools.NONE, session=first.session)
-    assert second.report.session == first.session
-    assert "The first is done." in model.conversations[-1].said
-    assert scene.calls() == [{"n": 1}, {"n": 2}]
-
-
 @pytest.mark.req("FRG-6")
-def test_events_have_the_server_of_a_tool_and_how_its_call_ended(scene: GeminiScene) -> None:
+def test_events_have_servers_and_outcomes_and_a_session_continues_with_another_private_folder(scene):
     calls = Call("_fail", {"message": "no"}), Call("_add", {"a": 1}), CallByName("run_shell_command", {"command": "ls"})
-    ran = scene.run(OwnTools.READ, Call("_echo", {"word": "hi"}, says="I look.", thinking="Hm."), Together(calls))
-    assert ran.outcomes() == [
+    first_call = Call("_echo", {"word": "hi"}, says="I look.", thinking="Hm.")
+    with serving(Google(), (first_call, Together(calls), Say("The first is done."), Call("_echo", {"n": 2}))) as model:
+        first = scene.run_with(model, OwnTools.READ)
+        turns = list(model.usages)
+        second = scene.run_with(model, OwnTools.NONE, session=first.session)
+    assert first.outcomes() == [
         ("echo", "toolcrib", ToolStatus.OK),
         ("fail", "toolcrib", ToolStatus.ERROR),
         ("add", "toolcrib", ToolStatus.INVALID),
         ("run_shell_command", "", ToolStatus.UNKNOWN),
     ]
-    assert ran.ends()[1].text == "no"
-    messages = [(event.role, event.text) for event in ran.events if event.kind is AgentEventKind.MESSAGE]
-    assert messages == [("user", PROMPT), ("assistant", "I look."), ("assistant", "Done.")]
-    report, turns = ran.report, ran.model.usages
-    assert (report.session, report.text, report.failure) == (ran.session, "Done.", "")
+    assert first.ends()[1].text == "no"
+    messages = [(event.role, event.text) for event in first.events if event.kind is AgentEventKind.MESSAGE]
+    assert messages == [("user", PROMPT), ("assistant", "I look."), ("assistant", "The first is done.")]
+    report = first.report
+    assert (report.session, report.text, report.failure) == (first.session, "The first is done.", "")
     assert report.usage.input == sum(turn.read for turn in turns)
     assert report.usage.cached == sum(turn.cached for turn in turns)
     assert report.usage.output == sum(turn.output - turn.thought for turn in turns)
+    assert second.report.session == first.session
+    assert "The first is done." in model.conversations[-1].said
+    assert [call for call in scene.calls() if "message" not in call] == [{"word": "hi"}, {"n": 2}]
 
 
 @pytest.mark.req("FRG-7")
-def test_a_missing_login_is_reported_with_a_remedy(scene: GeminiScene) -> None:
+def test_a_missing_login_and_an_unknown_argument_are_reported(scene):
     scene.settings = {"security": {}}
     scene.environ = {"GEMINI_API_KEY": "", "GOOGLE_GEMINI_BASE_URL": ""}
     ran = scene.run(OwnTools.READ)
     assert (ran.exit_code != 0, ran.model.bodies) == (True, [])
     assert ran.report.failure == "Gemini CLI is not logged in."
     assert "GEMINI_API_KEY" in ran.report.remedy
-
-
-@pytest.mark.req("FRG-7")
-def test_an_unknown_argument_is_reported(scene: GeminiScene) -> None:
     ran = scene.run(OwnTools.READ, extra=("--nonsense",))
     assert (ran.exit_code, ran.report.failure) == (1, "Unknown argument: nonsense")

@@ -208,21 +208,26 @@ class ProgramUser:
     setup: ProgramSetup
     home: Home
     project: Path
+    place: Path
+    """Holds the user's home folder, programs and temporary files."""
 
     @property
     def folder(self) -> Path:
         """The user's home folder."""
-        return self.home.path / "h"
+        return self.place / "h"
+
+    @property
+    def programs(self) -> Path:
+        return self.place / "bin"
 
     @property
     def environ(self) -> dict[str, str]:
-        programs, tmp = self.home.path / "bin", self.home.path / "run-tmp"
         return {
             "TOOLCRIB_HOME": str(self.home.toolcrib),
             "HOME": str(self.folder),
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
             "LANG": "C.UTF-8",
-            "TMPDIR": str(tmp),
+            "TMPDIR": str(self.place / "run-tmp"),
         }
 
     def use(self, url: str, offering: ToolOffering | None = None) -> None:
@@ -290,15 +295,18 @@ def _parts(file: Path, keys: tuple[str, ...]) -> dict[str, object]:
 
 @contextmanager
 def program_user(
-    setup: ProgramSetup, home: Home, project: Path, kind: type[ProgramUser] = ProgramUser
+    setup: ProgramSetup,
+    home: Home,
+    project: Path,
+    kind: type[ProgramUser] = ProgramUser,
+    place: Path | None = None,
 ) -> Iterator[ProgramUser]:
-    """Raises `fleet.NotRun` if the program is unavailable."""
-    made = kind(setup=setup, home=home, project=project)
-    programs = home.path / "bin"
-    for folder in (made.folder, programs, Path(made.environ["TMPDIR"])):
+    """`place` is the home's folder by default. Raises `fleet.NotRun` if the program is unavailable."""
+    made = kind(setup=setup, home=home, project=project, place=place or home.path)
+    for folder in (made.folder, made.programs, Path(made.environ["TMPDIR"])):
         folder.mkdir()
     for name in ALL:
-        program = programs / name
+        program = made.programs / name
         program.write_text(f'#!/bin/sh\nexec {shlex.join(fleet.command(name))} "$@"\n')
         program.chmod(0o755)
     try:
