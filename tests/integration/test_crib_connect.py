@@ -1,7 +1,4 @@
-"""A running daemon's tools in a program: its servers are there, under its permissions and in its audit log.
-
-The far sides are the witness (what ran?), the daemon's audit log, its list of agents and the bytes of its endpoint.
-"""
+"""`Crib.connect`: the tools of a running daemon in a program, under its permissions and in its audit log."""
 
 from __future__ import annotations
 
@@ -64,19 +61,19 @@ def connect(home: Home, **more: Any) -> Connection:
 
 
 async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """In a thread: the connection goes on meanwhile."""
+    """In a thread, so that the connection stays alive meanwhile."""
     async with asyncio.timeout(60):
         return await asyncio.to_thread(work, *args, **more)
 
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
 
 
 async def outcomes(owner: Owner, agent: str, count: int) -> list[tuple[str, str]]:
-    """What the audit log has of the agent's calls, once it has so many."""
+    """The agent's calls in the audit log, when it has this many."""
 
     def rows() -> list[tuple[str, str]] | None:
         found = [(row["tool"], row["outcome"]) for row in owner.audit(agent=agent) if row["kind"] == "outcome"]
@@ -87,85 +84,62 @@ async def outcomes(owner: Owner, agent: str, count: int) -> list[tuple[str, str]
 
 
 def of_servers(connection: Connection) -> dict[str, str]:
-    """By name, of the servers that the person configured."""
+    """The tools of the configured servers, with their server."""
     return {offer.name: offer.server for offer in connection.tools() if offer.server in ("w", "v", "late")}
 
 
 @pytest.mark.req("KAI-10", "ENG-10")
-async def test_the_daemons_servers_are_there_and_each_tool_knows_its_own(running, shared_home, notes, owner):
-    async with connect(shared_home) as connection:
-        assert of_servers(connection) == {
-            "note": "w",
-            "look": "w",
-            "w_read_file": "w",
-            "w_release": "w",
-            "v_read_file": "v",
-            "only_v": "v",
-            "v_release": "v",
-        }
-        assert any(offer.server == "crib" for offer in connection.tools())
-        for name in ("note", "w:note", "w_note", "mcp_w_note"):
-            result = await connection.call(name, {"nonce": f"one {name}"})
-            assert result.structured["tool"] == "note"
-            assert isinstance(result.blocks[0], TextBlock)
-        await connection.tools().call("v_read_file", {"nonce": "one v"})
-        assert [nonce for nonce in notes.nonces() if nonce.startswith("one ")] == [
-            "one note",
-            "one w:note",
-            "one w_note",
-            "one mcp_w_note",
-            "one v",
-        ]
-        assert await outcomes(owner, connection.agent, 5) == [("w:note", "ok")] * 4 + [("v:read_file", "ok")]
-        assert connection.status()["w"].state is ServerState.READY
-        assert connection.server_info("v").tools == 3
-
-
-@pytest.mark.req("KAI-10")
-async def test_the_definition_is_the_servers_own(running, shared_home):
-    async with connect(shared_home) as connection:
-        tool = connection.tools()["look"].tool
-    assert json.loads(tool.raw()) == {
-        "name": "look",
-        "inputSchema": {"type": "object", "properties": {"nonce": {"type": "string"}}},
-        "annotations": {"readOnlyHint": True},
-    }
-
-
-@pytest.mark.parametrize("era", ["modern", "legacy"])
-def test_where_a_tool_is_from_and_what_went_wrong_is_told_to_programs_alone(running, era):
-    def told(*labels: tuple[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        with AgentClient(running, "owner", running.token, era) as client:
-            client.endpoint.labels = labels
-            listed = client.ask("tools/list").result["tools"]
-            return listed, json.loads(client.call("w_note", nonce=7).message)
-
-    tools, answer = told()
-    assert tools
-    assert not any("_meta" in tool for tool in tools)
-    assert answer["result"]["isError"]
-    for value, is_program in (("1", True), ("0", False)):
-        tools, answer = told(("X-Toolcrib-Sources", value))
-        assert {tool["name"]: tool.get("_meta") for tool in tools}["w_note"] == (
-            {ORIGIN_KEY: ["w", "note"]} if is_program else None
-        )
-        assert ("error" in answer) is is_program
-    assert told(("X-Toolcrib-Sources", "1"))[1]["error"]["data"]["kind"] == "InvalidArguments"
-
-
-@pytest.mark.req("KAI-10")
-async def test_a_lent_agent_ends_with_its_connection(running, shared_home, owner):
+async def test_a_lent_agent_has_the_daemons_tools_with_their_servers_until_the_connection_ends(
+    running, shared_home, notes, owner
+):
     def agents() -> list[str]:
         return [agent["name"] for agent in owner.say("agent:list")["agents"]]
 
     async with connect(shared_home) as connection:
+        tools_of_w = {"note": "w", "look": "w", "w_read_file": "w", "w_release": "w"}
+        assert of_servers(connection) == {**tools_of_w, "v_read_file": "v", "only_v": "v", "v_release": "v"}
+        assert any(offer.server == "crib" for offer in connection.tools())
+        names = ("note", "w:note", "w_note", "mcp_w_note")
+        for name in names:
+            result = await connection.call(name, {"nonce": f"one {name}"})
+            assert result.structured["tool"] == "note"
+            assert isinstance(result.blocks[0], TextBlock)
+        await connection.tools().call("v_read_file", {"nonce": "one v"})
+        seen = [nonce for nonce in notes.nonces() if nonce.startswith("one ")]
+        assert seen == [*(f"one {name}" for name in names), "one v"]
+        assert await outcomes(owner, connection.agent, 5) == [("w:note", "ok")] * 4 + [("v:read_file", "ok")]
+        assert connection.status()["w"].state is ServerState.READY
+        assert connection.server_info("v").tools == 3
+        assert json.loads(connection.tools()["look"].tool.raw()) == {
+            "name": "look",
+            "inputSchema": {"type": "object", "properties": {"nonce": {"type": "string"}}},
+            "annotations": {"readOnlyHint": True},
+        }, "the server's own definition"
         assert connection.agent in await during(agents)
         assert connection._token not in repr(connection)
     assert connection.agent not in await during(agents)
 
 
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+def test_only_programs_get_the_server_of_each_tool_and_the_kind_of_an_error(running, era):
+    def listing_and_answer(*labels: tuple[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        with AgentClient(running, "owner", running.token, era) as client:
+            client.door.labels = labels
+            listed = client.ask("tools/list").result["tools"]
+            return listed, json.loads(client.call("w_note", nonce=7).message)
+
+    for labels in ((), (("X-Toolcrib-Sources", "0"),)):
+        tools, answer = listing_and_answer(*labels)
+        assert tools
+        assert not any("_meta" in tool for tool in tools)
+        assert answer["result"]["isError"]
+    tools, answer = listing_and_answer(("X-Toolcrib-Sources", "1"))
+    assert {tool["name"]: tool.get("_meta") for tool in tools}["w_note"] == {ORIGIN_KEY: ["w", "note"]}
+    assert answer["error"]["data"]["kind"] == "InvalidArguments"
+
+
 @pytest.mark.req("KAI-10")
-async def test_what_the_agent_may_not_use_is_neither_seen_nor_called(running, shared_home, notes, owner):
+async def test_forbidden_tools_are_neither_listed_nor_called(running, shared_home, notes, owner):
     await during(owner.say, "server:trust", name="w")
     async with connect(shared_home, profile="read-only") as connection:
         assert of_servers(connection) == {"look": "w"}
@@ -179,7 +153,7 @@ async def test_what_the_agent_may_not_use_is_neither_seen_nor_called(running, sh
 
 @pytest.mark.req("KAI-10")
 @pytest.mark.parametrize("by", ["agent", "token"])
-async def test_an_agent_that_exists_is_used_by_its_name_or_its_token(running, shared_home, notes, owner, by):
+async def test_an_existing_agent_is_used_by_its_name_or_its_token(running, shared_home, notes, owner, by):
     token = await during(owner.add, f"mine-{by}", "w:note")
     given = {"agent": f"mine-{by}"} if by == "agent" else {"token": token}
     async with connect(shared_home, **given) as connection:
@@ -187,7 +161,6 @@ async def test_an_agent_that_exists_is_used_by_its_name_or_its_token(running, sh
         await connection.call("note", {"nonce": f"three {by}"})
         with pytest.raises(Denied):
             await connection.call("v:only_v", {"nonce": "three no"})
-        # A rule that changes is seen here, too.
         await during(owner.allow, f"mine-{by}", "v:only_v")
         await until(lambda: "only_v" in connection.tools())
         await connection.call("only_v", {"nonce": f"three v {by}"})
@@ -196,42 +169,32 @@ async def test_an_agent_that_exists_is_used_by_its_name_or_its_token(running, sh
     assert await outcomes(owner, f"mine-{by}", 3) == [("w:note", "ok"), ("v:only_v", "denied"), ("v:only_v", "ok")]
 
 
-async def test_errors_come_as_what_they_are(running, shared_home, owner):
-    async with connect(shared_home) as connection:
-        with pytest.raises(UnknownTool, match="nothing_like_it"):
-            await connection.call("nothing_like_it")
-        with pytest.raises(InvalidArguments, match="nonce") as told:
-            await connection.call("note", {"nonce": 7})
-        assert told.value.data["schema"]["properties"] == {"nonce": {"type": "string"}}
-        assert (await connection.call("note", {"nonce": "four", "fail": "broken"})).is_error
-        with pytest.raises(CallTimeout):
-            await connection.call("note", {"nonce": "four", "hold": True}, timeout=0.3)
-        assert await outcomes(owner, connection.agent, 4) == [
-            ("nothing_like_it", "unknown"),
-            ("w:note", "invalid"),
-            ("w:note", "tool_error"),
-            ("w:note", "cancelled"),
-        ]
-
-
-async def test_calls_are_told_to_who_listens(running, shared_home):
+async def test_errors_keep_their_type_and_subscribers_get_every_call(running, shared_home, owner):
     seen: list[Event] = []
     async with connect(shared_home) as connection:
         connection.subscribe(seen.append, CallIntended, CallFinished, CallFailed)
         await connection.call("note", {"nonce": "five"})
-        with pytest.raises(InvalidArguments):
-            await connection.call("w:note", {"nonce": 5})
-    assert [(type(event), event.tool) for event in seen] == [
-        (CallIntended, "w:note"),
-        (CallFinished, "w:note"),
-        (CallIntended, "w:note"),
-        (CallFailed, "w:note"),
-    ]
-    assert (seen[1].outcome, seen[3].outcome) == ("ok", "invalid")
+        with pytest.raises(InvalidArguments, match="nonce") as raised:
+            await connection.call("w:note", {"nonce": 7})
+        assert raised.value.data["schema"]["properties"] == {"nonce": {"type": "string"}}
+        assert [(type(event), event.tool) for event in seen] == [
+            *((CallIntended, "w:note"), (CallFinished, "w:note")),
+            *((CallIntended, "w:note"), (CallFailed, "w:note")),
+        ]
+        assert (seen[1].outcome, seen[3].outcome) == ("ok", "invalid")
+        with pytest.raises(UnknownTool, match="nothing_like_it"):
+            await connection.call("nothing_like_it")
+        assert (await connection.call("note", {"nonce": "four", "fail": "broken"})).is_error
+        with pytest.raises(CallTimeout):
+            await connection.call("note", {"nonce": "four", "hold": True}, timeout=0.3)
+        assert await outcomes(owner, connection.agent, 5) == [
+            *(("w:note", "ok"), ("w:note", "invalid"), ("nothing_like_it", "unknown")),
+            *(("w:note", "tool_error"), ("w:note", "cancelled")),
+        ]
 
 
 @pytest.mark.req("KAI-10", "ENG-10")
-async def test_a_server_that_is_added_or_removed_there_is_seen_here(running, shared_home, notes, owner):
+async def test_the_connection_follows_added_and_removed_servers(running, shared_home, notes, owner):
     seen: list[Event] = []
     async with connect(shared_home) as connection:
         connection.subscribe(seen.append, CatalogChanged)
@@ -246,7 +209,7 @@ async def test_a_server_that_is_added_or_removed_there_is_seen_here(running, sha
     assert "six" in notes.nonces()
 
 
-async def test_an_agent_that_is_taken_away_is_said_to_be_gone(running, shared_home, owner, notes):
+async def test_calls_of_a_removed_agent_fail_with_that_reason(running, shared_home, owner, notes):
     async with connect(shared_home) as connection:
         await during(owner.remove, connection.agent)
         await until(lambda: connection._over)
@@ -255,46 +218,46 @@ async def test_an_agent_that_is_taken_away_is_said_to_be_gone(running, shared_ho
     assert "seven" not in notes.nonces()
 
 
-async def test_two_programs_do_not_see_each_others_names(running, shared_home):
-    async with connect(shared_home) as one, connect(shared_home, profile="nothing") as other:
-        assert one.agent != other.agent
+async def test_a_parent_and_a_profile_limit_a_lent_agent(running, shared_home, owner):
+    await during(owner.add, "above", "w:note", profile="nothing", workdir=str(shared_home.project))
+    async with (
+        connect(shared_home) as one,
+        connect(shared_home, profile="nothing") as other,
+        connect(shared_home, parent="above") as child,
+    ):
+        assert len({one.agent, other.agent, child.agent}) == 3
         assert of_servers(one)
         assert of_servers(other) == {}
-
-
-async def test_a_parent_bounds_what_is_lent(running, shared_home, owner):
-    await during(owner.add, "above", "w:note", profile="nothing", workdir=str(shared_home.project))
-    async with connect(shared_home, parent="above") as connection:
-        assert of_servers(connection) == {"note": "w"}
+        assert of_servers(child) == {"note": "w"}
         agents = (await during(owner.say, "agent:list"))["agents"]
-        assert {agent["name"]: agent["parent"] for agent in agents}[connection.agent] == "above"
+        assert {agent["name"]: agent["parent"] for agent in agents}[child.agent] == "above"
 
 
-async def test_without_a_daemon_it_is_said_what_to_do(toolcrib_home):
+async def test_without_a_daemon_the_error_has_a_remedy(toolcrib_home):
     for given in ({}, {"token": "tcb_nobodys-token-at-all"}):
-        with pytest.raises(DaemonNotRunning, match="No daemon") as told:
+        with pytest.raises(DaemonNotRunning, match="No daemon") as raised:
             await connect(toolcrib_home, **given).__aenter__()
-        assert "toolcrib up" in told.value.remedy
+        assert "toolcrib up" in raised.value.remedy
 
 
-async def test_what_cannot_be_is_said_at_once(running, shared_home):
-    for mine in ({"workdir": "."}, {"profile": "reader"}, {"parent": "p"}):
-        for whose in ({"token": "x"}, {"agent": "x"}):
+async def test_invalid_requests_are_refused_at_once(running, shared_home):
+    for limit in ({"workdir": "."}, {"profile": "reader"}, {"parent": "p"}):
+        for identity in ({"token": "x"}, {"agent": "x"}):
             with pytest.raises(UsageError, match="already"):
-                Crib.connect(**whose, **mine)
+                Crib.connect(**identity, **limit)
     with pytest.raises(NotFound, match="nobody"):
         await connect(shared_home, agent="nobody").__aenter__()
     with pytest.raises(NotFound, match="no-such-profile"):
         await connect(shared_home, profile="no-such-profile").__aenter__()
-    with pytest.raises(Denied, match="does not know this token") as told:
+    with pytest.raises(Denied, match="does not know this token") as raised:
         await connect(shared_home, token="tcb_nobodys-token-at-all").__aenter__()
-    assert "toolcrib agent rotate" in told.value.remedy
+    assert "toolcrib agent rotate" in raised.value.remedy
     with pytest.raises(UsageError, match="A Connection is used inside its `async with`"):
         Crib.connect().tools()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 10, 30])
-async def test_cancelled_while_it_connects_it_leaves_no_agent_and_no_task(running, shared_home, owner, steps):
+async def test_a_cancelled_connection_attempt_leaves_no_agent_and_no_task(running, shared_home, owner, steps):
     before = asyncio.all_tasks()
     connection = connect(shared_home)
     entering = asyncio.create_task(connection.__aenter__())
@@ -305,10 +268,11 @@ async def test_cancelled_while_it_connects_it_leaves_no_agent_and_no_task(runnin
     if not entering.cancelled():
         await connection.__aexit__(None, None, None)
     assert asyncio.all_tasks() == before
-    names = lambda: [agent["name"] for agent in owner.say("agent:list")["agents"]]  # noqa: E731
-    await during(
-        wait_for, lambda: not [name for name in names() if name.startswith("program-")], "lent agents to end", LIMIT
-    )
+
+    def lent() -> list[str]:
+        return [one["name"] for one in owner.say("agent:list")["agents"] if one["name"].startswith("program-")]
+
+    await during(wait_for, lambda: not lent(), "lent agents to end", LIMIT)
 
 
 def free_port() -> str:
@@ -318,7 +282,7 @@ def free_port() -> str:
 
 
 @pytest.mark.req("KAI-10")
-async def test_a_daemon_that_was_away_is_used_again_when_it_is_back(daemon, toolcrib_home, tmp_path):
+async def test_the_connection_works_again_after_a_restart_of_the_daemon(daemon, toolcrib_home, tmp_path):
     notes = Notes(tmp_path / "seen")
     config = {"servers": {"w": notes.server("note")}}
     port = free_port()
@@ -328,7 +292,7 @@ async def test_a_daemon_that_was_away_is_used_again_when_it_is_back(daemon, tool
         await during(first.stop)
         with pytest.raises(ServerUnavailable, match="daemon"):
             await connection.call("note", {"nonce": "lost"})
-        assert "note" in connection.tools(), "what is merely away stays listed"
+        assert "note" in connection.tools(), "the tools stay listed"
         second = await during(daemon, config, "--port", port)
         await during(wait_for, lambda: second.status()["runs"] == 1, "the lease to be back", LIMIT)
         await during(second.wait_until_ready, "w")
@@ -337,8 +301,7 @@ async def test_a_daemon_that_was_away_is_used_again_when_it_is_back(daemon, tool
     assert notes.nonces() == ["before", "after"]
 
 
-async def test_a_server_that_is_away_at_the_daemon_is_away_here(daemon: StartDaemon, toolcrib_home: Home, tmp_path):
-    """A server that never came, too; but none that the agent may not use."""
+async def test_the_connection_follows_the_states_of_permitted_servers(daemon, toolcrib_home, tmp_path):
     notes = Notes(tmp_path / "seen")
     running = daemon({"servers": {"w": notes.server("note"), "broken": {"command": str(tmp_path / "no-such-program")}}})
     (w,) = (one for one in running.wait_until_ready("w")["servers"] if one["name"] == "w")
@@ -356,10 +319,9 @@ async def test_a_server_that_is_away_at_the_daemon_is_away_here(daemon: StartDae
 
 
 @pytest.mark.req("KAI-10")
-async def test_a_run_is_the_same_against_the_daemon_as_with_servers_of_its_own(running, shared_home, notes, owner):
-    """Another provider for each; what the model gets, and what ran, is the same."""
+async def test_a_run_with_the_daemons_tools_equals_one_with_its_own_servers(running, shared_home, notes, owner):
     steps = [Call("look", {"nonce": "run"}), CallByName("note", {"nonce": "run"}), Say("Seen.")]
-    told: list[tuple[str, ...]] = []
+    types: list[tuple[str, ...]] = []
 
     async def run(provider: str, **tools: Any) -> None:
         with scripted(provider, steps) as model:
@@ -368,13 +330,12 @@ async def test_a_run_is_the_same_against_the_daemon_as_with_servers_of_its_own(r
             assert events[-1].type == "run_finished", events[-1]
             assert [tool.name for tool in model.offered] == ["look"]
             assert "There is no tool" in model.results[1]
-            told.append(tuple(event.type for event in events))
+            types.append(tuple(event.type for event in events))
 
     before = len(notes.calls())
     async with connect(shared_home, profile="developer") as connection:
         await run("openai", crib=connection)
-        agent = connection.agent
-        assert await outcomes(owner, agent, 1) == [("w:look", "ok")]
+        assert await outcomes(owner, connection.agent, 1) == [("w:look", "ok")]
     await run("anthropic", mcp_servers=[server_config("w", notes.server("note", reads="look"))])
     assert [(one["tool"], one["arguments"]) for one in notes.calls()[before:]] == [("look", {"nonce": "run"})] * 2
-    assert told[0] == told[1]
+    assert types[0] == types[1]

@@ -194,7 +194,6 @@ class ProjectOnPath(ProgramUser):
 def node_trap(user: ProgramUser, client: str) -> None:
     """The program is a script for `node`, as npm installs it, and the project has one of that name."""
     node, script = fleet.command(client)
-    (user.programs / client).unlink()
     (user.programs / client).symlink_to(script)
     trap = user.project / "node_modules" / ".bin" / "node"
     trap.parent.mkdir(parents=True)

@@ -6,11 +6,15 @@ In: one of the three programs, a model. Out: a `ProgramUser`: a home folder with
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ from parts.coding_agents import KEY, CodingAgent
 from parts.daemon import PROGRAM, Home
 from parts.preloaded import Preloaded
 from parts.waiting import wait_for
+from toolcrib.config.paths import Paths
 from toolcrib.testing.conversation import ToolOffering, TurnUsage
 from toolcrib.testing.script import CallByName
 
@@ -218,6 +223,7 @@ class ProgramUser:
 
     @property
     def programs(self) -> Path:
+        """Programs in this folder precede the others."""
         return self.place / "bin"
 
     @property
@@ -225,7 +231,7 @@ class ProgramUser:
         return {
             "TOOLCRIB_HOME": str(self.home.toolcrib),
             "HOME": str(self.folder),
-            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join((str(self.programs), str(_launchers()), os.environ["PATH"])),
             "LANG": "C.UTF-8",
             "TMPDIR": str(self.place / "run-tmp"),
         }
@@ -305,14 +311,28 @@ def program_user(
     made = kind(setup=setup, home=home, project=project, place=place or home.path)
     for folder in (made.folder, made.programs, Path(made.environ["TMPDIR"])):
         folder.mkdir()
-    for name in ALL:
-        program = made.programs / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(fleet.command(name))} "$@"\n')
-        program.chmod(0o755)
+    cache, seen = Paths.of_user(made.environ).programs, _launchers() / "versions"
+    if seen.exists() and not cache.exists():
+        cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy(seen, cache)
     try:
         yield made
     finally:
+        if cache.exists():
+            shutil.copy(cache, seen)
         # After a failed test, processes may be left.
         for process in made.processes():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+
+
+@functools.cache
+def _launchers() -> Path:
+    """One folder for all tests of this process, so that Toolcrib asks each program for its version only once."""
+    folder = Path(tempfile.mkdtemp(prefix="tc-programs-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ALL:
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(fleet.command(name))} "$@"\n')
+        program.chmod(0o755)
+    return folder
