@@ -1,7 +1,6 @@
-"""What every test may ask for: a home, the daemon, the command line, real servers, a database.
+"""The fixtures of all tests: a home, the daemon, the command line, real servers, a database.
 
-The work is done in `parts/`; here stand only the fixtures, the check that no test leaves anything behind, and the
-summary of what could not be run.
+The work is done in `parts/`. Every test is checked for leftovers, and the summary lists what could not be run.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ from parts.sizes import FULL, left_for_soak
 
 os.environ[leftovers.RUN_NAME] = str(os.getpid())
 
-# In the background, or by nohup, we inherit ignored signals, but tests start programs with the default ones: exec
-# gives a signal that has a handler its default back.
+# A test run in the background or by nohup inherits ignored signals, but tests start programs with the default ones:
+# exec resets signals that have a handler.
 for _number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-# How long an example takes says more about the machine than about what is tested.
-# A fixture may serve all examples, and a busy machine may be slow to make them: neither is a fault of a test.
+# The time of an example depends on the machine, and a fixture may serve all examples.
 hypothesis.settings.register_profile(
     "toolcrib",
     deadline=None,
@@ -49,7 +47,7 @@ hypothesis.settings.load_profile("toolcrib")
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the test that leaves a process, a socket or a stray file."""
     before = leftovers.look()
-    # Made here so that it outlives every other fixture of the test.
+    # Requested here so that it outlives every other fixture of the test.
     home: Home | None = request.getfixturevalue("home_folder") if "home_folder" in request.fixturenames else None
     yield
     stayed = leftovers.left_behind(before, home.path if home else None)
@@ -88,14 +86,14 @@ def cli(toolcrib_home: Home) -> Cli:
 
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
-    """Starts a server that prints its port: `start_server([*words]).url("http")`."""
+    """Starts a server that prints its port: `start_server(command).url("http")`."""
     with server_process.starting() as start:
         yield start
 
 
 @pytest.fixture
 def ignored_signals() -> Iterator[None]:
-    """As a shell leaves them to a program in the background, and nohup; and one that is blocked."""
+    """As in a background process or under nohup; and one signal is blocked."""
     before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     yield
@@ -106,7 +104,7 @@ def ignored_signals() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def parts() -> Callable[[str], list[str]]:
-    """The words that start a real server: `parts("filesystem")`. Installed when first asked for."""
+    """The command that starts a real server, which is installed if it is missing: `parts("filesystem")`."""
 
     def command(name: str) -> list[str]:
         try:
@@ -118,7 +116,7 @@ def parts() -> Callable[[str], list[str]]:
 
 
 def _on_path(part: str) -> Path:
-    """A program that the product looks for itself: found on the path from now on, also where it is not installed."""
+    """A program that the product looks for itself. It is put on PATH if it is not installed."""
     try:
         program = Path(fleet.command(part)[0])
     except fleet.NotRun as reason:
@@ -130,7 +128,7 @@ def _on_path(part: str) -> Path:
 
 @pytest.fixture(scope="session")
 def bwrap() -> Path:
-    """Bubblewrap, which a test of anything that runs code needs, on a system that lets it work."""
+    """Bubblewrap, for tests of everything that runs code, on a system where it works."""
     program = _on_path("bwrap")
     words = [str(program), "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
@@ -146,7 +144,7 @@ def ripgrep() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[databases.Postgres]:
-    """A PostgreSQL that the tests of this run share."""
+    """A PostgreSQL server that the tests of this run share."""
     try:
         with databases.running() as server:
             yield server
@@ -156,9 +154,9 @@ def postgres() -> Iterator[databases.Postgres]:
 
 @pytest.fixture(scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> str:
-    """A test that asks for it, or for `store_url`, runs on every engine."""
+    """A test that requests it, or `store_url`, runs on every engine."""
     if request.param == "postgresql":
-        # Here and not in mid-test: what a test starts must end with it.
+        # Started here, because processes that a test starts must end with it.
         request.getfixturevalue("postgres")
     name: str = request.param
     return name
@@ -177,7 +175,7 @@ def store_url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
 
 @pytest.fixture
 def store_env(store_url: str) -> dict[str, str]:
-    """What puts the daemon and the commands on that database: `daemon({…}, env=store_env)`."""
+    """Variables for the daemon and the commands to use that database: `daemon({…}, env=store_env)`."""
     return {"TOOLCRIB_STORE": store_url}
 
 

@@ -5,81 +5,27 @@ The `given` steps are in `conftest`.
 
 from __future__ import annotations
 
-import http.client
-import urllib.parse
 from collections import Counter
 
 import pytest
-from pytest_bdd import scenario, then, when
+from pytest_bdd import scenarios, then, when
 
+from parts.agent_clients import AgentEndpoint
 from parts.runs import Log
 from parts.waiting import wait_for
 from parts.world import MODULE, TEST, World, step
 from toolcrib.testing.conversation import ToolOffering
 
-pytestmark = pytest.mark.req("FRG-8")
+pytestmark = [
+    pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "FRG-8", "FRG-10", "KAI-10", "KSI-2"),
+    pytest.mark.usefixtures("bwrap"),
+]
 
-FEATURE = "40_mcp_tools.feature"
-
-
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5")
-@pytest.mark.usefixtures("bwrap")
-@scenario(FEATURE, "An agent writes a module and its test, and runs the tests")
-def test_an_agent_writes_a_module_and_its_test_and_runs_the_tests() -> None: ...
-
-
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5")
-@pytest.mark.usefixtures("bwrap")
-@scenario(FEATURE, "A read-only agent reviews a change, and cannot make one")
-def test_a_read_only_agent_reviews_a_change_and_cannot_make_one() -> None: ...
-
-
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5")
-@scenario(FEATURE, "A trusted agent writes with all of its tools")
-def test_a_trusted_agent_writes_with_all_of_its_tools() -> None: ...
-
-
-@pytest.mark.req("KAI-10")
-@scenario(FEATURE, "A reviewer may write a review, and nothing else")
-def test_a_reviewer_may_write_a_review_and_nothing_else() -> None: ...
-
-
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "KAI-10", "KSI-2")
-@scenario(FEATURE, "An agent reads a file, and the conversation continues in a second run")
-def test_an_agent_reads_a_file_and_the_conversation_continues_in_a_second_run() -> None: ...
-
-
-@pytest.mark.req("KAI-10")
-@scenario(FEATURE, "A server dies during a call")
-def test_a_server_dies_during_a_call() -> None: ...
-
-
-@pytest.mark.req("FRG-10")
-@scenario(FEATURE, "An agent is revoked during a run")
-def test_an_agent_is_revoked_during_a_run() -> None: ...
-
-
-@pytest.mark.req("FRG-10")
-@scenario(FEATURE, "A run continues without tools when its agent is revoked, if I ask for that")
-def test_a_run_continues_without_tools_when_its_agent_is_revoked_if_i_ask_for_that() -> None: ...
-
-
-@pytest.mark.req("FRG-10")
-@scenario(FEATURE, "I stop a run with Ctrl-C")
-def test_i_stop_a_run_with_ctrl_c() -> None: ...
-
-
-@pytest.mark.req("KSI-2")
-@scenario(FEATURE, "A run is killed, and the next one starts clean")
-def test_a_run_is_killed_and_the_next_one_starts_clean() -> None: ...
-
-
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "KAI-10")
-@scenario(FEATURE, "The tools work however the agent offers them to its model")
-def test_the_tools_work_however_the_agent_offers_them_to_its_model() -> None: ...
+scenarios("40_mcp_tools.feature")
 
 
 @when(step('I run {agent} with "{prompt}"'))
+@when(step('I run {agent} with "{prompt}", and remove its agent after the first call'))
 def _(world: World, prompt: str) -> None:
     world.runs(prompt)
 
@@ -99,11 +45,6 @@ def _(world: World, prompt: str) -> None:
     started = world.begins(prompt)
     world.ledger_dies_in("second")
     world.finished.append(started.wait())
-
-
-@when(step('I run {agent} with "{prompt}", and remove its agent after the first call'))
-def _(world: World, prompt: str) -> None:
-    world.runs(prompt)
 
 
 @when(step('I run {agent} even without tools with "{prompt}", and remove its agent after the first call'))
@@ -150,8 +91,7 @@ def _(world: World, file: str) -> None:
 
 @then("the model received the change")
 def _(world: World) -> None:
-    assert "number + 2" in world.model.results[0]
-    assert "number * 2" in world.model.results[0]
+    assert all(line in world.model.results[0] for line in ("number + 2", "number * 2"))
 
 
 @then("the model was informed that the tests passed")
@@ -239,28 +179,23 @@ def _(world: World, tool: str) -> None:
 def _(world: World) -> None:
     log, audit_log = world.run.log, world.calls()
     over = [event for event in log.events if event.get("server") and event["tool_status"] != "started"]
-    assert Counter(f"{event['server']}:{event['tool_name']}" for event in over) == Counter(
-        entry["tool"] for entry in audit_log
-    )
+    audited = Counter(entry["tool"] for entry in audit_log)
+    assert Counter(f"{event['server']}:{event['tool_name']}" for event in over) == audited
     assert [(event["tool_status"], event["decision"]) for event in over] == [("ok", "allow")] * len(audit_log)
     assert over
     assert all(event["tool_duration_ms"] > 0 and event["tool_args"] is not None for event in over)
-    assert log.summary is not None
-    ours = {tool: count for tool, count in log.summary["tools"].items() if ":" in tool}
-    assert ours == dict(Counter(entry["tool"] for entry in audit_log))
+    assert {tool: count for tool, count in log.summary["tools"].items() if ":" in tool} == audited
 
 
 @then("the log has the tokens that the model's provider counted")
 def _(world: World) -> None:
     summary = world.run.log.summary
-    assert summary is not None
     usage = tuple(summary["usage"][name] for name in ("input", "output", "cached"))
     assert usage == world.user.setup.counted(world.model.usages)
 
 
 @then("the log counts 1 denial")
 def _(world: World) -> None:
-    assert world.run.log.summary is not None
     assert world.run.log.summary["denials"] == 1
 
 
@@ -277,7 +212,6 @@ def _(world: World) -> None:
 def _(world: World) -> None:
     first, second = (run.log for run in world.finished)
     assert first.path != second.path
-    assert first.summary is not None
     assert second.metadata["session_before"] == first.summary["session"] != ""
 
 
@@ -300,7 +234,8 @@ def _(world: World) -> None:
 
 @then("the log warns that the tools are unavailable")
 def _(world: World) -> None:
-    assert any("continues without these tools" in text for text in world.run.log.texts("log", "toolcrib"))
+    warnings = world.run.log.texts("log", "toolcrib")
+    assert any("was ended (removed)" in text and "continues without these tools" in text for text in warnings)
 
 
 @then("no process of the run is left")
@@ -310,13 +245,8 @@ def _(world: World) -> None:
 
 @then("its token is no longer valid")
 def _(world: World) -> None:
-    assert world.daemon is not None
     [token] = world.tokens.values()
-    address = urllib.parse.urlsplit(world.daemon.endpoint)
-    line = http.client.HTTPConnection(address.netloc, timeout=60)
-    line.request("POST", address.path, body="{}", headers={"Authorization": f"Bearer {token}"})
-    assert line.getresponse().status == 401
-    line.close()
+    assert AgentEndpoint(world.daemon, token).modern("tools/list").status == 401
 
 
 @then("its log is readable, and shows that it was killed")

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from parts.agent_clients import AgentClient, Owner
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.recording_server import Notes
-from parts.waiting import wait_for
+from parts.waiting import during, until, wait_for
 from toolcrib import AgentOptions, Crib, run_agent, server_config
 from toolcrib.core.connection import Connection
 from toolcrib.core.results import TextBlock
@@ -58,18 +57,6 @@ def owner(running: Daemon) -> Owner:
 def connect(home: Home, **more: Any) -> Connection:
     lent = {} if more.keys() & {"agent", "token"} else {"workdir": home.project}
     return Crib.connect(environ=home.environ(), **{**lent, **more})
-
-
-async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """In a thread, so that the connection stays alive meanwhile."""
-    async with asyncio.timeout(60):
-        return await asyncio.to_thread(work, *args, **more)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.02)
 
 
 async def outcomes(owner: Owner, agent: str, count: int) -> list[tuple[str, str]]:
@@ -124,7 +111,7 @@ async def test_a_lent_agent_has_the_daemons_tools_with_their_servers_until_the_c
 def test_only_programs_get_the_server_of_each_tool_and_the_kind_of_an_error(running, era):
     def listing_and_answer(*labels: tuple[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         with AgentClient(running, "owner", running.token, era) as client:
-            client.door.labels = labels
+            client.endpoint.labels = labels
             listed = client.ask("tools/list").result["tools"]
             return listed, json.loads(client.call("w_note", nonce=7).message)
 
@@ -309,12 +296,12 @@ async def test_the_connection_follows_the_states_of_permitted_servers(daemon, to
         states = lambda: {name: one.state for name, one in connection.status().items()}  # noqa: E731
         await until(lambda: states().get("broken") in (ServerState.UNAVAILABLE, ServerState.FAILED))
         assert states()["w"] is ServerState.READY
-        heard: list[tuple[str, str]] = []
-        connection.subscribe(lambda event: heard.append((event.server, event.state)), ServerStateChanged)
+        events: list[tuple[str, str]] = []
+        connection.subscribe(lambda event: events.append((event.server, event.state)), ServerStateChanged)
         os.kill(w["pid"], signal.SIGKILL)
-        await until(lambda: ("w", "ready") in heard)
-        assert heard[0][0] == "w"
-        assert heard[0][1] != "ready"
+        await until(lambda: ("w", "ready") in events)
+        assert events[0][0] == "w"
+        assert events[0][1] != "ready"
         assert not {"w", "broken"} & confined.status().keys()
 
 

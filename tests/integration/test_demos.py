@@ -1,6 +1,6 @@
-"""The demos of `examples/mcp`: each does what its page says, with the real programs, and leaves only its logs.
+"""The demos of `examples/mcp` do what their page says, with the real programs, and leave only their logs.
 
-`expected/` holds what they print with `--scripted`. TOOLCRIB_WRITE_EXPECTED=1 writes it anew.
+`expected/` holds their output with `--scripted`; TOOLCRIB_WRITE_EXPECTED=1 writes it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ LIMIT = 240.0
 SCRIPT: dict[str, Any] = json.loads((DEMOS / "scripted.json").read_text())
 
 NewUser = Callable[[str], ProgramUser]
-"""Gives a person who uses this program."""
 
 MASKS = (
     (r"/\S*/toolcrib-(?:offline|demo)\.\w+(?:/tmp/toolcrib-demo\.\w+)?", "<folder>"),
@@ -54,13 +53,13 @@ MASKS = (
     (r"^(  model +).*", r"\1<model>"),
     (r"^(  tokens +).*|~?[\d,]+ tokens|[\d,]+ / [\d,]+|^(tokens: ).*", r"\1\2<tokens>"),
     (r"held \d+ events", "held <n> events"),
-    # What each program's own tests are about.
+    # Each program's own tests check these lines.
     (r"^(  (?:not )?governed +).*(?:\n {16}.*)*", r"\1<…>"),
 )
 
 
 def masked(text: str, user: ProgramUser) -> str:
-    """Without what differs from run to run and from machine to machine."""
+    """Without the parts that differ between runs or machines."""
     text = text.replace(str(DEMOS), "<examples>").replace(str(user.folder), "<home>")
     for pattern, mask in MASKS:
         text = re.sub(pattern, mask, text, flags=re.MULTILINE)
@@ -72,7 +71,7 @@ def check(name: str, printed: str, user: ProgramUser) -> None:
     output = masked(printed, user)
     if os.environ.get("TOOLCRIB_WRITE_EXPECTED"):
         file.write_text(output)
-    # Columns are as wide as what was masked in them.
+    # The width of a column depends on the masked texts.
     assert re.sub(" {2,}", "  ", output) == re.sub(" {2,}", "  ", file.read_text())
 
 
@@ -80,30 +79,20 @@ def check(name: str, printed: str, user: ProgramUser) -> None:
 def new_user(toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]) -> Iterator[NewUser]:
     with contextlib.ExitStack() as stack:
 
-        def sit(client: str) -> ProgramUser:
+        def make(client: str) -> ProgramUser:
             for name in runs.ALL:
                 parts(name)
             return stack.enter_context(runs.program_user(runs.ALL[client], toolcrib_home, toolcrib_home.project))
 
-        yield sit
-
-
-def environ(user: ProgramUser) -> dict[str, str]:
-    """Of a person who has Toolcrib in the checkout, and nothing of it at home."""
-    return {name: value for name, value in user.environ.items() if name != "TOOLCRIB_HOME"}
+        yield make
 
 
 def start(user: ProgramUser, *words: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [str(word) for word in words],
-        env=environ(user),
-        cwd=user.project,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    """Starts a demo as a user who has Toolcrib in the checkout, and nothing of it at home."""
+    environ = {name: value for name, value in user.environ.items() if name != "TOOLCRIB_HOME"}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [str(word) for word in words]
+    return subprocess.Popen(command, env=environ, cwd=user.project, text=True, start_new_session=True, **pipes)
 
 
 def run(user: ProgramUser, *words: str | Path) -> str:
@@ -118,11 +107,11 @@ def run(user: ProgramUser, *words: str | Path) -> str:
 
 
 def processes(user: ProgramUser) -> list[str]:
-    """All that work for the demo, whichever home it made up for them."""
+    """The demo's processes, including those with a home that it created."""
     return [process.words for process in leftovers.living() if process.names(user.home.path)]
 
 
-def nothing_left(user: ProgramUser) -> None:
+def assert_nothing_left(user: ProgramUser) -> None:
     wait_for(lambda: not processes(user), "every process to end")
     assert list(Path(user.environ["TMPDIR"]).iterdir()) == []
     assert list(user.project.iterdir()) == []
@@ -152,11 +141,11 @@ CALLS = [
 def test_a_scripted_demo_prints_what_is_expected_and_leaves_only_its_logs(new_user: NewUser, client: str) -> None:
     user = new_user(client)
     check(f"{client}_tools_demo", run(user, DEMOS / f"{client}_tools_demo.sh", "--scripted"), user)
-    nothing_left(user)
+    assert_nothing_left(user)
     kept = logs(user)
     assert [calls(log) for log in kept] == CALLS
     assert {log.metadata["conversation"] for log in kept} == {kept[0].metadata["conversation"]}
-    assert [path.name for path in user.folder.iterdir()] == [".local"], "nothing of the person's own is touched"
+    assert [path.name for path in user.folder.iterdir()] == [".local"], "the user's own files are unchanged"
     if client == "codex":
         check("view_last_run_events", run(user, DEMOS / "view_last_run_events.sh"), user)
 
@@ -169,12 +158,12 @@ def test_a_demo_uses_the_users_login_and_the_model_gets_what_the_page_says(new_u
         user.use(model.url)
         before = user.settings()
         run(user, DEMOS / f"{client}_tools_demo.sh")
-    # Gemini CLI tells its model twice what happened before it went on in a session.
+    # Gemini CLI sends its model the earlier results of a session twice.
     read, first, second, tests, again, review, refused = dict.fromkeys(model.results)
     assert "class Game" in read
     assert all("written" in reported for reported in (first, second, review))
     assert re.search(r"2 passed|\"passed\": ?2", tests)
-    assert "_POINTS[lines]" in again, "what was written is on the disk"
+    assert "_POINTS[lines]" in again, "the written text is on the disk"
     assert "may not use workspace:write_file" in refused
     assert [calls(log) for log in logs(user)] == CALLS
     assert user.settings() == before
@@ -183,7 +172,7 @@ def test_a_demo_uses_the_users_login_and_the_model_gets_what_the_page_says(new_u
 
 
 def without_pytest(user: ProgramUser) -> Path:
-    """The `bin` of an environment with Toolcrib and all that it needs, and without pytest."""
+    """The `bin` of an environment with Toolcrib and its dependencies, but without pytest."""
     folder = user.home.path / "plain"
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
@@ -212,40 +201,33 @@ def test_a_demo_without_pytest_shows_that_the_tests_did_not_run(new_user: NewUse
 def test_the_demo_in_python_prints_what_is_expected_and_leaves_nothing(new_user: NewUser) -> None:
     user = new_user("claude")
     check("tools_demo", run(user, sys.executable, DEMOS / "tools_demo.py", "--scripted"), user)
-    nothing_left(user)
+    assert_nothing_left(user)
 
 
 @pytest.mark.parametrize("words", [("codex_tools_demo.sh", "--scripted"), ("tools_demo.py", "codex", "--scripted")])
-def test_a_demo_that_is_interrupted_leaves_nothing(new_user: NewUser, words: tuple[str, ...]) -> None:
+def test_an_interrupted_demo_leaves_nothing(new_user: NewUser, words: tuple[str, ...]) -> None:
     user = new_user("codex")
     python = (sys.executable,) if words[0].endswith(".py") else ()
     process = start(user, *python, DEMOS / words[0], *words[1:])
-
-    def at_work() -> bool:
-        return any("codex exec" in words for words in processes(user))
-
     try:
-        wait_for(at_work, "the program to run")
-        # As a terminal does it: to all that run in it.
+        wait_for(lambda: any("codex exec" in words for words in processes(user)), "the program to run")
+        # A terminal sends the signal to the whole group.
         os.killpg(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=LIMIT)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode in (130, -signal.SIGINT), out
-    nothing_left(user)
+    assert_nothing_left(user)
 
 
 def tetris() -> ModuleType:
     spec = importlib.util.spec_from_file_location("tetris", DEMOS / "project" / "tetris.py")
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["tetris"] = module
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tetris", module)
         spec.loader.exec_module(module)
-    finally:
-        del sys.modules["tetris"]
     return module
 
 

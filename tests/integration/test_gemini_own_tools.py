@@ -216,12 +216,12 @@ def test_a_run_that_may_edit_changes_only_unprotected_files_in_its_folder_and_ru
     outside = ("../out.txt", "way/out.txt", ".git/config", str(scene.home / ".gemini" / "tmp" / "project" / "out.txt"))
     folders = (*SPELLINGS, *LINKS, "./a/../T", "{0}/t", "@t")
     protected = [write(f"{folder.format(scene.project)}/made-{number}") for number, folder in enumerate(folders)]
-    edits = (change("hard.yml"), change(".toolcrib/workspace.yml"), write("new.json"), write("hard.yml"))
+    edits = [change("hard.yml"), change(".toolcrib/workspace.yml"), write("new.json"), write("hard.yml")]
     fine = CallByName("write_file", {"file_path": "a/toolcrib.md", "content": '"file_path":".toolcrib/made"'})
-    allowed = (fine, write("target/ok-1"), write("conf/ok-2"))
-    steps = [*attempts(scene), *map(write, outside), *protected, *edits, *allowed]
-    ran = scene.run(OwnTools.EDIT, *steps)
-    assert len(ran.model.results) == len(steps)
+    calls = [*map(write, outside), *protected, *edits, fine, write("target/ok-1"), write("conf/ok-2")]
+    # In one turn, because after 30 turns Gemini CLI asks its model whether this is a loop.
+    ran = scene.run(OwnTools.EDIT, *attempts(scene), Together(calls))
+    assert len(ran.model.results) == len(attempts(scene)) + len(calls)
     assert scene.marks == set(), ran.err
     assert scene.calls() == [{"word": "hello"}]
     assert [str(path) for path in scene.base.rglob("made-*")] == []
@@ -229,7 +229,6 @@ def test_a_run_that_may_edit_changes_only_unprotected_files_in_its_folder_and_ru
     assert scene.files(".gemini", ".toolcrib", ".git") == before
     assert scene.written() == {"made.txt", "plan.md", "hard.yml", "target/ok-1", "conf/ok-2", "a/toolcrib.md"}
     assert (scene.project / "there.txt").read_text() == "as it is\n"
-    assert ours.read_text() == "as it was\n"
     assert (scene.project / "a" / "toolcrib.md").read_text() == '"file_path":".toolcrib/made"'
 
 

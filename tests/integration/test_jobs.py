@@ -1,4 +1,4 @@
-"""Jobs at the real daemon: agents in processes of their own, under the permissions of who submitted them."""
+"""Jobs of the real daemon: agents in their own processes, with at most their submitter's permissions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import re
 import shlex
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from parts import leftovers, runs
-from parts.agent_clients import AgentClient, Owner
-from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.agent_clients import AgentClient, Owner, refusal
+from parts.daemon import Daemon, Home, StartDaemon
+from parts.runs import ProgramUser
 from parts.waiting import wait_for
 from toolcrib.agent_loop.events import RunFinished
 from toolcrib.agent_loop.options import AgentOptions
@@ -31,14 +32,9 @@ KEY = "sk-test-0123456789abcdef"
 TOOLS = {"submit_job", "list_jobs", "get_job_result", "cancel_job"}
 
 
-def config(model: ScriptedModel, **more: Any) -> dict[str, Any]:
-    """The person's own: which model jobs ask, where, with which key."""
-    jobs = {"model": "openai:worker", "base_urls": {"openai": model.url}, "api_keys": {"openai": "${JOBS_KEY}"}}
-    return {"jobs": {**jobs, **more}}
-
-
 def start(daemon: StartDaemon, model: ScriptedModel, **more: Any) -> Daemon:
-    return daemon(config(model, **more), env={"JOBS_KEY": KEY})
+    jobs = {"model": "openai:worker", "base_urls": {"openai": model.url}, "api_keys": {"openai": "${JOBS_KEY}"}}
+    return daemon({"jobs": {**jobs, **more}}, env={"JOBS_KEY": KEY})
 
 
 def workers(home: Home) -> list[leftovers.Process]:
@@ -51,17 +47,14 @@ def entries(daemon: Daemon, **wanted: str) -> list[dict[str, Any]]:
     return [one for one in found if all(one[name] == value for name, value in wanted.items())]
 
 
-async def test_a_heartbeat_submits_a_job_through_mcp_and_fetches_its_result(
-    toolcrib_home: Home, daemon: StartDaemon
-) -> None:
+async def test_an_agent_submits_a_job_through_mcp_and_fetches_its_result(toolcrib_home, daemon, monkeypatch):
+    monkeypatch.setattr("toolcrib.agent_loop.setup.CONNECT_LIMIT", LIMIT)
     (toolcrib_home.project / "report.txt").write_text("profit: 42\n")
     wanted: dict[str, Any] = {"wait": 50}
-    told: list[dict[str, Any]] = []
 
     def remember() -> None:
-        """What the heartbeat's model learnt of its job: the only place where it knows the id from."""
-        told[:] = [json.loads(text) for text in heartbeat.conversations[-1].results]
-        wanted["job"] = told[0]["job"]
+        """The model knows the job's id only from the result of its first call."""
+        wanted["job"] = json.loads(heartbeat.conversations[-1].results[0])["job"]
 
     job_steps = [Call("read_file", {"path": "report.txt"}), Say("The profit is 42.")]
     heart_steps = [
@@ -73,12 +66,10 @@ async def test_a_heartbeat_submits_a_job_through_mcp_and_fetches_its_result(
     with scripted("openai", job_steps) as job, scripted("anthropic", heart_steps) as heartbeat:
         running = start(daemon, job)
         token = Owner(running).add("heartbeat", "*:*", profile="nothing", workdir=str(toolcrib_home.project))
-        options = AgentOptions(
-            model="anthropic:heart",
-            base_url=heartbeat.url,
-            api_key=KEY,
-            mcp_servers=[HttpServer("jobs", url=running.endpoint, headers={"Authorization": f"Bearer {token}"})],
-        )
+        headers = {"Authorization": f"Bearer {token}"}
+        server = HttpServer("jobs", url=running.endpoint, headers=headers, connect_timeout=LIMIT)
+        endpoint = {"base_url": heartbeat.url, "api_key": KEY}
+        options = AgentOptions(model="anthropic:heart", mcp_servers=[server], **endpoint)
         events = [event async for event in run_agent("heartbeat", options)]
 
     assert isinstance(events[-1], RunFinished), events[-1]
@@ -95,7 +86,7 @@ async def test_a_heartbeat_submits_a_job_through_mcp_and_fetches_its_result(
     assert "profit: 42" in job.conversations[-1].results[0]
     assert job.requests[0].headers["authorization"] == f"Bearer {KEY}"
     offered = {tool.name for tool in job.offered}
-    assert "submit_job" not in offered, "a job submits none"
+    assert "submit_job" not in offered, "a job cannot submit jobs"
     assert "list_jobs" in offered
 
     [read] = entries(running, tool="workspace:read_file", kind="outcome")
@@ -108,47 +99,47 @@ async def test_a_heartbeat_submits_a_job_through_mcp_and_fetches_its_result(
     assert not workers(toolcrib_home)
 
 
-def test_a_job_may_not_do_what_its_submitter_may_not(toolcrib_home: Home, daemon: StartDaemon) -> None:
+def test_a_job_has_at_most_the_permissions_of_its_submitter(toolcrib_home, daemon):
     with scripted("openai", [Call("read_file", {"path": "a"}), Say("Tried.")]) as model:
         running = start(daemon, model)
         allowed = ("crib:job_*", "workspace:read_file")
         token = Owner(running).add("bounded", *allowed, workdir=str(toolcrib_home.project))
         with AgentClient(running, "bounded", token, "modern") as client:
             assert client.tools() == {"workspace_read_file", *TOOLS}
-            told = client.call("submit_job", prompt="look", profile="trusted").result["structuredContent"]
-            done = client.call("crib_job_result", job=told["job"], wait=LIMIT).result["structuredContent"]
-            refused = client.call("submit_job", prompt="x", model="openai:dear").result
+            job = client.call("submit_job", prompt="look", profile="trusted").result["structuredContent"]["job"]
+            done = client.call("crib_job_result", job=job, wait=LIMIT).result["structuredContent"]
+            refused = client.call("submit_job", prompt="x", model="openai:dear")
     assert done["status"] == "done", done
     assert {tool.name for tool in model.offered} == {"workspace_read_file", *TOOLS - {"submit_job"}}
-    assert refused["isError"] is True
-    assert "may not use the model" in refused["content"][0]["text"]
+    assert "may not use the model" in refusal(refused)
 
 
-def test_the_tools_of_jobs_go_by_both_names_and_only_to_those_who_may_use_them(daemon: StartDaemon) -> None:
+def test_permitted_agents_reach_the_tools_of_jobs_by_each_of_their_names(daemon, cli):
     running = daemon({"jobs": {}})
     owner = Owner(running)
     with AgentClient(running, "r", owner.add("r", profile="read-only"), "modern") as client:
         assert TOOLS & client.tools() == {"list_jobs", "get_job_result"}
         for name in ("list_jobs", "crib_job_list", "mcp_crib_job_list", "crib:job_list"):
             assert client.call(name).result["structuredContent"] == {"jobs": [], "total": 0}
-        assert "may not use crib:job_submit" in client.call("submit_job", prompt="p").result["content"][0]["text"]
+        assert "may not use crib:job_submit" in refusal(client.call("submit_job", prompt="p"))
     with AgentClient(running, "d", owner.add("d", profile="developer"), "legacy") as client:
         assert client.tools() > TOOLS
-        refused = client.call("crib_job_submit", prompt="p").result["content"][0]["text"]
-        assert "none is configured for jobs" in refused
+        assert "none is configured for jobs" in refusal(client.call("crib_job_submit", prompt="p"))
+    failed = cli("job", "submit", "p", "--timeout", "nan")
+    assert (failed.exit_code, failed.out) == (2, "")
+    assert "nan is not a number of seconds" in failed.err
 
 
-def test_agents_are_offered_jobs_only_where_the_person_wants_them(daemon: StartDaemon, cli: Cli) -> None:
+def test_agents_are_not_offered_jobs_unless_they_are_configured(daemon, cli):
     running = daemon({})
     with AgentClient(running, "t", Owner(running).add("t", profile="trusted"), "modern") as client:
         assert not TOOLS & client.tools()
-        refused = client.call("crib_raw_command", command="job:submit", parameters={"prompt": "p"}).result
-        assert "There is no tool" in refused["content"][0]["text"]
-    told = cli("job", "submit", "p")
-    assert "none is configured for jobs" in told.err
+        refused = client.call("crib_raw_command", command="job:submit", parameters={"prompt": "p"})
+        assert "There is no tool" in refusal(refused)
+    assert "none is configured for jobs" in cli("job", "submit", "p").err
 
 
-def test_a_job_that_is_cancelled_leaves_no_process(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
+def test_a_cancelled_job_leaves_no_process(toolcrib_home, daemon, cli):
     hold = Hold()
     with scripted("openai", [Say("Too late.", hold=hold)]) as model:
         start(daemon, model)
@@ -159,17 +150,15 @@ def test_a_job_that_is_cancelled_leaves_no_process(toolcrib_home: Home, daemon: 
         assert cli("job", "cancel", job).ok().out == f"{job} is cancelled.\n"
         assert not workers(toolcrib_home)
         hold.release()
-    told = cli("job", "result", job)
-    assert (told.exit_code, told.out) == (10, "")
-    assert "It was cancelled by owner." in told.err
+    result = cli("job", "result", job)
+    assert (result.exit_code, result.out) == (10, "")
+    assert "It was cancelled by owner." in result.err
     assert cli("job", "list").ok().out.splitlines()[1].split()[:3] == [job, "cancelled", "model"]
 
 
-def test_a_killed_daemon_takes_its_jobs_along_and_the_next_one_says_so_and_asks_nothing_again(
-    toolcrib_home: Home, daemon: StartDaemon, cli: Cli
-) -> None:
+def test_the_jobs_of_a_killed_daemon_end_and_the_next_daemon_reports_but_does_not_repeat_them(toolcrib_home, daemon):
     hold = Hold()
-    with scripted("openai", [Say("Never heard.", hold=hold)]) as model:
+    with scripted("openai", [Say("Never sent.", hold=hold)]) as model:
         running = start(daemon, model, max_running=1)
         ran = running.command("job:submit", prompt="think")["job"]
         waited = running.command("job:submit", prompt="afterwards")["job"]
@@ -179,82 +168,61 @@ def test_a_killed_daemon_takes_its_jobs_along_and_the_next_one_says_so_and_asks_
         wait_for(lambda: not workers(toolcrib_home), f"the worker {worker.pid} to end", LIMIT)
         hold.release()
         again = start(daemon, model, max_running=1)
-        told = again.command("job:result", job=ran)
-        assert (told["status"], told["text"]) == ("interrupted", "")
-        assert "not started again" in told["error"]
+        result = again.command("job:result", job=ran)
+        assert (result["status"], result["text"]) == ("interrupted", "")
+        assert "not started again" in result["error"]
         assert again.command("job:result", job=waited, wait=LIMIT)["status"] == "done"
     asked = [one.asked[-1] for one in model.conversations]
     assert asked.count("think") == 1
     assert asked.count("afterwards") >= 1
 
 
-def test_a_daemon_that_is_stopped_ends_its_jobs_in_time(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_stopped_daemon_ends_its_jobs_in_time_even_if_its_store_is_locked(toolcrib_home, daemon, cli, locked):
     hold = Hold()
-    with scripted("openai", [Say("Never heard.", hold=hold)]) as model:
-        running = start(daemon, model)
-        job = running.command("job:submit", prompt="think")["job"]
-        wait_for(lambda: model.requests, "the model to be asked", LIMIT)
-        cli("down").ok()
-        assert not workers(toolcrib_home)
-        hold.release()
-        again = start(daemon, model)
-        assert again.command("job:result", job=job)["status"] == "interrupted"
-        assert again.command("agent:list")["agents"] == []
-
-
-def test_a_daemon_that_is_stopped_ends_in_time_also_where_its_store_is_locked(
-    toolcrib_home: Home, daemon: StartDaemon, cli: Cli
-) -> None:
-    hold = Hold()
-    with scripted("openai", [Say("Never heard.", hold=hold)]) as model:
+    with scripted("openai", [Say("Never sent.", hold=hold)]) as model:
         running = start(daemon, model)
         job = running.command("job:submit", prompt="think")["job"]
         wait_for(lambda: model.requests, "the model to be asked", LIMIT)
         store = toolcrib_home.toolcrib / "state" / "mcp_sessions.db"
         with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
-            other.execute("begin immediate")
+            if locked:
+                other.execute("begin immediate")
             cli("down").ok()
         assert not workers(toolcrib_home)
         hold.release()
         again = start(daemon, model)
         assert again.command("job:result", job=job)["status"] == "interrupted"
+        assert locked or again.command("agent:list")["agents"] == []
         assert entries(again, outcome="job interrupted")
 
 
-def test_a_time_limit_that_is_no_number_is_refused_in_words(daemon: StartDaemon, cli: Cli) -> None:
-    daemon({})
-    told = cli("job", "submit", "p", "--timeout", "nan")
-    assert (told.exit_code, told.out) == (2, "")
-    assert "nan is not a number of seconds" in told.err
-
-
-def test_without_a_daemon_jobs_say_how_to_start_one(cli: Cli) -> None:
+def test_without_a_daemon_the_commands_for_jobs_name_the_command_that_starts_one(cli):
     for words in (("list",), ("result", "job-1"), ("cancel", "job-1"), ("submit", "do it")):
-        told = cli("job", *words)
-        assert told.exit_code == 7
-        assert "toolcrib up" in told.err
+        failed = cli("job", *words)
+        assert failed.exit_code == 7
+        assert "toolcrib up" in failed.err
+
+
+@pytest.fixture
+def claude_user(toolcrib_home: Home, parts: Callable[[str], list[str]]) -> Iterator[ProgramUser]:
+    parts("claude")
+    with runs.program_user(runs.CLAUDE, toolcrib_home, toolcrib_home.project) as user:
+        yield user
 
 
 @pytest.mark.slow
-def test_a_job_can_be_a_coding_agent_s_run(
-    toolcrib_home: Home, daemon: StartDaemon, parts: Callable[[str], list[str]]
-) -> None:
-    project = toolcrib_home.project
-    (project / "report.txt").write_text("profit: 42\n")
-    parts("claude")
-    person = runs.ALL["claude"]
+def test_a_job_can_be_a_coding_agents_run(toolcrib_home, daemon, claude_user):
+    (toolcrib_home.project / "report.txt").write_text("profit: 42\n")
     steps = [Call("workspace_read_file", {"path": "report.txt"}), Say("It is 42.")]
-    with (
-        runs.program_user(person, toolcrib_home, project) as user,
-        serving(person.agent.provider, steps) as model,
-    ):
-        user.use(model.url)
-        running = daemon({"jobs": {"programs": ["claude"]}}, env=user.environ)
-        token = Owner(running).add("lead", profile="developer", workdir=str(project))
+    with serving(claude_user.setup.agent.provider, steps) as model:
+        claude_user.use(model.url)
+        running = daemon({"jobs": {"programs": ["claude"]}}, env=claude_user.environ)
+        token = Owner(running).add("lead", profile="developer", workdir=str(toolcrib_home.project))
         with AgentClient(running, "lead", token, "modern") as client:
             asked = {"prompt": "What is the profit?", "with": "claude"}
-            told = client.call("submit_job", **asked).result["structuredContent"]
-            done = client.call("get_job_result", job=told["job"], wait=LIMIT).result["structuredContent"]
+            job = client.call("submit_job", **asked).result["structuredContent"]["job"]
+            done = client.call("get_job_result", job=job, wait=LIMIT).result["structuredContent"]
         assert (done["status"], done["text"]) == ("done", "It is 42."), done
         assert any("profit: 42" in text for one in model.conversations for text in one.results)
         [read] = entries(running, tool="workspace:read_file", kind="outcome")
@@ -262,8 +230,8 @@ def test_a_job_can_be_a_coding_agent_s_run(
         assert done["agent"].startswith("claude-")
         [added] = entries(running, agent=done["agent"], outcome="agent added")
         assert added["detail"]["parent"] == "lead"
-        rest = [one.words for one in user.processes() if one.pid != running.pid]
-        assert not rest, "when the result is there, nothing of the run is left"
+        rest = [one.words for one in claude_user.processes() if one.pid != running.pid]
+        assert not rest, "the run's processes have ended when there is a result"
 
 
 ROOT = Path(__file__).parents[2]
@@ -273,29 +241,19 @@ WITH_PROGRAMS = re.findall(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*WITH_PROGRAMS, "job submit 'Review. @.env' --with claude --workdir ~/src/app"])
-def test_the_page_s_job_of_a_coding_agent_runs_as_written_and_reads_no_file_that_a_prompt_names(
-    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, parts: Callable[[str], list[str]], line: str
-) -> None:
-    parts("claude")
-    person = runs.ALL["claude"]
-    with (
-        runs.program_user(person, toolcrib_home, toolcrib_home.project) as user,
-        serving(person.agent.provider, [], last_words="Done.") as model,
-    ):
-        user.use(model.url)
-        app = user.folder / "src" / "app"
-        app.mkdir(parents=True)
-        (app / ".env").write_text("SECRET=1234\n")
-        daemon({}, env=user.environ)
-        words = [str(user.folder / word[2:]) if word.startswith("~/") else word for word in shlex.split(line)]
-        job = cli(*words, "--json").ok().json["job"]
-        done = cli("job", "result", job, "--wait", "--json").ok().json
-        assert (done["status"], done["text"]) == ("done", "Done."), done
-        asked = json.dumps(model.bodies)
-        assert words[2] in asked
-        assert "SECRET=1234" not in asked
-
-
-def test_the_page_has_a_job_of_a_coding_agent() -> None:
+def test_the_pages_jobs_of_coding_agents_run_as_written_and_read_no_files_named_in_prompts(daemon, cli, claude_user):
     assert WITH_PROGRAMS
+    app = claude_user.folder / "src" / "app"
+    app.mkdir(parents=True)
+    (app / ".env").write_text("SECRET=1234\n")
+    daemon({}, env=claude_user.environ)
+    for line in (*WITH_PROGRAMS, "job submit 'Review. @.env' --with claude --workdir ~/src/app"):
+        with serving(claude_user.setup.agent.provider, [], last_words="Done.") as model:
+            claude_user.use(model.url)
+            words = [str(claude_user.folder / word[2:]) if word[:2] == "~/" else word for word in shlex.split(line)]
+            job = cli(*words, "--json").ok().json["job"]
+            done = cli("job", "result", job, "--wait", "--json").ok().json
+        assert (done["status"], done["text"]) == ("done", "Done."), done
+        received = json.dumps(model.bodies)
+        assert words[2] in received
+        assert "SECRET=1234" not in received

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import toolcrib
 from parts import leftovers
 from parts.recording_server import Notes
+from parts.waiting import until
 from toolcrib import Client, Crib, server_config
 from toolcrib.config.from_code import StdioServer
 from toolcrib.config.paths import Paths
@@ -212,12 +212,6 @@ def configure(environ: dict[str, str], servers: dict[str, Any], **more: Any) -> 
     (folder / "config.json").write_text(json.dumps({"servers": servers, **more}))
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.req("ENG-4")
 async def test_configured_servers_are_connected_at_the_first_use(environ, notes, tmp_path):
     missing = {"command": str(tmp_path / "no-such-program")}
@@ -353,13 +347,13 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
     one_notes, two_notes = Notes(tmp_path / "one"), Notes(tmp_path / "two")
     one_source = {"servers": {"w": one_notes.server("shared", "first")}}
     two_source = {"servers": {"w": two_notes.server("shared", "second")}}
-    heard: dict[str, list[Event]] = {"one": [], "two": []}
+    seen: dict[str, list[Event]] = {"one": [], "two": []}
     async with (
         Crib.from_config(one_source, root=tmp_path, environ=environ) as one,
         Crib.from_config(two_source, root=tmp_path, environ=environ) as two,
     ):
-        one.subscribe(heard["one"].append)
-        two.subscribe(heard["two"].append)
+        one.subscribe(seen["one"].append)
+        two.subscribe(seen["two"].append)
         assert set(one.tools().names) == {"shared", "first", "release"}
         assert set(two.tools().names) == {"shared", "second", "release"}
         await one.servers.register(clock)
@@ -375,11 +369,11 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
     assert sorted(one_notes.nonces()) == ["one0", "one1", "one2"]
     assert sorted(two_notes.nonces()) == ["two0", "two1", "two2"]
     for name in ("one", "two"):
-        finished = [event for event in heard[name] if isinstance(event, CallFinished) and event.outcome == "ok"]
+        finished = [event for event in seen[name] if isinstance(event, CallFinished) and event.outcome == "ok"]
         assert all(json.loads(event.arguments)["nonce"].startswith(name) for event in finished)
         assert len(finished) == 3
-    assert any(isinstance(event, CatalogChanged) for event in heard["one"])
-    assert not any(isinstance(event, CatalogChanged) for event in heard["two"])
+    assert any(isinstance(event, CatalogChanged) for event in seen["one"])
+    assert not any(isinstance(event, CatalogChanged) for event in seen["two"])
 
 
 async def test_a_crib_cancelled_while_it_waits_for_its_servers_leaves_no_process(environ, tmp_path):

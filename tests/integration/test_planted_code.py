@@ -1,4 +1,4 @@
-"""A file that lies in a project, or that an agent puts there, is never run by a server of the user's own configuration.
+"""The servers of the user's own configuration never run files that are in a project.
 
 With the real `python -m` and the real npx, through the daemon.
 """
@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from parts.agent_clients import AgentClient, Owner, refusal
-from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.daemon import Daemon, Home
 from parts.report import not_run
 from parts.server_process import stdio_command
 
 pytestmark = [pytest.mark.req("BNS-10"), pytest.mark.slow]
-
-CWDS = [None, "project"]
 
 
 @pytest.fixture
@@ -56,22 +54,16 @@ def ready_in(running: Daemon, project: Path, name: str) -> bool:
     return bool(found["state"] == "ready")
 
 
-@pytest.mark.parametrize("cwd", CWDS)
-def test_a_module_of_the_repository_is_not_run_for_one_of_the_users(
-    toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path, cwd: str | None
-) -> None:
+@pytest.mark.parametrize("cwd", [None, "project"])
+def test_a_module_in_the_repository_or_planted_by_an_agent_is_not_run_for_the_users(
+    toolcrib_home, daemon, project, proof, cwd
+):
     for name in ("mymcp.py", "runpy.py", "sitecustomize.py"):
         (project / name).write_text(python_trap(proof))
     running = daemon({"servers": {"m": by_module(toolcrib_home, cwd)}})
     assert ready_in(running, project, "m"), running.command("server:list", project)
-    assert not proof.exists()
-
-
-@pytest.mark.parametrize("cwd", CWDS)
-def test_an_agent_cannot_plant_the_module_that_a_server_runs(
-    toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path, cwd: str | None
-) -> None:
-    running = daemon({"servers": {"m": by_module(toolcrib_home, cwd)}})
+    for name in ("mymcp.py", "runpy.py", "sitecustomize.py"):
+        (project / name).unlink()
     token = Owner(running).add("planter", profile="developer", workdir=str(project))
     with AgentClient(running, "planter", token, "legacy") as agent:
         agent.tools()
@@ -94,9 +86,7 @@ def plant_package(project: Path, proof: Path) -> None:
     (project / "package.json").write_text('{"name": "cloned"}')
 
 
-def test_a_package_of_the_repository_is_not_run_for_one_of_the_users(
-    toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path
-) -> None:
+def test_a_package_in_the_repository_is_not_run_for_the_users(toolcrib_home, daemon, project, proof):
     if shutil.which("npx") is None:
         not_run("npx", "npx is not installed")
     plant_package(project, proof)
@@ -110,19 +100,19 @@ def test_a_package_of_the_repository_is_not_run_for_one_of_the_users(
     running = daemon({"servers": servers})
     for name in servers:
         found = running.command("server:restart", project, name=name)
-        # npm looked for the package where it may, and has none without the network.
+        # npm looked for the package only in permitted places, and cannot download it.
         assert "ENOTCACHED" in " ".join(found["stderr"]) + found["last_error"], found
     assert not proof.exists()
 
 
-def test_servers_of_the_user_start_in_one_empty_folder_and_folders_are_handed_to_them(
-    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, project: Path
-) -> None:
+def test_servers_of_the_user_start_in_one_empty_folder_and_get_the_project_as_an_argument(
+    toolcrib_home, daemon, cli, project
+):
     running = daemon({})
     words = stdio_command("sdk_v2")
     cli("add", "one", "--", *words, cwd=project).ok()
-    told = cli("add", "each", "--", *words, "--seen", ".", cwd=project)
-    assert ". is written as ${workspaceFolder}" in told.err
+    added = cli("add", "each", "--", *words, "--seen", ".", cwd=project)
+    assert ". is written as ${workspaceFolder}" in added.err
     listed = {row["name"]: row for row in running.command("server:list", project)["servers"]}
     assert Path(f"/proc/{listed['one']['pid']}/cwd").readlink() == toolcrib_home.toolcrib / "state" / "start"
     at_home = {row["name"]: row for row in running.command("server:list")["servers"]}

@@ -1,4 +1,4 @@
-"""What the README tells a first user to type, typed: on a machine without `python`, in a copy of the checkout."""
+"""The README's commands and programs work as written, on a machine without `python`, in a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from parts.daemon import Home, StartDaemon
+from parts.daemon import Home
 from toolcrib.testing import Call, Say, scripted
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def commands(text: str) -> list[str]:
 
 @pytest.fixture
 def checkout(toolcrib_home: Home) -> Path:
-    """The project's files as `make up` leaves them; the environment is the one that the tests run in."""
+    """The project's files after `make up`, with the environment of the tests."""
     folder = toolcrib_home.path / "checkout"
     folder.mkdir()
     shutil.copytree(ROOT / "examples", folder / "examples")
@@ -51,7 +52,7 @@ def checkout(toolcrib_home: Home) -> Path:
 
 @pytest.fixture
 def bare(toolcrib_home: Home) -> Mapping[str, str]:
-    """The PATH of a machine that has `python3`, and no `python`."""
+    """The PATH of a machine that has `python3`, but no `python`."""
     folder = toolcrib_home.path / "bin"
     folder.mkdir()
     for name in ("sh", "env", "uname"):
@@ -63,20 +64,17 @@ def bare(toolcrib_home: Home) -> Mapping[str, str]:
     return {"PATH": str(folder)}
 
 
-def typed(lines: list[str], home: Home, folder: Path, env: Mapping[str, str]) -> str:
-    """What the lines print, one after the other in one shell; every one of them must end well."""
-    done = subprocess.run(
-        [SHELL, "-e"],
-        input="\n".join(lines) + "\n",
-        env=home.environ(env),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def execute(command: list[str], home: Home, folder: Path, env: Mapping[str, str], stdin: str = "") -> str:
+    """The output of a command that must succeed."""
+    pipes: dict[str, Any] = {"input": stdin, "capture_output": True, "text": True, "timeout": 180}
+    done = subprocess.run(command, check=False, env=home.environ(env), cwd=folder, **pipes)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def typed(lines: list[str], home: Home, folder: Path, env: Mapping[str, str]) -> str:
+    """The output of these lines in one shell, which ends at the first that fails."""
+    return execute([SHELL, "-e"], home, folder, env, "\n".join(lines) + "\n")
 
 
 def is_now(text: str) -> bool:
@@ -84,9 +82,7 @@ def is_now(text: str) -> bool:
 
 
 @pytest.mark.req("BNS-1")
-def test_the_first_call_works_as_written_and_then_in_every_folder(
-    toolcrib_home: Home, daemon: StartDaemon, checkout: Path, bare: Mapping[str, str]
-) -> None:
+def test_the_first_call_works_as_written_and_then_in_every_folder(toolcrib_home, daemon, checkout, bare):
     daemon(env=bare)
     lines = commands(section("First call"))
     assert lines[0] == ". .venv/bin/activate"
@@ -99,15 +95,9 @@ def test_the_first_call_works_as_written_and_then_in_every_folder(
 
 
 @pytest.mark.req("BNS-1")
-def test_the_server_from_npm_reads_the_projects_files_as_written(
-    toolcrib_home: Home,
-    daemon: StartDaemon,
-    checkout: Path,
-    bare: Mapping[str, str],
-    parts: Callable[[str], list[str]],
-) -> None:
+def test_the_server_from_npm_reads_the_projects_files_as_written(toolcrib_home, daemon, checkout, bare, parts):
     lines = commands(section("Daemon"))
-    # Stands in for the download alone: the package is the same, from the tests' cache.
+    # Replaces only the download: the package is in the tests' cache.
     npx = Path(bare["PATH"]) / "npx"
     npx.write_text(
         f'#!{SHELL}\n[ "$1 $2 $3" = "--prefix=/ -y @modelcontextprotocol/server-filesystem" ] || exit 1\nshift 3\n'
@@ -119,24 +109,12 @@ def test_the_server_from_npm_reads_the_projects_files_as_written(
     assert "# Toolcrib\n" in printed
 
 
-def run_program(program: str, home: Home, folder: Path, env: Mapping[str, str]) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=home.environ(env),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def run_program(program: str, *place: Any) -> list[str]:
+    return execute([sys.executable, "-W", "error", "-c", program], *place).splitlines()
 
 
 @pytest.mark.req("BNS-1", "ENG-5", "ENG-6")
-def test_the_program_with_the_tools_alone_runs_as_written(
-    toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]
-) -> None:
+def test_the_program_with_the_tools_alone_runs_as_written(toolcrib_home, checkout, bare):
     typed(commands(section("First call")), toolcrib_home, checkout, bare)
     _, program = blocks("python", section("Library"))
     definitions, lisbon, utc = run_program(program, toolcrib_home, checkout, bare)
@@ -148,15 +126,13 @@ def test_the_program_with_the_tools_alone_runs_as_written(
 
 
 @pytest.mark.req("KAI-1", "KAI-2")
-def test_the_program_with_an_agent_runs_as_written(
-    toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]
-) -> None:
+def test_the_program_with_an_agent_runs_as_written(toolcrib_home, checkout, bare):
     program, _ = blocks("python", section("Library"))
     with scripted("anthropic", [Call("now", {"zone": "Europe/Lisbon"}), Say("It is late.")]) as model:
-        # Stands in for the provider alone.
-        told = f'base_url="{model.url}", api_key="none", max_steps='
+        # Replaces only the provider.
+        given = f'base_url="{model.url}", api_key="none", max_steps='
         assert program.count("max_steps=") == 1
-        lines = run_program(program.replace("max_steps=", told), toolcrib_home, checkout, bare)
+        lines = run_program(program.replace("max_steps=", given), toolcrib_home, checkout, bare)
     assert {tool.name for tool in model.offered} == {"now", "Read", "Glob", "Grep"}
     assert is_now(model.results[0])
     assert [line.split()[0] for line in lines[:2]] == ["run_started", "mcp_connected"]

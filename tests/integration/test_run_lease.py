@@ -27,20 +27,9 @@ from parts.daemon import Daemon, Home, StartDaemon
 from parts.preloaded import Preloaded
 from parts.raw_client import SocketClient, request
 from parts.recording_server import Notes
-from parts.waiting import wait_for
+from parts.waiting import during, wait_for
 from toolcrib.config.paths import Paths
 from toolcrib.daemon_client import lease as leases
-from toolcrib.daemon_client.lease import (
-    AgentLease,
-    CallSeen,
-    LeaseClient,
-    LeaseEnded,
-    LeaseEvent,
-    LeaseLost,
-    LeaseRequest,
-    ListingSeen,
-    open_lease_client,
-)
 from toolcrib.daemon_client.lifetime import DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, NotFound, UsageError
 from toolcrib.policy import OwnTools
@@ -67,8 +56,8 @@ def running(start_shared_daemon: StartDaemon, config: dict[str, Any]) -> Daemon:
 
 
 @contextlib.asynccontextmanager
-async def client_of(home: Home) -> AsyncIterator[LeaseClient]:
-    async with asyncio.timeout(60), open_lease_client(paths_of(home), home.project, home.environ()) as client:
+async def client_of(home: Home) -> AsyncIterator[leases.LeaseClient]:
+    async with asyncio.timeout(60), leases.open_lease_client(paths_of(home), home.project, home.environ()) as client:
         yield client
 
 
@@ -76,16 +65,16 @@ def paths_of(home: Home) -> Paths:
     return Paths.of_user(home.environ())
 
 
-def wanted(home: Home, conversation: str = "c1", **more: Any) -> LeaseRequest:
+def wanted(home: Home, conversation: str = "c1", **more: Any) -> leases.LeaseRequest:
     usual = {"client": "claude", "profile": "developer", "workdir": home.project, "lives": 600.0}
-    return LeaseRequest(**{**usual, "conversation": conversation, **more})
+    return leases.LeaseRequest(**{**usual, "conversation": conversation, **more})
 
 
 def endpoint(url: str) -> Daemon:
     return cast(Daemon, SimpleNamespace(endpoint=url, token=""))
 
 
-def member(lease: AgentLease, era: str = "modern") -> AgentClient:
+def member(lease: leases.AgentLease, era: str = "modern") -> AgentClient:
     """A client that knows only the lease."""
     return AgentClient(endpoint(lease.url), lease.agent, lease.token, era, conversation="c1")
 
@@ -98,18 +87,12 @@ def agents(daemon: Daemon) -> list[str]:
     return [agent["name"] for agent in daemon.command("agent:list")["agents"]]
 
 
-async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """In a thread, so that the lease stays alive meanwhile."""
-    async with asyncio.timeout(LIMIT):
-        return await asyncio.to_thread(work, *args, **more)
-
-
-async def take(stream: AsyncIterator[LeaseEvent], count: int) -> list[LeaseEvent]:
+async def take(stream: AsyncIterator[leases.LeaseEvent], count: int) -> list[leases.LeaseEvent]:
     async with asyncio.timeout(LIMIT):
         return [await anext(stream) for _ in range(count)]
 
 
-async def rest_of(stream: AsyncIterator[LeaseEvent]) -> list[LeaseEvent]:
+async def rest_of(stream: AsyncIterator[leases.LeaseEvent]) -> list[leases.LeaseEvent]:
     async with asyncio.timeout(LIMIT):
         return [note async for note in stream]
 
@@ -200,13 +183,13 @@ async def test_every_listing_and_call_is_reported_in_order_as_server_and_audit_l
         listed, *calls = await rest_of(lease.events())
         await other.release()
         assert await rest_of(other.events()) == [], "a run sees no events of another run"
-    assert isinstance(listed, ListingSeen)
+    assert isinstance(listed, leases.ListingSeen)
     begin = answer.index('"tools":') + len('"tools":')
     tools, end = json.JSONDecoder().raw_decode(answer, begin)
     assert listed.tools == len(tools) == len(listed.names)
     assert listed.bytes == len(answer[begin:end].encode())
     assert listed.bytes / 8 < listed.tokens < listed.bytes
-    assert all(isinstance(call, CallSeen) for call in calls)
+    assert all(isinstance(call, leases.CallSeen) for call in calls)
     assert [(call.name, call.tool, call.server, call.outcome, call.over) for call in calls] == [
         ("w_note", "note", "w", "", False),
         ("w_note", "note", "w", "ok", True),
@@ -243,7 +226,7 @@ async def test_a_run_whose_agent_is_revoked_is_informed_after_its_last_call(
             await during(agent.answer)
         over, ended = await rest_of(stream)
         assert (over.call, over.outcome) == (started.call, "denied")
-        assert ended == LeaseEnded(why=how)
+        assert ended == leases.LeaseEnded(why=how)
         wait_for(lambda: not lease.folder.exists(), "the folder to be deleted", LIMIT)
         assert status_of(lease.url, lease.token) == 401
         await lease.release()
@@ -254,7 +237,7 @@ async def test_a_run_whose_agent_is_revoked_is_informed_after_its_last_call(
 async def test_an_agent_ends_when_its_time_is_over(running, shared_home):
     async with client_of(shared_home) as client:
         lease = await client.lease(wanted(shared_home, lives=0.5))
-        assert await rest_of(lease.events()) == [LeaseEnded(why="expired")]
+        assert await rest_of(lease.events()) == [leases.LeaseEnded(why="expired")]
         assert status_of(lease.url, lease.token) == 401
 
 
@@ -406,7 +389,7 @@ async def test_a_run_continues_after_a_restart_of_the_daemon_unless_its_agent_wa
                 (await during(cli, "agent", "remove", "claude-c2")).ok()
             running = await during(daemon, config, "--port", port)
             if how == "stop":
-                assert await rest_of(removed.events()) == [LeaseEnded(why="removed")]
+                assert await rest_of(removed.events()) == [leases.LeaseEnded(why="removed")]
                 await removed.release()
             await during(wait_for, lambda: running.status()["runs"] == 1, "the run to be back", LIMIT)  # noqa: B023
             await call(f"after {how}")
@@ -427,7 +410,7 @@ async def test_a_daemon_that_stays_away_or_returns_at_another_address_is_lost(da
         gone = await client.lease(wanted(toolcrib_home))
         await during(first.stop)
         (lost,) = await rest_of(gone.events())
-        assert lost == LeaseLost(why="The daemon is gone, and did not come back in 1 s.")
+        assert lost == leases.LeaseLost(why="The daemon is gone, and did not come back in 1 s.")
         await gone.release()
         monkeypatch.setattr(leases, "GONE_FOR", 20.0)
         second = await during(daemon, {})
@@ -435,7 +418,7 @@ async def test_a_daemon_that_stays_away_or_returns_at_another_address_is_lost(da
         await during(second.stop)
         third = await during(daemon, {})
         (lost,) = await rest_of(elsewhere.events())
-        assert isinstance(lost, LeaseLost)
+        assert isinstance(lost, leases.LeaseLost)
         assert third.endpoint in lost.why
 
 
@@ -553,7 +536,7 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_not_replaced(toolcrib_hom
         lease = await client.lease(wanted(toolcrib_home))
         os.kill(lease.daemon, how)
         (lost,) = await rest_of(lease.events())
-        assert isinstance(lost, LeaseLost)
+        assert isinstance(lost, leases.LeaseLost)
         assert "started for runs" in lost.why
         await during(wait_for, lambda: has_ended(toolcrib_home, lease.daemon), "the daemon to end", LIMIT)
         assert lease.folder.exists() is (how is signal.SIGKILL), "a daemon that is asked to stop revokes its agents"

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from parts import scribe, server_process
+from parts.agent_clients import AgentEndpoint
 from parts.daemon import Daemon, Home, StartDaemon
-from parts.waiting import wait_for
+from parts.waiting import during, wait_for
 from toolcrib.coding_agents import run_history, run_lifecycle
 from toolcrib.coding_agents.client_spec import Launch, LaunchRequest
 from toolcrib.coding_agents.clients import CLIENTS
@@ -34,6 +35,7 @@ LIMIT = 60.0
 SECRET = "hunter2-hunter2"
 FOREVER: dict[str, Any] = {"until": "/nowhere/never"}
 React = Callable[[AgentEvent, RunStream], object]
+STOP, CONTINUE = OnMcpFailure.STOP, OnMcpFailure.CONTINUE
 _numbers = itertools.count()
 
 
@@ -71,6 +73,7 @@ class Scene:
         return self.daemon.command(name, **params)
 
     def seen(self) -> list[dict[str, Any]]:
+        """The calls that arrived at the server."""
         notes = map(json.loads, (self.home.path / "seen").read_text().splitlines())
         return [note for note in notes if note["method"] == "tools/call"]
 
@@ -78,23 +81,16 @@ class Scene:
         return [note["arguments"] for note in self.seen()]
 
     def request(self, *steps: dict[str, Any], **changed: Any) -> RunRequest:
-        usual: dict[str, Any] = {
-            "client": scribe.SCRIBE,
-            "prompt": json.dumps(steps),
-            "workdir": self.project,
-            "profile": "developer",
-            "timeout": LIMIT,
-            "on_mcp_failure": OnMcpFailure.STOP,
-            "environ": self.environ,
-        }
+        usual: dict[str, Any] = {"client": scribe.SCRIBE, "prompt": json.dumps(steps), "workdir": self.project}
+        usual |= {"profile": "developer", "timeout": LIMIT, "on_mcp_failure": STOP, "environ": self.environ}
         return RunRequest(**{**usual, **changed})
 
     async def run(self, *steps: dict[str, Any], react: React | None = None, **changed: Any) -> ExecutionResult:
-        """Runs to the end. `react` gets each event in a thread; if it returns True, the run is abandoned."""
+        """Runs to the end. `react` gets each event in a thread."""
         async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(self.request(*steps, **changed))) as stream:
             async for event in stream:
-                if react is not None and await asyncio.to_thread(react, event, stream) is True:
-                    break
+                if react is not None:
+                    await asyncio.to_thread(react, event, stream)
         return stream.result
 
     def log(self, result: ExecutionResult) -> list[dict[str, Any]]:
@@ -129,9 +125,9 @@ def scene(shared: Scene) -> Scene:
 
 
 @pytest.fixture
-def alone(toolcrib_home: Home, daemon: StartDaemon) -> Iterator[Scene]:
+def alone(toolcrib_home: Home, daemon: StartDaemon) -> Scene:
     """For tests that configure, stop or kill the daemon."""
-    yield Scene(home=toolcrib_home, project=toolcrib_home.project, start=daemon)
+    return Scene(home=toolcrib_home, project=toolcrib_home.project, start=daemon)
 
 
 def ended(result: ExecutionResult) -> list[AgentEvent]:
@@ -143,20 +139,10 @@ def warnings(result: ExecutionResult) -> list[str]:
     return [event.text for event in result.raw_events if event.role == "toolcrib"]
 
 
-def at_message(event: AgentEvent, _: RunStream) -> bool:
-    return event.kind is AgentEventKind.MESSAGE
-
-
 @pytest.mark.req("FRG-6", "FRG-7", "KAI-10")
-async def test_events_and_log_have_every_call_whether_or_not_the_program_prints_it(scene: Scene) -> None:
-    result = await scene.run(
-        {"say": "I begin."},
-        call("echo", n=1),
-        call("echo", silent=True, n=2),
-        call("absent"),
-        {"print": "no JSON"},
-        {"complain": "hm"},
-    )
+async def test_events_and_log_have_every_call_whether_or_not_the_program_prints_it(scene):
+    calls = call("echo", n=1), call("echo", silent=True, n=2), call("absent")
+    result = await scene.run({"say": "I begin."}, *calls, {"print": "no JSON"}, {"complain": "hm"})
     assert result.status is RunStatus.FINISHED
     calls = [event for event in result.raw_events if event.kind is AgentEventKind.TOOL][:2]
     assert [(e.server, e.tool_name, e.tool_status, e.tool_args) for e in calls] == [
@@ -178,51 +164,46 @@ async def test_events_and_log_have_every_call_whether_or_not_the_program_prints_
     logged = [line["event"] for line in events if "event" in line]
     assert logged == [json.loads(json.dumps(e.to_json())) for e in result.raw_events]
     assert [line["session"]["session"] for line in events if "session" in line] == ["scribe-1"]
-    summary = last["summary"]
-    assert summary["tools"]["own:echo"] == 2
-    assert summary["usage"]["input"] == 11
-    assert summary["listing"]["tools"] > 5
-    assert 100 < summary["listing"]["tokens"] < summary["listing"]["bytes"]
+    summary, listing = last["summary"], last["summary"]["listing"]
+    assert (summary["tools"]["own:echo"], summary["usage"]["input"], listing["tools"] > 5) == (2, 11, True)
+    assert 100 < listing["tokens"] < listing["bytes"]
     assert result.log == scene.project / ".toolcrib" / "runs" / f"{result.run_id}.jsonl"
     assert result.log.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.req("KSI-2", "KSI-5")
-async def test_a_run_leaves_no_process_agent_or_token(scene: Scene) -> None:
+async def test_a_run_leaves_no_process_agent_or_token_and_its_launch_gets_toolcribs_private_folders(scene):
     folders: set[str] = set()
     messages: list[str] = []
+    requests: list[LaunchRequest] = []
 
     def note(event: AgentEvent, _: RunStream) -> None:
         folders.update(scene.folders())
         messages.extend([event.text] if event.kind is AgentEventKind.MESSAGE else [])
 
-    result = await scene.run({"leave": 1}, {"variables": 1}, react=note)
+    def launch(request: LaunchRequest) -> Launch:
+        requests.append(request)
+        return scribe.HEADLESS.launch(request)
+
+    client = replace(scribe.SCRIBE, headless=replace(scribe.HEADLESS, launch=launch))
+    result = await scene.run({"leave": 1}, {"variables": 1}, react=note, client=client)
     child, variables = int(messages[0]), json.loads(messages[1])
     assert folders == {result.metadata["agent"]}
     assert scene.agents() == []
     assert process_started_at(child) is None, "child processes end with the program"
-    assert scene.daemon is not None
     assert variables["SCRIBE_URL"] == scene.daemon.endpoint
     token = json.loads(variables["SCRIBE_HEADERS"])["Authorization"].removeprefix("Bearer ")
     assert token.startswith("tcb_")
     assert token not in result.log.read_text(), "the log holds no token, although the program printed it"
-    assert (await _status(scene.daemon, token)) == 401
-
-
-async def _status(running: Daemon, token: str) -> int:
-    host, _, port = running.endpoint.removeprefix("http://").removesuffix("/mcp").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        f"POST /mcp HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n"
-        "Content-Type: application/json\r\nConnection: close\r\n\r\n{}".encode()
-    )
-    answer = await asyncio.wait_for(reader.read(), LIMIT)
-    writer.close()
-    return int(answer.split()[1])
+    assert AgentEndpoint(scene.daemon, token).modern("tools/list").status == 401
+    [request] = requests
+    home = scene.home.toolcrib
+    logs = scene.project / ".toolcrib" / "runs"
+    assert set(request.private) == {home, home / "state", home / "cache", home / "run", logs}
 
 
 @pytest.mark.req("FRG-7", "KSI-6")
-async def test_a_denial_has_its_rule_and_is_counted(scene: Scene) -> None:
+async def test_a_denial_has_its_rule_and_is_counted(scene):
     result = await scene.run(call("echo", n=1), profile="nothing")
     (over,) = ended(result)
     assert (over.tool_status, over.decision, over.rule) == (ToolStatus.DENIED, "deny", "no rule allows it")
@@ -231,7 +212,7 @@ async def test_a_denial_has_its_rule_and_is_counted(scene: Scene) -> None:
 
 
 @pytest.mark.req("FRG-10")
-async def test_a_run_that_takes_too_long_is_ended_even_if_its_program_ignores_signals(scene: Scene) -> None:
+async def test_a_run_that_takes_too_long_is_ended_even_if_its_program_ignores_signals(scene):
     result = await scene.run({"deaf": 1}, {"leave": 1}, FOREVER, timeout=1.5)
     assert result.status is RunStatus.TIMEOUT
     assert "--timeout=4h" in result.metadata["remedy"]
@@ -242,9 +223,7 @@ async def test_a_run_that_takes_too_long_is_ended_even_if_its_program_ignores_si
 
 @pytest.mark.req("FRG-6", "FRG-7", "FRG-11")
 @pytest.mark.parametrize("cancelled", [True, False])
-async def test_an_interrupted_run_ends_cleanly_and_keeps_its_session_and_last_output(
-    scene: Scene, *, cancelled: bool
-) -> None:
+async def test_an_interrupted_run_ends_cleanly_and_keeps_its_session_and_last_output(scene, cancelled):
     stream = RunStream(CodingAgentRun(scene.request({"talks": 3000}, {"leave": 1}, FOREVER)))
     message: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -273,106 +252,46 @@ async def test_an_interrupted_run_ends_cleanly_and_keeps_its_session_and_last_ou
     assert [line["n"] for line in printed if line["type"] == "last"] == list(range(3000))
 
 
-@pytest.mark.req("FRG-10", "KSI-5")
-@pytest.mark.parametrize("on_failure", list(OnMcpFailure))
-async def test_a_run_whose_agent_is_removed_stops_or_continues_without_tools(
-    scene: Scene, on_failure: OnMcpFailure
-) -> None:
-    go = scene.project / "go"
-
-    def remove(event: AgentEvent, stream: RunStream) -> None:
-        if event.tool_status is ToolStatus.OK and not go.exists():
-            assert stream.metadata is not None
-            scene.command("agent:remove", name=stream.metadata.agent)
-            go.touch()
-
-    steps = call("echo", n=1), {"until": str(go)}, call("echo", n=2)
-    result = await scene.run(*steps, react=remove, on_mcp_failure=on_failure)
-    assert result.status is (RunStatus.REVOKED if on_failure is OnMcpFailure.STOP else RunStatus.FINISHED)
-    assert any("was ended (removed)" in text for text in warnings(result))
-    assert scene.arguments() == [{"n": 1}]
-
-
 @pytest.mark.req("FRG-10")
-async def test_a_run_stops_when_its_daemon_dies(alone: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_stops_when_its_daemon_dies(alone, monkeypatch):
     monkeypatch.setattr(lease, "GONE_FOR", 0.5)
     running = alone.start_daemon()
-    result = await alone.run(
-        call("echo", n=1), FOREVER, react=lambda event, _: event.tool_status is ToolStatus.OK and running.kill()
-    )
+
+    def kill(event: AgentEvent, _: RunStream) -> None:
+        if event.tool_status is ToolStatus.OK:
+            running.kill()
+
+    result = await alone.run(call("echo", n=1), FOREVER, react=kill)
     assert result.status is RunStatus.NO_TOOLS
     assert "daemon was lost" in result.error
 
 
-@pytest.mark.req("FRG-10", "KSI-3")
-async def test_a_run_continues_through_a_restart_of_the_daemon(alone: Scene) -> None:
-    running = alone.start_daemon()
-    port = running.endpoint.rpartition(":")[2].partition("/")[0]
-    go = alone.home.path / "go"
-
-    def restart(event: AgentEvent, _: RunStream) -> None:
-        if event.tool_status is ToolStatus.OK and not go.exists():
-            running.stop()
-            alone.start_daemon("--port", port)
-            go.touch()
-
-    result = await alone.run(call("echo", n=1), {"until": str(go)}, call("echo", n=2), react=restart)
-    assert result.status is RunStatus.FINISHED
-    assert alone.arguments() == [{"n": 1}, {"n": 2}]
-    assert [e.decision for e in ended(result)] == ["allow", "allow"], "the new daemon reports its calls as well"
-    assert alone.agents() == []
-
-
-@pytest.mark.req("FRG-3", "FRG-11")
-async def test_without_a_daemon_one_runs_as_long_as_runs_need_it(alone: Scene) -> None:
-    alone.home.write_config(alone.servers())
-    go = alone.home.path / "go"
-    results = asyncio.gather(
-        alone.run(call("echo", n=1), {"until": str(go)}), alone.run(call("echo", n=2)), alone.run(call("echo", n=3))
-    )
-    await asyncio.to_thread(wait_for, lambda: len(alone.seen()) == 3, "three calls", LIMIT)
-    go.touch()
-    assert [result.status for result in await results] == [RunStatus.FINISHED] * 3
-    assert len({note["pid"] for note in alone.seen()}) == 1, "one server, started once"
-    await asyncio.to_thread(wait_for, lambda: not alone.home.socket.exists(), "the daemon to be gone", LIMIT)
-
-
 @pytest.mark.req("FRG-10")
-async def test_if_no_daemon_can_start_a_run_stops_or_continues_without_tools(alone: Scene) -> None:
+async def test_if_no_daemon_can_start_a_run_stops_or_continues_without_tools(alone):
     alone.home.write_config({"store": "/proc/none/mcp.db", **alone.servers()})
     with pytest.raises(ToolcribError) as raised:
         await alone.run({"say": "hello"})
     assert raised.value.remedy
-    result = await alone.run({"say": "hello"}, {"variables": 1}, on_mcp_failure=OnMcpFailure.CONTINUE)
+    result = await alone.run({"say": "hello"}, {"variables": 1}, on_mcp_failure=CONTINUE)
     assert (result.status, json.loads(result.text)["SCRIBE_URL"]) == (RunStatus.FINISHED, "")
     assert "continues without" in result.raw_events[0].text
 
 
 @pytest.mark.req("FRG-10")
-@pytest.mark.parametrize("on_failure", list(OnMcpFailure))
-async def test_a_program_that_never_lists_the_tools_is_detected(
-    scene: Scene, on_failure: OnMcpFailure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_never_lists_the_tools_or_requires_them_is_detected(scene, monkeypatch):
     monkeypatch.setattr(run_lifecycle, "_NOTES_TIMEOUT", 0.2)
-    result = await scene.run({"say": "Done, I think."}, extra=("--never-ask",), on_mcp_failure=on_failure)
-    assert result.status is (RunStatus.NO_TOOLS if on_failure is OnMcpFailure.STOP else RunStatus.FINISHED)
-    assert any("has not connected to Toolcrib" in e.text for e in result.raw_events)
-
-
-@pytest.mark.req("FRG-10")
-async def test_a_program_that_requires_the_tools_is_started_again_without_them(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_lifecycle, "_NOTES_TIMEOUT", 0.2)
-    result = await scene.run(
-        {"say": "without"}, extra=("--insist",), on_mcp_failure=OnMcpFailure.CONTINUE, client=scribe.REFUSED
-    )
-    assert (result.status, result.text) == (RunStatus.FINISHED, "without")
+    for on_failure, status in ((STOP, RunStatus.NO_TOOLS), (CONTINUE, RunStatus.FINISHED)):
+        result = await scene.run({"say": "Done, I think."}, extra=("--never-ask",), on_mcp_failure=on_failure)
+        assert result.status is status
+        assert any("has not connected to Toolcrib" in e.text for e in result.raw_events)
+    insists = {"extra": ("--insist",), "client": scribe.REFUSED}
+    result = await scene.run({"say": "without"}, on_mcp_failure=CONTINUE, **insists)
+    assert (result.status, result.text) == (RunStatus.FINISHED, "without"), "it was started again without them"
     assert sum("401" in text for text in warnings(result)) == 1
 
 
 @pytest.mark.req("FRG-3", "FRG-10")
-async def test_the_program_gets_the_users_environment_and_a_warning_for_each_missing_server(alone: Scene) -> None:
+async def test_the_program_gets_the_users_environment_and_a_warning_for_each_missing_server(alone):
     alone.environ |= {"OWN_KEY": SECRET, "EDITOR": "ed", "TOOLCRIB_LOG_LEVEL": "info", "SCRIBE_KEY": "mine"}
     config = alone.servers()
     config["servers"]["own"]["env"] |= {"KEY": "${OWN_KEY}", "OTHER": "${SCRIBE_KEY}"}
@@ -406,7 +325,7 @@ async def test_the_program_gets_the_users_environment_and_a_warning_for_each_mis
 
 
 @pytest.mark.req("FRG-10")
-async def test_a_run_waits_for_a_server_that_is_still_starting(alone: Scene) -> None:
+async def test_a_run_waits_for_a_server_that_is_still_starting(alone):
     gate = alone.home.path / "gate"
     slow = ["-c", 'until [ -e "$0" ]; do sleep 0.1; done; exec "$@"', str(gate)]
     config = alone.servers(connect_timeout=LIMIT)
@@ -415,7 +334,7 @@ async def test_a_run_waits_for_a_server_that_is_still_starting(alone: Scene) -> 
     server["env"] |= {"PYTHONSAFEPATH": ""}
     alone.start_daemon(config=config, ready=False)
     running = asyncio.create_task(alone.run(call("echo", n=1)))
-    await asyncio.to_thread(wait_for, alone.agents, "the run to have an agent")
+    await during(wait_for, alone.agents, "the run to have an agent")
     assert not running.done()
     gate.touch()
     result = await running
@@ -424,7 +343,7 @@ async def test_a_run_waits_for_a_server_that_is_still_starting(alone: Scene) -> 
 
 
 @pytest.mark.req("FRG-10")
-async def test_a_broken_workspace_yml_is_reported_and_fails_a_run_if_no_call_succeeded(scene: Scene) -> None:
+async def test_a_broken_workspace_yml_is_reported_and_fails_a_run_if_no_call_succeeded(scene):
     (scene.project / ".toolcrib").mkdir()
     (scene.project / ".toolcrib" / "workspace.yml").write_text("limits: [\n")
     looks: dict[str, Any] = {"call": ["workspace_list_dir", {}]}
@@ -437,7 +356,7 @@ async def test_a_broken_workspace_yml_is_reported_and_fails_a_run_if_no_call_suc
 
 
 @pytest.mark.req("FRG-7", "FRG-9")
-async def test_a_home_toolcribs_folders_and_a_name_that_is_not_utf8_are_refused_as_folders(scene: Scene) -> None:
+async def test_a_home_toolcribs_folders_and_a_name_that_is_not_utf8_are_refused_as_folders(scene):
     for folder in (scene.home.user, scene.home.path, scene.home.toolcrib, Path("/")):
         with pytest.raises(UsageError, match="cannot be a run's folder"):
             await scene.run({"say": "x"}, workdir=folder)
@@ -450,7 +369,7 @@ async def test_a_home_toolcribs_folders_and_a_name_that_is_not_utf8_are_refused_
 
 
 @pytest.mark.req("FRG-10")
-async def test_the_program_is_stopped_even_if_the_daemon_hangs(alone: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_program_is_stopped_even_if_the_daemon_hangs(alone, monkeypatch):
     monkeypatch.setattr(lease, "_RELEASED_WITHIN", 1.0)
     running = alone.start_daemon()
     ticks = alone.home.path / "ticks"
@@ -470,7 +389,7 @@ async def test_the_program_is_stopped_even_if_the_daemon_hangs(alone: Scene, mon
 
 
 @pytest.mark.req("FRG-7", "FRG-11")
-async def test_a_conversation_continues_in_the_programs_session_and_only_by_a_sealed_log(scene: Scene) -> None:
+async def test_a_conversation_continues_in_the_programs_session_and_only_by_a_sealed_log(scene):
     first = await scene.run(call("echo", n=1))
     conversation = first.metadata["conversation"]
     second = await scene.run(call("echo", n=2), conversation=conversation)
@@ -501,50 +420,26 @@ async def test_a_conversation_continues_in_the_programs_session_and_only_by_a_se
         await scene.run({"say": "x"}, conversation="unheard-of")
 
 
-@pytest.mark.req("KSI-2")
-async def test_a_launch_gets_toolcribs_private_folders(scene: Scene) -> None:
-    requests: list[LaunchRequest] = []
-    headless = scribe.SCRIBE.headless
-    assert headless is not None
-
-    def launch(request: LaunchRequest) -> Launch:
-        requests.append(request)
-        return headless.launch(request)
-
-    await scene.run(client=replace(scribe.SCRIBE, headless=replace(headless, launch=launch)))
-    home = scene.home.toolcrib
-    [request] = requests
-    logs = scene.project / ".toolcrib" / "runs"
-    assert set(request.private) == {home, home / "state", home / "cache", home / "run", logs}
-
-
 INCOMPLETE = "Scribe ended without its final line, so its answer is missing or incomplete."
 
 
 @pytest.mark.req("FRG-7")
-@pytest.mark.parametrize(
-    ("last", "code", "error", "remedy"),
-    [
+async def test_a_run_fails_if_its_program_exits_with_an_error_or_without_its_final_line(scene):
+    for last, code, error, remedy in (
         ({"exit": 7}, 7, "code 7", ""),
         ({"exit": 0}, 0, INCOMPLETE, "--conversation last"),
         ({"print": '{"type": "end", "tokens": {"in": 11, "out"'}, 0, INCOMPLETE, "--conversation last"),
-    ],
-)
-async def test_a_run_fails_if_its_program_exits_with_an_error_or_without_its_final_line(
-    scene: Scene, last: dict[str, Any], code: int, error: str, remedy: str
-) -> None:
-    result = await scene.run({"say": "no"}, last, {"exit": 0})
-    assert (result.status, result.program_exit_code, result.text) == (RunStatus.FAILED, code, "no")
-    assert not result.ok
-    assert error in result.error
-    assert remedy in result.metadata["remedy"]
+    ):
+        result = await scene.run({"say": "no"}, last, {"exit": 0})
+        assert (result.status, result.program_exit_code, result.text) == (RunStatus.FAILED, code, "no")
+        assert not result.ok
+        assert error in result.error
+        assert remedy in result.metadata["remedy"]
 
 
 @pytest.mark.req("FRG-3")
 @pytest.mark.parametrize("version", ["", "1.1.9"])
-async def test_a_missing_or_outdated_program_is_refused_with_the_command_that_installs_it(
-    scene: Scene, version: str
-) -> None:
+async def test_a_missing_or_outdated_program_is_refused_with_the_command_that_installs_it(scene, version):
     program = scene.home.path / "bin" / "scribe"
     text = program.read_text().replace("1.4.0", version)
     program.unlink()
@@ -557,16 +452,19 @@ async def test_a_missing_or_outdated_program_is_refused_with_the_command_that_in
     assert version in raised.value.text()
 
 
-@pytest.mark.req("FRG-11")
-async def test_ten_runs_at_once_share_each_projects_servers_and_nothing_else(alone: Scene) -> None:
-    alone.start_daemon(config=alone.servers(cwd="project", connect_timeout=LIMIT))
+@pytest.mark.req("FRG-3", "FRG-11")
+async def test_ten_runs_at_once_start_one_daemon_and_share_each_projects_servers_and_nothing_else(alone):
+    alone.home.write_config(alone.servers(cwd="project", connect_timeout=LIMIT))
     folders = [alone.home.path / f"project-{n}" for n in range(3)]
     for folder in folders:
         (folder / ".git").mkdir(parents=True)
         (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-    results = await asyncio.gather(
-        *(alone.run(call("echo", n=n), {"say": f"I am {n}"}, workdir=folders[n % 3]) for n in range(10))
-    )
+    go = alone.home.path / "go"
+    steps = [(call("echo", n=n), {"until": str(go)}, {"say": f"I am {n}"}) for n in range(10)]
+    running = asyncio.gather(*(alone.run(*steps[n], workdir=folders[n % 3]) for n in range(10)))
+    await during(wait_for, lambda: len(alone.seen()) == 10, "ten calls")
+    go.touch()
+    results = await running
     for n, result in enumerate(results):
         assert (result.status, result.text) == (RunStatus.FINISHED, f"I am {n}")
         calls = [event.tool_args for event in result.raw_events if event.kind is AgentEventKind.TOOL]
@@ -574,4 +472,5 @@ async def test_ten_runs_at_once_share_each_projects_servers_and_nothing_else(alo
         assert len(alone.log(result)) == len(result.raw_events) + 3
     assert len({result.metadata["agent"] for result in results}) == 10
     assert len({note["pid"] for note in alone.seen()}) == 3, "a server is started once in each project"
-    assert alone.agents() == []
+    await during(wait_for, lambda: not alone.home.socket.exists(), "the daemon to end")
+    assert alone.folders() == set()

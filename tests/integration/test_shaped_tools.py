@@ -1,4 +1,4 @@
-"""Filters and transforms from a program and from configuration files, as a real server gets to see them."""
+"""Filters and transforms from a program and from configuration files, as a real server sees them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import Cli, Home, StartDaemon
 from parts.raw_client import Endpoint
 from parts.recording_server import Notes
 from toolcrib import Crib, DescribeTools, FixArguments, PrefixTools, RenameArguments, RenameTools, destructive
@@ -41,7 +40,7 @@ def write(home: Path, **config: Any) -> dict[str, str]:
 
 
 @pytest.mark.req("ENG-3", "ENG-5", "ENG-6", "ENG-10")
-async def test_a_programs_chain_is_undone_before_the_server_sees_the_call(tmp_path: Path, notes: Notes) -> None:
+async def test_the_server_receives_the_original_names_and_arguments(tmp_path: Path, notes: Notes) -> None:
     environ = write(tmp_path / "t", servers={"git": notes.server("git_push", "git_reset", reads="git_status")})
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
         tools = crib.tools(
@@ -62,12 +61,12 @@ async def test_a_programs_chain_is_undone_before_the_server_sees_the_call(tmp_pa
         for name in definitions:
             assert not (await tools.call(name, {"mark": "given"})).is_error
         assert [offer.server for offer in tools] == ["git", "git"]
-        assert "git_reset" in crib.tools().names, "the crib itself has all of them"
+        assert "git_reset" in crib.tools().names, "the crib still has all tools"
     assert seen(notes) == [("git_push", {"nonce": "fixed"}), ("git_status", {"nonce": "given"})]
 
 
 @pytest.mark.req("ENG-5", "ENG-6")
-async def test_rules_of_a_file_hold_for_the_library_and_change_with_it(tmp_path: Path, notes: Notes) -> None:
+async def test_the_library_applies_the_rules_of_a_file_and_their_changes(tmp_path: Path, notes: Notes) -> None:
     servers = {"git": notes.server("git_push", "git_reset", reads="git_status")}
     environ = write(tmp_path / "t", servers=servers, tools=[*RULES, {"rename": {"git_status": "status"}}])
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
@@ -93,25 +92,20 @@ async def test_rules_of_a_file_hold_for_the_library_and_change_with_it(tmp_path:
 
 
 @pytest.mark.req("ENG-5", "ENG-6", "BNS-10")
-def test_rules_of_a_file_hold_at_the_gateway_and_the_command_line_and_a_projects_only_when_trusted(
-    daemon: StartDaemon, cli: Cli, toolcrib_home: Home, notes: Notes
-) -> None:
+def test_gateway_and_command_line_apply_the_rules_of_a_file_but_a_projects_only_when_trusted(
+    daemon, cli, toolcrib_home, notes
+):
     project = toolcrib_home.project / ".toolcrib" / "config.json"
     project.parent.mkdir()
     project.write_text(json.dumps({"tools": [{"prefix": "x", "only": "git:*"}, {"drop": "crib:*"}]}))
-    running = daemon(
-        {
-            "servers": {"git": notes.server("git_push", "git_reset", reads="git_status")},
-            "workspace": False,
-            "tools": RULES,
-        }
-    )
+    servers = {"git": notes.server("git_push", "git_reset", reads="git_status")}
+    running = daemon({"servers": servers, "workspace": False, "tools": RULES})
     running.wait_until_ready("git")
     endpoint = Endpoint(running)
 
     def listed() -> dict[str, Any]:
         tools = endpoint.modern("tools/list").result["tools"]
-        assert any(tool["name"].startswith("crib_") for tool in tools), "nobody is locked out"
+        assert any(tool["name"].startswith("crib_") for tool in tools), "Toolcrib's own tools stay"
         return {tool["name"]: tool for tool in tools if tool["name"].startswith("git_")}
 
     before = listed()
@@ -131,11 +125,8 @@ def test_rules_of_a_file_hold_at_the_gateway_and_the_command_line_and_a_projects
     names = {row["display"]: row["name"] for row in cli("tools", "git", "--json").ok().json["tools"]}
     assert names == {"git:git_push": "git_x_publish", "git:git_status": "git_x_git_status"}
     cli("call", "x_git_status", "mark=8").ok()
-    assert seen(notes) == [
-        ("git_push", {"nonce": "fixed"}),
-        ("git_status", {"nonce": "7"}),
-        ("git_status", {"nonce": "8"}),
-    ]
+    statuses = [("git_status", {"nonce": "7"}), ("git_status", {"nonce": "8"})]
+    assert seen(notes) == [("git_push", {"nonce": "fixed"}), *statuses]
     audit_log = cli("audit", "--json").ok().json
     assert "git:git_push" in json.dumps(audit_log)
     assert "publish" not in json.dumps(audit_log)

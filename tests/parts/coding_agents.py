@@ -1,9 +1,8 @@
-"""The real command lines of Claude Code, Codex and Gemini CLI, each run headless with a scripted model.
+"""The real Claude Code, Codex and Gemini CLI, each run headless with a scripted model.
 
-In: where the model answers, and the configuration that Toolcrib generated for an agent. Out: what the program printed,
-and its exit code. Each run has an empty environment, a home of its own and a dummy key: nothing of the person's own
-set-up is read. A run that "succeeded" proves little; what the model was given and what the servers saw is in
-`models.Model` and in the servers' own notes.
+In: the model's address, and the configuration that Toolcrib generated for an agent. Out: the program's output and exit
+code. Each run has an empty environment, its own home and a dummy key, so it reads nothing of the user's. The exit code
+proves little; `ScriptedModel` and the servers' notes show what happened.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ class CodingAgent:
     name: str
     provider: WireFormat
     prefix: str
-    """What it puts before the names of our tools; or the namespace that it puts them into."""
+    """The prefix or the namespace of our tools' names."""
     file: str
     """Its own configuration, below its home."""
     settings: Callable[[str], str]
-    """What that file holds so that it uses the model at this URL."""
+    """The text of that file for the model at this URL."""
     environ: Callable[[Path, str], Mapping[str, str]]
-    """What it wants in its environment, for its home and the model's URL."""
+    """Its variables, for its home and the model's URL."""
     words: tuple[str, ...]
-    """What follows the program's name."""
+    """Its arguments."""
     generated: Callable[[Path, Path], tuple[str, ...]]
-    """Gives the program with this home the file that Toolcrib generated; the further words that takes."""
+    """Gives the program with this home the file that Toolcrib generated; returns further arguments."""
     unattended: Callable[[str], str]
-    """The text of its own file with what our notes say that runs which nobody watches need."""
+    """The text of its own file with the settings that our documentation requires for unattended runs."""
 
     def tools(self, model: ScriptedModel) -> set[str]:
-        """The tools of ours that the model was offered, by our names."""
+        """Our tools that the model was offered, by our names."""
         return {
             tool.name.removeprefix(self.prefix)
             for tool in model.offered
@@ -71,7 +70,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledAgent:
-    """A coding agent with a home of its own and a model to ask."""
+    """A coding agent with its own home and a model."""
 
     agent: CodingAgent
     home: Path
@@ -82,23 +81,16 @@ class InstalledAgent:
         return self.home / self.agent.file
 
     def run(self, *, cwd: Path, generated: Path | None = None, limit: float = LIMIT) -> Ran:
-        """One prompt, to its end. `generated`: with this file of Toolcrib's, else with its own configuration alone."""
+        """One prompt, to its end. `generated` is Toolcrib's file; without it, only its own configuration applies."""
         more = () if generated is None else self.agent.generated(self.home, generated)
         began = time.monotonic()
-        process = subprocess.Popen(
-            [*fleet.command(self.agent.name), *more, *self.agent.words],
-            env=dict(self.environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = [*fleet.command(self.agent.name), *more, *self.agent.words]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, env=dict(self.environ), cwd=cwd, text=True, start_new_session=True, **pipes)
         try:
             out, err = process.communicate(timeout=limit)
         finally:
-            # Also after a good end: a helper that the program started must not outlive it.
+            # Always, because a helper that the program started must not outlive it.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -150,7 +142,7 @@ enabled = false
 [features]
 plugins = false
 """
-"""A model that Codex knows nothing about gets all tools plainly: neither deferred nor behind a language."""
+"""Codex offers all tools directly to a model that it does not know."""
 
 GEMINI_SETTINGS = {
     "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},

@@ -1,4 +1,4 @@
-"""The end of a command that never ran, for tests of how ends are told."""
+"""Results of commands that never ran, for tests of how results are shown."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The real servers and coding agents that tests run, installed once for all checkouts.
 
-In: `pins.json`, which says what each part is and its exact version. Out: the command that starts a part.
-Parts live in `$TOOLCRIB_TEST_CACHE` (default `~/.cache/toolcrib-tests`), one folder per part and pin, made whole
-before it gets its name, so a broken download never looks like a finished one. `conftest.py` hands them to tests;
-`python tests/parts/fleet.py` installs all of them at once.
+In: `pins.json`, with the kind and exact version of each part. Out: the command that starts a part.
+Parts are in `$TOOLCRIB_TEST_CACHE` (default `~/.cache/toolcrib-tests`), one folder per part and version. A folder gets
+its name when it is complete, so a broken download is never used. `python tests/parts/fleet.py` installs all parts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ INSTALL_LIMIT = 600.0
 
 
 class NotRun(Exception):
-    """A part that cannot be had on this machine, with the reason."""
+    """A part that is unavailable on this machine, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class Pin:
     entry: str = ""
     """The file to run, relative to the part's folder."""
     bin: str = ""
-    """An npm package whose own `bin` says the file to run."""
+    """An npm package whose `bin` names the file to run."""
 
     @property
     def folder(self) -> Path:
@@ -52,7 +51,7 @@ class Pin:
 
     @property
     def on_this_machine(self) -> Path | None:
-        """A program of the distribution that is installed already, whichever version it is."""
+        """An installed program of the distribution, of any version."""
         found = shutil.which(Path(self.entry).name) if self.kind == "deb" else None
         return Path(found) if found else None
 
@@ -80,7 +79,7 @@ def node() -> str:
 
 
 def ensure(name: str) -> Path:
-    """The folder of a part, installed now if it was not there."""
+    """The folder of a part, which is installed if it is missing."""
     pin = pins()[name]
     if pin.folder.is_dir():
         return pin.folder
@@ -94,7 +93,7 @@ def ensure(name: str) -> Path:
 
 
 def command(name: str) -> list[str]:
-    """The words that start a part, without arguments of its own."""
+    """The command that starts a part, without arguments."""
     pin = pins()[name]
     if here := pin.on_this_machine:
         return [str(here)]
@@ -128,20 +127,20 @@ def _npm(pin: Pin) -> None:
     if not npm:
         raise NotRun("npm is not installed")
     node()
-    wanted = [f"{package}@{version}" for package, version in pin.packages.items()]
+    packages = [f"{package}@{version}" for package, version in pin.packages.items()]
     with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
-        words = [npm, "install", "--prefix", building, "--no-audit", "--no-fund", "--loglevel=error", *wanted]
+        words = [npm, "install", "--prefix", building, "--no-audit", "--no-fund", "--loglevel=error", *packages]
         _run(pin, words)
         Path(building).rename(pin.folder)
 
 
 def _unpacked(pin: Pin) -> None:
-    """A package of the distribution, unpacked but not installed: the machine stays as it is; nobody need be root."""
+    """A package of the distribution, unpacked but not installed, so root permissions are not needed."""
     for program in ("apt-get", "dpkg-deb"):
         if not shutil.which(program):
             raise NotRun(f"{' '.join(pin.packages)} is not installed, and there is no {program} to fetch it with")
     with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
-        # The download runs as another user where root asks for it, who must be able to write here.
+        # For root, apt-get downloads as another user, who must be able to write here.
         Path(building).chmod(0o755 if os.geteuid() else 0o777)
         download = ["apt-get", "download", "-qq", *pin.packages]
         try:
@@ -149,7 +148,7 @@ def _unpacked(pin: Pin) -> None:
         except NotRun:
             if os.geteuid():
                 raise
-            # A fresh machine may never have asked what there is.
+            # A fresh machine may have no package lists yet.
             _run(pin, ["apt-get", "update", "-qq"])
             _run(pin, download, building)
         for package in Path(building).glob("*.deb"):
@@ -162,7 +161,7 @@ def _unpacked(pin: Pin) -> None:
 
 
 def _venv(pin: Pin) -> None:
-    """A venv holds absolute paths, so it is built where it stays; the link to it, made last, says that it is whole."""
+    """A venv holds absolute paths, so it is built in its final place; the link to it, made last, marks it complete."""
     place = pin.folder.with_name(pin.folder.name + ".venv")
     shutil.rmtree(place, ignore_errors=True)
     _run(pin, [sys.executable, "-m", "venv", str(place)])
@@ -176,7 +175,7 @@ def _venv(pin: Pin) -> None:
 
 def _run(pin: Pin, words: list[str], folder: str | None = None) -> None:
     environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    # The tests' own interpreter paths must not leak into the part's environment.
+    # The tests' PYTHONPATH must not apply to the part.
     environ.pop("PYTHONPATH", None)
     try:
         done = subprocess.run(
@@ -190,7 +189,7 @@ def _run(pin: Pin, words: list[str], folder: str | None = None) -> None:
 
 
 def ensure_all(names: list[str]) -> dict[str, str]:
-    """Installs in parallel; gives the reasons of those that could not be had."""
+    """Installs in parallel; returns the reasons of those that are unavailable."""
     failures: dict[str, str] = {}
 
     def one(name: str) -> None:

@@ -1,7 +1,7 @@
-"""What could not be run, said aloud.
+"""Tests that cannot run.
 
-In: the name of a part that a test needs and the reason why it cannot be had. Out: a skip that the summary lists
-under NOT RUN; where `CI=true` it is a failure, for there every part must be there.
+In: the name of a part that a test needs, and why it is unavailable. Out: a skip that the summary lists under NOT RUN;
+with `CI=true` a failure, because every part must be available there.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def not_run(part: str, reason: str) -> NoReturn:
 
 
 def summarize(terminal: pytest.TerminalReporter) -> None:
-    """Lists each reason once, with the number of tests that it kept from running."""
+    """Lists each reason once, with the number of tests that did not run."""
     counts: dict[str, int] = {}
     for outcome in ("skipped", "failed", "error"):
         for report in terminal.stats.get(outcome, []):
-            told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            if f"{PREFIX} " in told:
-                reason = told[told.index(f"{PREFIX} ") :].splitlines()[0]
+            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            if f"{PREFIX} " in text:
+                reason = text[text.index(f"{PREFIX} ") :].splitlines()[0]
                 counts[reason] = counts.get(reason, 0) + 1
     if counts:
         terminal.section(PREFIX, sep="=", yellow=True, bold=True)

@@ -23,14 +23,14 @@ from typing import Any
 
 from parts import coding_agents, fleet, leftovers
 from parts.coding_agents import KEY, CodingAgent
-from parts.daemon import PROGRAM, Home
+from parts.daemon import PROGRAM, Finished, Home
 from parts.preloaded import Preloaded
 from parts.waiting import wait_for
 from toolcrib.config.paths import Paths
 from toolcrib.testing.conversation import ToolOffering, TurnUsage
 from toolcrib.testing.script import CallByName
 
-LIMIT = 60.0
+LIMIT = 180.0
 """Seconds that any run of a test may take."""
 
 
@@ -47,7 +47,7 @@ class ProgramSetup:
     """Files that the program itself changes, and the keys in them that belong to the user."""
     writes: Callable[[Path], Mapping[str, CallByName]]
     """Ways to write a file of this name into a folder with the program's built-in tools."""
-    counted: Callable[[Sequence[TurnUsage]], tuple[int, int, int]]
+    counted: Callable[[Sequence[TurnUsage]], tuple[int, ...]]
     """Input, output and cached tokens of these turns, as the program reports them."""
     reaches: str
     """The program's name for Toolcrib's `workspace_write_file`."""
@@ -94,17 +94,13 @@ def _patch(file: Path) -> str:
     return f"*** Begin Patch\n*** Add File: {file}\n+by its own tools\n*** End Patch\n"
 
 
-def _without_cached(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
-    return sum(turn.fresh for turn in turns), sum(turn.output for turn in turns), sum(turn.cached for turn in turns)
+def _sums(turns: Sequence[TurnUsage], *names: str) -> tuple[int, ...]:
+    return tuple(sum(getattr(turn, name) for turn in turns) for name in names)
 
 
-def _with_cached(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
-    return sum(turn.read for turn in turns), sum(turn.output for turn in turns), sum(turn.cached for turn in turns)
-
-
-def _without_thoughts(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
-    into, out, cached = _with_cached(turns)
-    return into, out - sum(turn.thought for turn in turns), cached
+def _without_thoughts(turns: Sequence[TurnUsage]) -> tuple[int, ...]:
+    read, output, cached, thought = _sums(turns, "read", "output", "cached", "thought")
+    return read, output - thought, cached
 
 
 CLAUDE = ProgramSetup(
@@ -116,7 +112,7 @@ CLAUDE = ProgramSetup(
         "written": CallByName("Write", {"file_path": str(folder / "written"), "content": "by its own tools"}),
         "shell": CallByName("Bash", {"command": _echo(folder / "shell"), "description": "Write it."}),
     },
-    counted=_without_cached,
+    counted=lambda turns: _sums(turns, "fresh", "output", "cached"),
     reaches="mcp__toolcrib__workspace_write_file",
 )
 CODEX = ProgramSetup(
@@ -128,7 +124,7 @@ CODEX = ProgramSetup(
         "shell": CallByName("exec_command", {"cmd": _echo(folder / "shell")}),
         "patched": CallByName("apply_patch", _patch(folder / "patched")),
     },
-    counted=_with_cached,
+    counted=lambda turns: _sums(turns, "read", "output", "cached"),
     reaches="workspace_write_file",
     namespace="mcp__toolcrib",
 )
@@ -144,26 +140,19 @@ GEMINI = ProgramSetup(
     counted=_without_thoughts,
     reaches="mcp_toolcrib_workspace_write_file",
 )
-ALL = {person.agent.name: person for person in (CLAUDE, CODEX, GEMINI)}
+ALL = {setup.agent.name: setup for setup in (CLAUDE, CODEX, GEMINI)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishedRun:
-    exit_code: int
-    out: str
-    err: str
-
+class FinishedRun(Finished):
     @property
     def result(self) -> dict[str, Any]:
         """The JSON output."""
-        try:
-            result: dict[str, Any] = json.loads(self.out)
-        except ValueError:
-            raise AssertionError(f"exit {self.exit_code}, no JSON: {self.out!r}; {self.err!r}") from None
+        result: dict[str, Any] = self.json
         return result
 
     def ok(self) -> FinishedRun:
-        assert self.exit_code == 0, f"exit {self.exit_code}: {self.out}{self.err}"
+        super().ok()
         return self
 
     @property
@@ -244,18 +233,10 @@ class ProgramUser:
             file.write_text(text)
 
     def start(self, prompt: str, *args: str) -> StartedRun:
-        return StartedRun(
-            process=Preloaded(
-                [str(PROGRAM), "run", self.setup.agent.name, prompt, *args],
-                env=self.environ,
-                cwd=self.project,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        )
+        command = [str(PROGRAM), "run", self.setup.agent.name, prompt, *args]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = Preloaded(command, env=self.environ, cwd=self.project, text=True, start_new_session=True, **pipes)
+        return StartedRun(process=process)
 
     def run(self, prompt: str, *args: str, limit: float = LIMIT) -> FinishedRun:
         """`toolcrib run … --json`, to its end."""
@@ -301,11 +282,7 @@ def _parts(file: Path, keys: tuple[str, ...]) -> dict[str, object]:
 
 @contextmanager
 def program_user(
-    setup: ProgramSetup,
-    home: Home,
-    project: Path,
-    kind: type[ProgramUser] = ProgramUser,
-    place: Path | None = None,
+    setup: ProgramSetup, home: Home, project: Path, kind: type[ProgramUser] = ProgramUser, place: Path | None = None
 ) -> Iterator[ProgramUser]:
     """`place` is the home's folder by default. Raises `fleet.NotRun` if the program is unavailable."""
     made = kind(setup=setup, home=home, project=project, place=place or home.path)

@@ -106,8 +106,9 @@ for number, step in enumerate(json.loads(sys.stdin.read())):
         signal.signal(signal.SIGINT, talk)
     elif what == "tick":
         while True:
-            with open(given, "w") as file:
+            with open(given + ".new", "w") as file:
                 file.write(str(time.monotonic()))
+            os.replace(given + ".new", given)
             time.sleep(0.05)
     elif what == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""How much of a large table of cases is tried: some in a usual run, all of them in `make soak`."""
+"""How many cases of a large table are tried: some in a usual run, all in `make soak`."""
 
 from __future__ import annotations
 

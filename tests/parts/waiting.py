@@ -1,16 +1,18 @@
-"""Waiting for a condition, always with a limit."""
+"""Waiting, always with a limit."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+LIMIT = 60.0
 
 
-def wait_for(condition: Callable[[], T | None], what: str, limit: float = 60.0, pause: float = 0.02) -> T:
-    """Asks until the answer is true; says what was waited for when it never was."""
+def wait_for(condition: Callable[[], T | None], what: str, limit: float = LIMIT, pause: float = 0.02) -> T:
+    """Waits until the condition is true. `what` is part of the error at the limit."""
     end = time.monotonic() + limit
     while True:
         answer = condition()
@@ -19,3 +21,16 @@ def wait_for(condition: Callable[[], T | None], what: str, limit: float = 60.0, 
         if time.monotonic() > end:
             raise TimeoutError(f"waited {limit:g} s for {what}")
         time.sleep(pause)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits while the event loop runs."""
+    async with asyncio.timeout(LIMIT):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def during(work: Callable[..., T], *args: Any, **more: Any) -> T:
+    """Does blocking work in a thread while the event loop runs."""
+    async with asyncio.timeout(LIMIT):
+        return await asyncio.to_thread(work, *args, **more)

@@ -56,6 +56,7 @@ class World:
     """Tokens of the killed run."""
     _settings: dict[str, object] = field(default_factory=dict)
     _files: dict[str, str] = field(default_factory=dict)
+    _calls: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def project(self) -> Path:
@@ -82,7 +83,7 @@ class World:
         self.git("commit", "-q", "-m", "Double numbers")
 
     def git(self, *words: str) -> None:
-        who = ("-c", "user.name=A ProgramSetup", "-c", "user.email=person@example.org")
+        who = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
         alone = {**self.home.environ(), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
         subprocess.run(["git", *who, *words], cwd=self.project, env=alone, check=True, timeout=20, capture_output=True)
 
@@ -120,10 +121,12 @@ class World:
         return {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
 
     def calls(self) -> list[dict[str, Any]]:
-        """The calls in the audit log, the oldest first."""
-        entries = self.cli("audit", "--json", "-n", "100", cwd=self.project).ok().json["entries"]
-        found = [entry for entry in entries if entry["kind"] == "outcome"]
-        return sorted(found, key=lambda entry: int(entry["seq"]))
+        """The calls in the audit log, the oldest first. It is read once after each run."""
+        if len(self.finished) not in self._calls:
+            entries = self.cli("audit", "--json", "-n", "100", cwd=self.project).ok().json["entries"]
+            found = [entry for entry in entries if entry["kind"] == "outcome"]
+            self._calls[len(self.finished)] = sorted(found, key=lambda entry: int(entry["seq"]))
+        return self._calls[len(self.finished)]
 
     def logs(self) -> list[Log]:
         return [Log.read(path) for path in self.user.logs()]

@@ -98,7 +98,7 @@ _UPKEEP = 3600.0
 """Seconds between looks at what is old enough to be let go."""
 _TEXTS = frozenset({"text", "error"})
 """Of what is kept: what may hold a secret. Numbers are not texts, though they may look like one."""
-_INTERRUPTED = "The daemon ended while it ran. It may have done part of its work, and is not begun again."
+_INTERRUPTED = "The daemon ended while it ran. It may have done part of its work, and is not started again."
 _NOT_KEPT = "The daemon ended before it began, and its prompt held a secret, which is not kept."
 
 
