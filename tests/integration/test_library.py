@@ -36,13 +36,13 @@ CLOCK = Path(__file__).parents[2] / "examples" / "clock_server.py"
 
 @pytest.fixture
 def clock():
-    return server_config("clock", {"command": sys.executable, "args": [str(CLOCK)]})
+    return server_config("clock", {"command": sys.executable, "args": [str(CLOCK)], "connect_timeout": 60})
 
 
 @pytest.fixture
 def parts_server():
     script = Path(__file__).parents[1] / "parts" / "servers" / "sdk_v2.py"
-    return server_config("own", {"command": sys.executable, "args": [str(script)]})
+    return server_config("own", {"command": sys.executable, "args": [str(script)], "connect_timeout": 60})
 
 
 @pytest.fixture
