@@ -227,12 +227,17 @@ def test_without_toolcrib_other_servers_are_used_only_with_all_tools(scene, own_
     assert (scene.calls(), ran.report.mcp_failure) == ([], "")
 
 
-@pytest.mark.req("FRG-10")
-def test_an_unreachable_server_is_reported(scene):
+@pytest.mark.req("FRG-7", "FRG-10")
+def test_an_unreachable_server_and_a_missing_login_are_reported(scene):
     ran = scene.run(OwnTools.READ, CallByName("mcp__toolcrib__echo", {}), url="http://127.0.0.1:9/mcp")
     assert ran.report.mcp_failure == "Claude Code reports its MCP server toolcrib as failed."
     assert ran.status("echo") is ToolStatus.UNKNOWN
     assert offered(ran) == {"Read", "Glob", "Grep"}
+    scene.environ["ANTHROPIC_API_KEY"] = ""
+    ran = scene.run(OwnTools.READ)
+    assert (ran.exit_code, ran.model.bodies) == (1, [])
+    assert "Not logged in" in ran.report.failure
+    assert "log in" in ran.report.remedy
 
 
 @pytest.mark.parametrize("own_tools", some([OwnTools.EDIT], [OwnTools.READ]))
@@ -248,15 +253,6 @@ def test_the_users_restrictions_instructions_and_model_apply(scene, own_tools):
     assert ran.status("Read") is ToolStatus.DENIED
     assert ran.model.bodies[0]["model"] == ran.report.model == "claude-sonnet-4-5"
     assert scene.marks == {"key"}
-
-
-@pytest.mark.req("FRG-7")
-def test_a_missing_login_is_reported_with_a_remedy(scene):
-    scene.environ["ANTHROPIC_API_KEY"] = ""
-    ran = scene.run(OwnTools.READ)
-    assert (ran.exit_code, ran.model.bodies) == (1, [])
-    assert "Not logged in" in ran.report.failure
-    assert "log in" in ran.report.remedy
 
 
 @pytest.mark.parametrize("own_tools", some([OwnTools.EDIT], [OwnTools.READ]))

@@ -143,33 +143,27 @@ def offered(ran: ProgramRun) -> set[str]:
 
 @pytest.mark.parametrize(
     ("own", "model"),
-    some([(OwnTools.NONE, CODE), (OwnTools.READ, DEFAULT)], [(OwnTools.NONE, DEFAULT), (OwnTools.READ, CODE)]),
+    some(
+        [(OwnTools.NONE, CODE), (OwnTools.READ, DEFAULT), (OwnTools.EDIT, CODE)],
+        [(OwnTools.NONE, DEFAULT), (OwnTools.READ, CODE), (OwnTools.EDIT, DEFAULT)],
+    ),
 )
-def test_a_run_that_may_not_write_leaves_no_trace(scene, listener, own, model):
+def test_below_all_a_run_writes_at_most_in_its_folder_and_triggers_no_traps(scene, listener, own, model):
     lay_traps(scene)
     ran = scene.run(own, *attempts(scene, listener), extra=HOOKS_RUN, model_name=model)
     assert (ran.exit_code, ran.report.mcp_failure) == (0, "")
     assert scene.calls() == [{"word": "through toolcrib"}]
-    assert (scene.written(), scene.marks, was_reached(listener)) == (set(), set(), False)
+    assert scene.written() == ({"made-by-command", "made-by-patch"} if own is OwnTools.EDIT else set())
+    assert (scene.marks, was_reached(listener)) == (set(), False)
     assert SUBAGENT not in offered(ran)
     assert TOKEN not in ran.results
     assert "project=[yes]" not in ran.results
-    assert ("as it was" in ran.results) == (own is OwnTools.READ)
-
-
-@pytest.mark.parametrize("model", some([CODE], [DEFAULT]))
-def test_a_run_that_may_edit_writes_only_in_its_folder(scene, listener, model):
-    lay_traps(scene)
-    ran = scene.run(OwnTools.EDIT, *attempts(scene, listener), extra=HOOKS_RUN, model_name=model)
-    assert scene.calls() == [{"word": "through toolcrib"}]
-    assert scene.written() == {"made-by-command", "made-by-patch"}
-    assert (scene.marks, was_reached(listener)) == (set(), False)
-    assert SUBAGENT not in offered(ran)
-    assert "project=[] token=[]" in ran.results
-    changed = ran.ends("apply_patch")
-    assert [event.tool_status for event in changed] == [ToolStatus.OK, *[ToolStatus.DENIED] * 3]
-    assert {event.server for event in changed} == {""}
-    assert any(event.tool_status is ToolStatus.OK and "project=[]" in event.text for event in ran.ends("shell"))
+    assert ("as it was" in ran.results) == (own is not OwnTools.NONE)
+    if own is OwnTools.EDIT:
+        assert "project=[] token=[]" in ran.results
+        changed = [(event.server, event.tool_status) for event in ran.ends("apply_patch")]
+        assert changed == [("", ToolStatus.OK), *[("", ToolStatus.DENIED)] * 3]
+        assert any(event.tool_status is ToolStatus.OK and "project=[]" in event.text for event in ran.ends("shell"))
 
 
 @pytest.mark.parametrize("model", some([DEFAULT], [CODE]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from parts.daemon import PROGRAM, Daemon, Home
+from parts.daemon import PROGRAM, Daemon, Home, StartDaemon
 from parts.preloaded import Preloaded
 from parts.raw_client import INITIALIZE, Endpoint, RawConnection, SocketClient, legacy_request, request
 from parts.server_process import stdio_command
@@ -32,6 +32,12 @@ def stdio(name: str, *flags: str) -> dict[str, Any]:
 
 CONFIG = {"servers": {"raw": stdio("raw_server", "--era", "legacy"), "say": stdio("scripted_server")}}
 WITH_STUBBORN = {"servers": {**CONFIG["servers"], "stubborn": stdio("raw_server")}}
+
+
+def ready(start: StartDaemon, config: dict[str, Any] = CONFIG) -> Daemon:
+    started = start(config)
+    started.wait_until_ready()
+    return started
 
 
 def alive(pids: set[int]) -> list[int]:
@@ -173,8 +179,7 @@ CLIENTS = (*HARD, legacy_stream, modern_stream, idle, unread_answer, bridge, bri
 
 @pytest.mark.parametrize("client", CLIENTS if FULL else HARD)
 def test_the_daemon_ends_in_time_whatever_a_client_does(daemon, client):
-    started = daemon(CONFIG)
-    started.wait_until_ready()
+    started = ready(daemon)
     crowd = Endpoint(started).call("say_crowd").result["structuredContent"]["told"]
     assert len(crowd) == len(alive(crowd)) == 2, "processes that a server started"
     children = {*children_of(started), *crowd}
@@ -186,8 +191,7 @@ def test_the_daemon_ends_in_time_whatever_a_client_does(daemon, client):
 
 
 def test_the_daemon_ends_in_time_with_every_kind_of_client_at_once(daemon, cli, toolcrib_home):
-    started = daemon(WITH_STUBBORN)
-    started.wait_until_ready()
+    started = ready(daemon, WITH_STUBBORN)
     assert Endpoint(started).call("stubborn_stubborn").status == 200
     children = children_of(started)
     with contextlib.ExitStack() as stack:
@@ -214,8 +218,7 @@ def test_streams_are_informed_of_the_end(daemon):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_repeated_signals_do_not_disturb_the_end(daemon, number):
-    started = daemon(CONFIG)
-    started.wait_until_ready()
+    started = ready(daemon)
     for _ in range(3):
         started.process.send_signal(number)
     assert_ends(started)
@@ -231,8 +234,7 @@ def test_a_signal_ends_the_daemon_while_servers_are_still_connecting(daemon):
 
 
 def test_after_a_kill_nothing_runs_and_the_next_daemon_starts_at_once(daemon, toolcrib_home):
-    started = daemon(WITH_STUBBORN)
-    started.wait_until_ready()
+    started = ready(daemon, WITH_STUBBORN)
     door = Endpoint(started)
     crowd = door.call("say_crowd").result["structuredContent"]["told"]
     assert door.call("stubborn_stubborn").status == 200
@@ -249,8 +251,7 @@ def test_after_a_kill_nothing_runs_and_the_next_daemon_starts_at_once(daemon, to
 
 
 def test_closed_clients_leave_neither_calls_nor_open_files(daemon):
-    started = daemon(CONFIG)
-    started.wait_until_ready()
+    started = ready(daemon)
     with bridge_with_a_call(started):
         pass
     wait_for(lambda: in_flight(started) == 1, "the call of the closed bridge to be cancelled")

@@ -72,8 +72,7 @@ def shows_a_run(lines: list[str], model: ScriptedModel) -> None:
 
 
 def leaves_nothing(lines: list[str], model: ScriptedModel) -> None:
-    assert lines == ["nothing of it is left"]
-    assert len(model.requests) == 1
+    assert (lines, len(model.requests)) == (["nothing of it is left"], 1)
 
 
 def continues(lines: list[str], model: ScriptedModel) -> None:

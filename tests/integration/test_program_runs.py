@@ -361,19 +361,6 @@ def test_built_in_tools_neither_read_hidden_files_nor_write_in_a_read_only_folde
 
 
 @pytest.mark.req("FRG-3")
-@pytest.mark.parametrize("client", some(["claude"], ["gemini"]))
-def test_built_in_tools_may_read_in_a_read_only_folder(new_user, client):
-    setup = runs.ALL[client]
-    user, model = new_user(client, *reads(setup, "there.txt"), *setup.writes(Path()).values())
-    configure(user, "read_only: true\n")
-    before = set(user.project.iterdir())
-    log = user.run("try").ok().log
-    assert "as it was" in received(model)
-    assert set(user.project.iterdir()) == before
-    assert log.metadata["own_tools"] == "read"
-
-
-@pytest.mark.req("FRG-3")
 @pytest.mark.parametrize("settings", some(["forbid_shell_in_ci: true\n"], ["tools: {run_shell_safe: off}\n"]))
 def test_codex_has_no_shell_of_its_own_where_the_workspace_has_none(new_user, settings):
     writes = [*CODEX.writes(Path(".idea")).values(), *CODEX.writes(Path()).values()]
