@@ -472,7 +472,7 @@ async def test_only_empty_answers_end_the_run_after_the_retries(provider):
         events = await run(model, provider, retries=2)
     failed = events[-1]
     assert isinstance(failed, RunFailed)
-    assert "nothing" in failed.error
+    assert "is empty" in failed.error
     assert failed.remedy
     assert len(model.requests) == 3
 

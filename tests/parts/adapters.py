@@ -16,10 +16,8 @@ from pydantic_ai.messages import ModelRequest
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from toolcrib.agent_loop.events import RunEvent
 from toolcrib.agent_loop.models.opening import open_model
 from toolcrib.agent_loop.options import AgentOptions
-from toolcrib.agent_loop.run import run_agent
 from toolcrib.catalog.names import Names
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.tool import Tool, decode_definition
@@ -37,11 +35,6 @@ LIMIT = 60.0
 
 def options(provider: str, model: ScriptedModel, /, **more: Any) -> AgentOptions:
     return AgentOptions(**{"model": MODELS[provider], "base_url": model.url, "environ": {}, **more})
-
-
-async def run(chosen: AgentOptions) -> list[RunEvent]:
-    async with asyncio.timeout(LIMIT):
-        return [event async for event in run_agent("Let them meet.", chosen)]
 
 
 def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> OfferedTool:
