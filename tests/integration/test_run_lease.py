@@ -109,7 +109,7 @@ async def test_a_lease_has_everything_that_a_run_needs_when_the_servers_are_read
         assert lease.own_tools.tools is OwnTools.READ
         assert lease.withheld == {"RUN_TEST_KEY", "A_HOST"}
         [warning] = [text for text in lease.warnings if text.startswith("The server ")]
-        assert warning.startswith("The server gone is not there: ")
+        assert warning.startswith("The server gone is unavailable: ")
         # The lease waited for the servers, so one listing has all tools.
         developer = await client.lease(wanted(toolcrib_home, "c2"))
         with member(developer) as agent:

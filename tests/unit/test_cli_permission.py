@@ -212,7 +212,7 @@ def test_who_limits_a_child_is_said_when_it_is_made_shown_and_explained(cli: Cli
 def test_an_agent_without_a_folder_is_told_what_cannot_be_judged(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "docs.yml").write_text("rules:\n- allow: files:*\n  when: {path: {under: docs}}\n")
     cli("profile", "edit", "docs", "--file", str(tmp_path / "docs.yml"))
-    said = "drifter has no folder, so `path under docs` can't be judged"
+    said = "drifter has no folder, so `path under docs` can't be checked"
     assert said in cli("agent", "add", "drifter", "--profile", "docs")[2]
     assert said in cli("why", "drifter", "files:write", "path=docs/a")[1]
     code, _, err = cli("deny", "drifter", "files:*", "--when", "path under docs")
@@ -364,7 +364,7 @@ def test_an_edit_that_cannot_begin_or_end_changes_nothing(
         ("- allow: a:*\n", "only description, rules and own_tools are allowed"),
         ("rule: []\n", "only description, rules and own_tools are allowed"),
         ("rules: [\n", "expected YAML"),
-        ("!!python/object:os.system {}", "a tag that asks for more"),
+        ("!!python/object:os.system {}", "a tag for something other"),
     ],
 )
 def test_a_text_that_is_no_profile_is_refused_with_the_line(text: str, says: str) -> None:

@@ -266,7 +266,7 @@ async def test_an_error_of_a_command_is_told_to_the_model() -> None:
 
 async def test_commands_that_are_not_wired_yet_say_so(small: CommandRegistry) -> None:
     server = CommandServer(small, NoHost())
-    with pytest.raises(RuntimeError, match="before they were wired"):
+    with pytest.raises(RuntimeError, match="before `refresh`"):
         await server.call(asked(OWNER), ToolCall(name="wall_look"))
 
 
@@ -330,7 +330,7 @@ async def test_a_raw_command_reaches_only_what_its_caller_may_use(command: str) 
 
 
 async def test_a_raw_command_reaches_no_command_of_the_command_line() -> None:
-    with pytest.raises(UsageError, match="system:stop is for the command line"):
+    with pytest.raises(UsageError, match="system:stop is only for the command line"):
         await registry.run("raw:command", {"command": "system:stop"}, at_the_door(OWNER))
 
 

@@ -236,7 +236,7 @@ async def remedies(desk: Desk, agent: str, tool: str, arguments: dict[str, Any] 
     return list(found["remedies"])
 
 
-BELIEVE = "`toolcrib trust --server files`: what its server says of it would count."
+BELIEVE = "`toolcrib trust --server files`: its server's annotations would count."
 
 
 async def test_why_says_what_would_allow_it(desk: Desk) -> None:
@@ -245,7 +245,7 @@ async def test_why_says_what_would_allow_it(desk: Desk) -> None:
     await desk.run("permission:deny", agent="reviewer", tools="files:write", when={"path": {"under": "secrets"}})
     await desk.run("permission:allow", agent="reviewer", tools="files:write", when={"path": {"under": "src"}})
     assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.environment.root}/lib"}) == [
-        "Arguments that fulfil it: agent reviewer: allow files:write when path under src.",
+        "Arguments that match: agent reviewer: allow files:write when path under src.",
         "`toolcrib allow reviewer files:write`",
     ]
     assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.environment.root}/src/a"}) == []
@@ -257,7 +257,7 @@ async def test_why_says_how_to_take_away_each_rule_that_stands_in_the_way(desk: 
     await desk.run("permission:deny", agent="worker", tools="*:write", annotations={"read_only": False})
     assert await remedies(desk, "worker", "files:write") == [
         "`toolcrib deny worker '*:write' --where 'not read_only' --remove`, then "
-        "`toolcrib profile edit mine`: take out deny files:*."
+        "`toolcrib profile edit mine`: delete deny files:*."
     ]
 
 
@@ -266,10 +266,10 @@ async def test_why_tells_of_asks_and_floors_and_built_in_profiles(desk: Desk) ->
     await desk.run("permission:allow", agent="builder", tools="files:*", ask=True)
     assert await remedies(desk, "builder", "files:write") == ["`toolcrib allow builder 'files:*' --ask --remove`"]
     assert await remedies(desk, "builder", "crib:server_add") == [
-        "Nothing: only the owner may, at the command line or with the owner's token."
+        "Nothing: only the owner may use it, on the command line or with the owner's token."
     ]
     assert await remedies(desk, "builder", "crib:raw_command") == [
-        "Another profile: `trusted` may, and agents keep the profile they were made with."
+        "A new agent with the profile `trusted`: an agent's profile can't be changed."
     ]
     await desk.run("profile:put", name="asking", rules=[{"ask": "*"}])
     await desk.crib.services.agents.add("asker", profile="asking")
@@ -317,9 +317,9 @@ async def test_why_names_what_has_to_be_done_for_a_child_and_for_those_above_it(
 async def test_a_relative_folder_is_refused_for_an_agent_that_has_none(desk: Desk, command: str) -> None:
     await desk.crib.services.agents.add("drifter", profile="nothing")
     words: dict[str, Any] = {"agent": "drifter", "tools": "files:*"}
-    with pytest.raises(UsageError, match="drifter has no folder, so `path under docs` can't be judged") as caught:
+    with pytest.raises(UsageError, match="drifter has no folder, so `path under docs` can't be checked") as caught:
         await desk.run(command, **words, when={"path": {"under": "docs"}})
-    assert "whole path" in caught.value.remedy
+    assert "absolute path" in caught.value.remedy
     assert "--workdir" in caught.value.remedy
     assert desk.crib.services.agents.rules("drifter") == ()
     assert (await desk.run(command, **words, when={"path": {"under": "/docs"}}))["changed"] is True
@@ -335,12 +335,12 @@ async def test_a_profiles_rule_that_cannot_be_judged_is_told_where_it_matters(de
     ]
     await desk.run("profile:put", name="docs", rules=rules)
     said = [
-        "drifter has no folder, so `path under docs` can't be judged: "
+        "drifter has no folder, so `path under docs` can't be checked: "
         "profile docs: allow files:* when path under docs never applies.",
-        "drifter has no folder, so `path under docs/secret` can't be judged: "
-        "profile docs: deny files:* when path under docs/secret may apply to every call that gives path.",
-        "drifter has no folder, so `path under lib` can't be judged: "
-        "profile docs: ask files:list when path under lib opens nothing.",
+        "drifter has no folder, so `path under docs/secret` can't be checked: "
+        "profile docs: deny files:* when path under docs/secret may apply to every call with path.",
+        "drifter has no folder, so `path under lib` can't be checked: "
+        "profile docs: ask files:list when path under lib allows nothing.",
     ]
     assert (await desk.run("agent:add", name="drifter", profile="docs"))["unjudged"] == said
     assert (await desk.run("agent:show", name="drifter"))["unjudged"] == said
@@ -482,7 +482,7 @@ async def test_a_file_that_changes_between_the_look_and_the_yes_is_not_trusted(d
     shared.write_text(json.dumps({"mcpServers": {"far": {"url": "http://127.0.0.1:9/far"}}}))
     (waiting,) = (await desk.run("config:check"))["waiting"]
     shared.write_text(json.dumps({"mcpServers": {"far": {"command": "evil"}}}))
-    with pytest.raises(ConfigError, match="not what it was when you looked"):
+    with pytest.raises(ConfigError, match="has changed since you reviewed it"):
         await desk.run("trust:add", file=waiting["file"], digest=waiting["digest"])
     with pytest.raises(UsageError, match="digest"):
         await desk.run("trust:add", file=waiting["file"])
@@ -558,7 +558,7 @@ async def test_trust_covers_the_definitions_it_was_given_for_and_no_later_ones(
     assert verdicts == {"read": "deny", "write": "deny", "list": "allow", "wipe": "deny"}
     told = await desk.run("permission:why", agent="reviewer", tool="files:wipe")
     assert (told["trusted"], told["new_or_changed"]) == (False, True)
-    assert "`toolcrib trust --server files`: what its server says of it would count." in told["remedies"]
+    assert "`toolcrib trust --server files`: its server's annotations would count." in told["remedies"]
     assert (await desk.run("server:trust", name="files"))["changed"] is True
     assert await desk.verdict("reviewer", "files:wipe") == "allow"
     await lists(*FILES)

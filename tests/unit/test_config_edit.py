@@ -170,7 +170,7 @@ def test_a_name_that_exists_is_refused_unless_replacing_is_asked_for(tmp_path: P
     path = tmp_path / name
     add_server(path, {"name": "Files", "command": "old"})
     before = path.read_text()
-    with pytest.raises(ConfigError, match="'Files' already"):
+    with pytest.raises(ConfigError, match="already has a server 'Files'"):
         add_server(path, {"name": "files", "command": "new"})
     assert path.read_text() == before
     add_server(path, {"name": "files", "command": "new"}, if_exists=IfExists.REPLACE)

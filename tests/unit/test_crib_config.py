@@ -82,7 +82,7 @@ async def test_a_mistake_in_the_users_file_takes_no_server_away_and_is_told_ever
     assert [set(one.servers) for one in (crib.projects.home, third)] == [{"far"}, {"far"}]
     for project in (crib.projects.home, second, third):
         texts = [str(problem) for problem in project.config.problems]
-        assert any("stays in force" in text for text in texts), texts
+        assert any("stays in effect" in text for text in texts), texts
         assert len(texts) > 1, "what the mistake is"
         assert [event.problem for event in told if isinstance(event, ConfigProblem)] == texts, "each once"
     crib.environment.paths.user_config.write_text("servers: {}\n")
@@ -114,7 +114,7 @@ async def test_a_projects_file_may_set_what_holds_for_the_project_alone(crib: Cr
     second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
     told = [str(problem) for problem in second.config.problems]
     if key in USER_ONLY_SETTINGS:
-        assert ["only your own file may set it" in text for text in told] == [True]
+        assert ["it only in your own file" in text for text in told] == [True]
         assert second.config.settings == crib.projects.home.config.settings
     else:
         assert told == []

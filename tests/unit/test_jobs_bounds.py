@@ -167,7 +167,7 @@ async def test_a_folder_that_became_a_link_while_the_job_waited_is_refused(harne
         await harness.begun("do it")
         (harness.root / "src").rmdir()
         (harness.root / "src").symlink_to(outside)
-        with pytest.raises(Denied, match="is a link now"):
+        with pytest.raises(Denied, match="is now a link"):
             async with lent(harness, desk, row):
                 pass
         assert [one.name for one in desk.crib.services.agents.agents] == ["a"]
@@ -239,7 +239,7 @@ async def test_a_folder_that_became_a_project_while_the_job_waited_is_refused(ha
         await harness.begun("do it")
         (harness.root / ".git").mkdir()
         (harness.root / ".git" / "HEAD").touch()
-        with pytest.raises(Denied, match="is in another now"):
+        with pytest.raises(Denied, match="is now in another"):
             async with lent(harness, desk, row):
                 pass
 

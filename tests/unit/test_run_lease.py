@@ -35,7 +35,7 @@ LEASE = {
     "broken": "",
     "unavailable": {"w": "it ended"},
     "withheld": ["KEY"],
-    "warnings": ["The server w is not there: it ended"],
+    "warnings": ["The server w is unavailable: it ended"],
     "tools": 1,
     "names": {"w_note": ["w", "note"]},
 }
@@ -118,7 +118,7 @@ async def test_a_daemon_that_is_just_ending_is_asked_again_until_the_next_one_le
     async with daemon_that(hangs_up, is_stopping, hangs_up, lends) as harness:
         lease = await harness.lease(wanted())
         assert (lease.agent, lease.names) == ("claude-c1", {"w_note": ("w", "note")})
-        assert lease.warnings == ("The server w is not there: it ended",)
+        assert lease.warnings == ("The server w is unavailable: it ended",)
         assert "tcb_t" not in repr(lease)
 
 

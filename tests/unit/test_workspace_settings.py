@@ -169,10 +169,10 @@ def test_other_spellings_are_read_but_only_one_of_two_files(files: Files, name: 
     assert loaded.origins == {"read_only": str(file)}
     loaded = files.load("network: false\n")
     assert not loaded.settings.read_only
-    assert f"{name} beside it" in str(loaded.problems[0])
+    assert f"{name} next to it" in str(loaded.problems[0])
     files.user.touch(0o666)
     files.user.chmod(0o666)
-    assert any("everybody may write" in str(problem) for problem in files.load().problems)
+    assert any("everyone can write" in str(problem) for problem in files.load().problems)
 
 
 def test_all_files_that_can_have_settings_are_known_so_that_changes_are_noticed(files: Files):

@@ -1,7 +1,7 @@
 """agent:* and session:* — agents and their conversations: list, show, add, rotate, remove, end.
 
-A token is in one answer only: when it was made. `agent:servers` streams an event with all servers, and another
-whenever one of them changes, for as long as the connection is open; `core.daemon_catalog` is at the other end.
+A token is returned only once, when it is created. `agent:servers` streams an event with all servers, and another
+whenever one of them changes, until the connection closes; `core.daemon_catalog` reads it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def _described(context: CommandContext, agent: Agent, used_at: float | None) -> 
 
 
 def _bounds(context: CommandContext, agent: Agent) -> dict[str, Any]:
-    """What else bounds it: the agents above it, and the rules that cannot be judged."""
+    """The agent's other limits: its ancestors, and the rules that cannot be evaluated."""
     agents, above = context.services.agents, []
     parent = agent.parent
-    # The time of one above may be over by now; that of the agent is, too, but it was added.
+    # An ancestor may have expired by now; then the agent has expired too, but it was added.
     while parent is not None and agents.knows(parent):
         one = agents.find(parent)
         above.append({"agent": one.name, "profile": one.profile})
@@ -69,7 +69,7 @@ def _last_uses(context: CommandContext) -> dict[str, float]:
 
 @registry.command("agent:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_agents(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """List the agents: profile, folder, parent, end, last use."""
+    """List the agents: profile, folder, parent, expiry, last use."""
     uses = _last_uses(context)
     return {"agents": [_described(context, agent, uses.get(agent.name)) for agent in context.services.agents.agents]}
 
@@ -95,14 +95,14 @@ async def show(context: CommandContext, params: AgentName) -> dict[str, Any]:
 class AddAgent(Parameters):
     name: str = Field(description="up to 48 of a-z 0-9 _ . -")
     profile: str = "developer"
-    workdir: PathText | None = Field(default=None, description="the whole path of the folder it works in")
-    expires: str | None = Field(default=None, description="how long it lives: 30m, 8h, 2d; without it, until removed")
-    parent: str | None = Field(default=None, description="an agent that bounds what it may do, and ends with")
+    workdir: PathText | None = Field(default=None, description="absolute path of its working folder")
+    expires: str | None = Field(default=None, description="lifetime: 30m, 8h, 2d; default: until removed")
+    parent: str | None = Field(default=None, description="an agent whose limits and end also apply to it")
 
 
 @registry.command("agent:add", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
-    """Add an agent; its token is shown once, and is in a file that only the owner can read."""
+    """Add an agent; its token is shown once, and kept in a file that only the owner can read."""
     minted = await context.services.agents.add(
         params.name,
         profile=params.profile,
@@ -122,7 +122,7 @@ def _lifetime(expires: str | None) -> float | None:
         return None
     lives = parse_duration(expires)
     if lives is None:
-        raise UsageError(f"{expires[:40]!r} is no time to live.", remedy="Write for instance 30m, 8h or 2d.")
+        raise UsageError(f"{expires[:40]!r} is not a duration.", remedy="Write 30m, 8h or 2d, for example.")
     return lives
 
 
@@ -132,7 +132,7 @@ def _with_token(context: CommandContext, minted: MintedAgent) -> dict[str, Any]:
 
 
 def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
-    """Servers whose annotations do not count, if the profile allows tools by annotations."""
+    """Servers whose annotations are not trusted, if the profile allows tools by annotation."""
     if not any(rule.effect is Verdict.ALLOW and rule.annotations for rule in profile.rules):
         return []
     servers = context.project.config.servers
@@ -143,7 +143,7 @@ def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
     "agent:rotate", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def rotate(context: CommandContext, params: AgentName) -> dict[str, Any]:
-    """Give an agent a new token, which is shown once; the old one is void at once."""
+    """Give an agent a new token, which is shown once; the old one stops working immediately."""
     return _with_token(context, await context.services.agents.rotate(params.name))
 
 
@@ -151,7 +151,7 @@ async def rotate(context: CommandContext, params: AgentName) -> dict[str, Any]:
     "agent:remove", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def remove(context: CommandContext, params: AgentName) -> dict[str, Any]:
-    """End an agent and its children: their tokens are void at once, their folders go."""
+    """Remove an agent and its children: their tokens stop working, their folders are deleted."""
     name, *children = await context.services.agents.remove(params.name)
     return {"agent": name, "children": children}
 
@@ -164,11 +164,11 @@ class AgentToken(Parameters):
     "agent:servers", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON, servers=ServersNeeded.ALL
 )
 async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]:
-    """Report to a program how the servers are that its agent may use, and report every change."""
+    """Report the state of the servers that a program's agent may use, and every change."""
     agents = context.services.agents
     agent = agents.authenticate(params.token)
     if agent is None:
-        raise Denied("This token is nobody's.", remedy="`toolcrib agent list` shows the agents.")
+        raise Denied("No agent has this token.", remedy="Run `toolcrib agent list` to see the agents.")
     changed = asyncio.Event()
     leave = context.crib.bus.subscribe(lambda _: changed.set(), ServerStateChanged, CatalogChanged, PermissionChanged)
     root = context.project.root if agent.workdir is None else project_of(agent.workdir)
@@ -187,7 +187,7 @@ async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]
 
 
 def _visible_servers(project: Project, permission: Permission) -> list[dict[str, Any]]:
-    """The servers of which somebody with this permission may use a tool, or could, were it known."""
+    """The servers with a tool that this permission shows, or might show if the tools were known."""
     found = []
     for name, server in sorted(project.servers.items()):
         tools = project.catalog.of_server(name) if server.tools is not None else (harmless_stand_in(name, name),)
@@ -217,7 +217,7 @@ class ListSessions(Parameters):
 
 @registry.command("session:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_sessions(context: CommandContext, params: ListSessions) -> dict[str, Any]:
-    """List the sessions of all agents, or of one, with what was done in each."""
+    """List the sessions of all agents, or of one, with the activity in each."""
     found = [one for one in context.services.sessions if params.agent in (None, one.agent)]
     found.sort(key=lambda one: one.used_at, reverse=True)
     return {"sessions": [describe_session(one) for one in found]}
@@ -230,16 +230,16 @@ class EndSessions(Parameters):
 
 @registry.command("session:end", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def end_sessions(context: CommandContext, params: EndSessions) -> dict[str, Any]:
-    """End one session, or all of an agent: what is under way in it stops, its legacy clients begin again."""
+    """End one session, or all of an agent: open requests stop, and legacy clients must reconnect."""
     sessions = context.services.sessions
     if (params.id is None) == (params.agent is None):
-        raise UsageError("Say which sessions end.", remedy="Give either an id or an agent.")
+        raise UsageError("It is not clear which sessions to end.", remedy="Give either an id or an agent.")
     if params.id is not None:
         session = sessions.by_id(params.id)
         await sessions.end(session)
         return {"ended": [describe_session(session)]}
     gone = [describe_session(one) for one in sessions if one.agent == params.agent]
     if not gone:
-        raise NotFound(f"{params.agent} has no sessions.", remedy="`toolcrib sessions` lists all.")
+        raise NotFound(f"{params.agent} has no sessions.", remedy="Run `toolcrib sessions` to see all.")
     await sessions.end_agent(str(params.agent))
     return {"ended": gone}

@@ -1,4 +1,4 @@
-"""approval:* — calls that wait for the owner's word."""
+"""approval:* — calls that wait for the owner's approval."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _described(context: CommandContext, approval: Approval, *, whole: bool = Fal
 
 
 class ListApprovals(Parameters):
-    wait: float = Field(default=0.0, ge=0.0, le=LONGEST_WAIT, description="seconds to wait until there is one")
-    id: str | None = Field(default=None, description="only this call, with its arguments whole, however long")
+    wait: float = Field(default=0.0, ge=0.0, le=LONGEST_WAIT, description="seconds to wait for one")
+    id: str | None = Field(default=None, description="only this call, with its full arguments")
 
 
 @registry.command("approval:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
@@ -44,7 +44,7 @@ async def list_approvals(context: CommandContext, params: ListApprovals) -> dict
     else:
         found = await approvals.next(params.wait) if params.wait else approvals.waiting()
     whole = params.id is not None
-    # Agents choose how much there is to look through.
+    # Agents decide how long their arguments are, so masking them may take a while.
     rows = [await asyncio.to_thread(_described, context, approval, whole=whole) for approval in found]
     return {"approvals": rows}
 
@@ -52,12 +52,12 @@ async def list_approvals(context: CommandContext, params: ListApprovals) -> dict
 class AnswerApproval(Parameters):
     id: str
     approved: bool
-    always: bool = Field(default=False, description="also a rule for this agent and this very tool, from now on")
+    always: bool = Field(default=False, description="also add a rule for this agent and tool")
 
 
 @registry.command("approval:answer", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, Any]:
-    """Approve or refuse a call that waits; `always` makes a rule of it."""
+    """Approve or refuse a waiting call; `always` also adds a rule."""
     approvals = context.services.approvals
     approval = approvals.find(params.id)
     waited = [one.id for one in approvals.waiting()]
@@ -65,9 +65,9 @@ async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, A
     if params.always:
         rule = _allowed(context, approval) if params.approved else _denied(approval)
     if params.approved and rule is not None:
-        # First the rule: if it cannot be had, the call still waits for another answer.
+        # The rule comes first: if it cannot be added, the call still waits for another answer.
         await context.services.agents.add_rule(approval.agent, rule)
-    # The rule may have been an answer already, to this call and to others that it covers.
+    # The rule may already have answered this call and others that it covers.
     with contextlib.suppress(NotFound):
         approvals.answer(approval.id, approved=params.approved)
     if not params.approved and rule is not None:
@@ -87,15 +87,15 @@ def _denied(approval: Approval) -> Rule:
 
 
 def _allowed(context: CommandContext, approval: Approval) -> Rule:
-    """What makes the asking unnecessary and gives no more than was asked for: this tool, on the asking rule's terms."""
+    """A rule that makes asking unnecessary and allows no more: this tool, under the asking rule's conditions."""
     agent = context.services.agents.find(approval.agent)
-    remedy = f"`toolcrib approve {approval.id}` approves this one call."
+    remedy = f"Run `toolcrib approve {approval.id}` to approve only this call."
     asking = [rule for rule in agent.permission.rules if rule.text == approval.rule and rule.effect is Verdict.ASK]
     if not asking:
         raise UsageError(
-            f"{agent.name} cannot be allowed it for always: it is asked for by {approval.rule}.", remedy=remedy
+            f"{agent.name} cannot be allowed this permanently, because {approval.rule} asks for it.", remedy=remedy
         )
-    unclear = UsageError(f"No rule can name {approval.tool!r} and no other tool.", remedy=remedy)
+    unclear = UsageError(f"A rule for {approval.tool!r} would also match other tools.", remedy=remedy)
     if is_glob(approval.tool) or approval.tool.count(":") != 1:
         raise unclear
     try:

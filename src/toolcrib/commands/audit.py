@@ -1,4 +1,4 @@
-"""audit:* — what is in the audit log, what comes into it, and whether it is as it was written."""
+"""audit:* — query, follow and verify the audit log."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _OUTCOMES = ", ".join(CallOutcome)
 _POLL = 0.25
 _AT_ONCE = 500
 _REPORT_EVERY = 2.0
-"""Seconds between two reports of how far `verify` is."""
+"""Seconds between two progress reports of `verify`."""
 
 
 class AuditParameters(Parameters):
     agent: str | None = None
-    tool: str | None = Field(default=None, description="server:tool or a glob; without a colon, the tool of any server")
+    tool: str | None = Field(default=None, description="server:tool or a glob; without a colon, of any server")
     server: str | None = None
     outcome: str | None = Field(default=None, description=_OUTCOMES)
     session: str | None = None
-    since: str | None = Field(default=None, description="ago (90s, 1h, 2d) or a time (2026-11-16T10:00)")
-    until: str | None = Field(default=None, description="as since")
+    since: str | None = Field(default=None, description="age (90s, 1h, 2d) or time (2026-11-16T10:00)")
+    until: str | None = Field(default=None, description="like since")
     limit: int = Field(default=50, ge=1, le=20_000)
 
     def filters(self) -> dict[str, Any]:
@@ -48,15 +48,15 @@ class AuditParameters(Parameters):
 
 @registry.command("audit:query", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def query(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
-    """Show the newest entries of the audit log that fit, the newest last: calls, denials, changes of permissions."""
+    """Show the newest matching entries of the audit log, newest last: calls, denials, permission changes."""
     entries = await context.services.audit.query(**params.filters(), limit=params.limit)
-    # What came later than `until` is not looked at: it may hold the outcome.
+    # With `until`, the outcome of a call may be in a later entry.
     return {"entries": entries, "cut_off": interrupted_calls(entries) if params.until is None else []}
 
 
 @registry.command("audit:follow", CommandEffect.REVEALS, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def follow(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
-    """Show the newest entries of the audit log that fit, then those that come."""
+    """Show the newest matching entries of the audit log, then new ones as they arrive."""
     audit_log = context.services.audit
     filters = params.filters()
     seen = await audit_log.newest()
@@ -69,19 +69,17 @@ async def follow(context: CommandContext, params: AuditParameters) -> dict[str, 
         newest = await audit_log.newest()
         entries = await audit_log.query(**filters, limit=_AT_ONCE, after=seen)
         if not entries:
-            # What did not fit need not be looked through again.
+            # Skip entries that did not match.
             seen = max(seen, newest)
 
 
 class VerifyParameters(Parameters):
-    expect: str | None = Field(
-        default=None, description="SEQ:HASH, a head of the audit log that was written down before"
-    )
+    expect: str | None = Field(default=None, description="SEQ:HASH, an earlier head of the audit log")
 
 
 @registry.command("audit:verify", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def verify(context: CommandContext, params: VerifyParameters) -> dict[str, Any]:
-    """Check that no entry of the audit log was changed, removed or put in since it was written."""
+    """Check that no entry of the audit log was changed, removed or inserted since it was written."""
     reported_at = time.monotonic()
 
     async def progress(checked: int, total: int) -> None:
@@ -94,14 +92,14 @@ async def verify(context: CommandContext, params: VerifyParameters) -> dict[str,
 
 
 def checked_outcome(outcome: str | None) -> str | None:
-    # A change has words of its own there: "agent added".
+    # Changes have their own outcomes of several words: "agent added".
     if outcome is None or " " in outcome or outcome in list(CallOutcome):
         return outcome
-    raise UsageError(f"{outcome!r} is no outcome.", remedy=f"Known: {_OUTCOMES}; or a change's words.")
+    raise UsageError(f"There is no outcome {outcome!r}.", remedy=f"Known: {_OUTCOMES}; or a change: 'agent added'.")
 
 
 def interrupted_calls(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Calls without an outcome, of which none can come any more: the process that wrote the intent is gone."""
+    """Calls that will never have an outcome, because the process that wrote the intent is gone."""
     open_calls: dict[str, None] = {}
     for entry in entries:
         if entry["kind"] == EntryKind.INTENT:
@@ -121,13 +119,13 @@ def _may_still_run(call: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except (ValueError, PermissionError):
-        # Not an id of ours, or somebody else's process: nobody can say.
+        # Not one of our ids, or another user's process: unknown.
         return True
     return True
 
 
 def parse_time(text: str | None) -> float | None:
-    """`1h` is an hour ago; a time without a zone is of this machine."""
+    """`1h` is an hour ago; a time without a zone is local time."""
     if text is None:
         return None
     ago = parse_duration(text)
@@ -137,5 +135,5 @@ def parse_time(text: str | None) -> float | None:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{text!r} is no time.", remedy="Write how long ago (90s, 30m, 1h, 2d) or when (2026-11-16T10:00)."
+            f"{text!r} is not a time.", remedy="Write an age (90s, 30m, 1h, 2d) or a time (2026-11-16T10:00)."
         ) from None

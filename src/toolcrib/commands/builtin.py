@@ -1,6 +1,6 @@
 """The commands as an in-process server with the reserved name `crib`.
 
-In: a call that came through the door. Out: the command's result as an MCP tool result. In the catalog its tools are
+In: a call from the door. Out: the command's result as an MCP tool result. In the catalog its tools are
 `crib_<namespace>_<action>`.
 """
 
@@ -31,7 +31,7 @@ from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 def builtins(
     registry: CommandRegistry, host: CommandHost, *, unsafe_no_sandbox: bool = False
 ) -> dict[str, BuiltinServer]:
-    """The servers that live in this process, by their reserved names."""
+    """The in-process servers by their reserved names."""
     servers: tuple[BuiltinServer, ...] = (
         CommandServer(registry, host),
         WorkspaceServer(unsafe_no_sandbox=unsafe_no_sandbox),
@@ -54,10 +54,10 @@ class CommandServer:
         self.crib = crib
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """There is nothing to close."""
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
-        """Jobs cost money and tokens: they are listed where the person wants them."""
+        """Jobs cost money and tokens, so they are listed only if the user's configuration has `jobs:`."""
         wanted = self.crib is not None and self.crib.projects.home.config.settings.jobs.for_agents
         return self.tools if wanted else self._without_jobs
 
@@ -73,7 +73,7 @@ class CommandServer:
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
         if self.crib is None:
-            raise RuntimeError("the commands were asked before they were wired")
+            raise RuntimeError("a command was called before `refresh`")
         context = CommandContext(crib=self.crib, request=request, host=self._host, via=Via.MCP, emit=_discard)
         arguments = msgspec.json.decode(call.params.get("arguments", b"{}")) or {}
         try:
@@ -84,7 +84,7 @@ class CommandServer:
 
 
 async def _discard(_: dict[str, Any]) -> None:
-    """Streaming commands are not offered over MCP, so nothing is lost here."""
+    """Streaming commands are not offered over MCP, so nothing is lost."""
 
 
 def _definition(command: Command) -> bytes:
@@ -106,7 +106,7 @@ def _definition(command: Command) -> bytes:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Without the titles and class docstrings that pydantic adds: they cost tokens and tell a model nothing."""
+    """Removes the titles and class docstrings that pydantic adds: they cost tokens and don't help a model."""
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):

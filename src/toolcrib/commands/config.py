@@ -1,6 +1,4 @@
-"""config:*, trust:* and workspace:* — what the configuration says, which project files may take part, and what the
-workspace tools may do in a folder.
-"""
+"""config:*, trust:* and workspace:* — the configuration, trust in project files, and the workspace tools' settings."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from toolcrib.workspace.workspace import examine
 
 @registry.command("config:check", CommandEffect.READS, Availability.SOCKET)
 async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Read the configuration anew and report everything that is wrong with it."""
+    """Read the configuration again and report all problems."""
     crib, root = context.crib, context.project.root
     config = await crib.projects.read_config(root)
     trusted = await crib.trust.files()
@@ -39,7 +37,7 @@ async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
 
 @registry.command("config:show", CommandEffect.READS, Availability.SOCKET)
 async def show(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Show the configuration in force, secrets masked."""
+    """Show the effective configuration with secrets masked."""
     return {"config": mask(await context.crib.projects.read_config(context.project.root))}
 
 
@@ -49,18 +47,16 @@ class UntrustFile(Parameters):
 
 class TrustFile(UntrustFile):
     digest: str
-    """Of the content that the person looked at, as `config:check` has it; a file that changed since is not trusted."""
+    """From `config:check`, for the content that the user reviewed; a file that changed since is not trusted."""
 
 
 @registry.command("trust:add", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
-    """Trust a project's file as it is now; any later change to it asks again."""
+    """Trust a project's file in its current form; any later change needs trust again."""
     file = Path(params.file)
     digest = trust_digest(file)
     if digest != params.digest:
-        raise ConfigError(
-            f"{file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
-        )
+        raise ConfigError(f"{file} has changed since you reviewed it.", remedy="Review it again with `toolcrib trust`.")
     await context.crib.trust.add_file(file, digest)
     await context.crib.projects.reload(by=context.principal.name)
     return {"file": str(file), "sha256": digest}
@@ -68,7 +64,7 @@ async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
 
 @registry.command("trust:remove", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def untrust(context: CommandContext, params: UntrustFile) -> dict[str, Any]:
-    """Take the trust in a project's file back; what it started ends."""
+    """Stop trusting a project's file; the servers that it started end."""
     was_trusted = await context.crib.trust.remove_file(Path(params.file))
     await context.crib.projects.reload(by=context.principal.name)
     return {"file": params.file, "was_trusted": was_trusted}
@@ -76,16 +72,16 @@ async def untrust(context: CommandContext, params: UntrustFile) -> dict[str, Any
 
 class CheckWorkspace(Parameters):
     root: PathText | None = None
-    """The project's own folder if none is given."""
+    """Default: the project's folder."""
 
 
 @registry.command("workspace:check", CommandEffect.REVEALS, Availability.SOCKET)
 async def check_workspace(context: CommandContext, params: CheckWorkspace) -> dict[str, Any]:
-    """Show what is confined in a folder, which sandbox is in force, and which tools are refused and why."""
+    """Show the workspace of a folder: its confinement, its sandbox, and which tools are refused and why."""
     crib = context.crib
     root = Path(params.root) if params.root else context.project.root
-    if not os.path.isdir(root):  # noqa: PTH112 - pathlib raises for a folder above that is not ours
-        raise NotFound(f"There is no folder {root}.", remedy="Name one that exists.")
+    if not os.path.isdir(root):  # noqa: PTH112 - pathlib raises for a parent folder without access
+        raise NotFound(f"There is no folder {root}.", remedy="Give an existing folder.")
     trusted = await crib.trust.files()
     loaded = load_settings(root, environ=crib.environment.variables, is_trusted=lambda _, digest: digest in trusted)
     found = await examine(

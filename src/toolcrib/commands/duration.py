@@ -1,4 +1,4 @@
-"""A stretch of time as people write it: `90s`, `30m`, `8h`, `2d`, `1w`."""
+"""Parses durations: `90s`, `30m`, `8h`, `2d`, `1w`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_duration(text: str) -> float | None:
-    """None: it is no such text."""
+    """The duration in seconds, or None if the text is not one."""
     span = _DURATION.fullmatch(text.strip())
     return None if span is None else float(span["number"]) * _UNITS[span["unit"]]

@@ -49,20 +49,18 @@ def _seconds(row: JobRow) -> float | None:
 class SubmitJob(Parameters):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    prompt: Annotated[str, VERBATIM] = Field(description="what it should do; it knows nothing else")
-    runs: JobRunner = Field(
-        default="model", alias="with", description="a model with these tools, or a coding agent's program"
-    )
+    prompt: Annotated[str, VERBATIM] = Field(description="the task; it has no other context")
+    runs: JobRunner = Field(default="model", alias="with", description="a model with these tools, or a coding agent")
     model: str | None = Field(default=None, description="provider:model, only with `model`")
     profile: str | None = Field(default=None, description="to allow it less")
-    workdir: PathText | None = Field(default=None, description="the folder it works in, beneath your own")
+    workdir: PathText | None = Field(default=None, description="its folder, within your own")
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="seconds")
     max_steps: int = Field(default=30, ge=1, le=1000)
 
 
 @registry.command("job:submit", CommandEffect.WORKS, Availability.EVERYWHERE)
 async def submit(context: CommandContext, params: SubmitJob) -> dict[str, Any]:
-    """Have an agent do something in the background, with your permissions at most. Returns the job's id at once."""
+    """Run an agent in the background, with at most your permissions. Returns the job's id immediately."""
     return _described(await context.host.jobs.submit(context.principal, context.project.root, params))
 
 
@@ -73,7 +71,7 @@ class ListJobs(Parameters):
 
 @registry.command("job:list", CommandEffect.READS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_jobs(context: CommandContext, params: ListJobs) -> dict[str, Any]:
-    """List your jobs, the newest first."""
+    """List your jobs, newest first."""
     status = None if params.status is None else JobStatus(params.status)
     rows, total = await context.host.jobs.latest(context.principal, status=status, most=params.limit)
     return {"jobs": [{**_described(row), "prompt": _short(row.prompt)} for row in rows], "total": total}
@@ -85,12 +83,12 @@ def _short(prompt: str) -> str:
 
 class JobResultParameters(Parameters):
     job: str = Field(description="its id")
-    wait: float = Field(default=0, ge=0, le=600, allow_inf_nan=False, description="seconds to wait for its end")
+    wait: float = Field(default=0, ge=0, le=600, allow_inf_nan=False, description="seconds to wait for it to end")
 
 
 @registry.command("job:result", CommandEffect.READS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def result(context: CommandContext, params: JobResultParameters) -> dict[str, Any]:
-    """Get a job's status and, once it is over, its text or what went wrong."""
+    """Get a job's status and, when it has ended, its text or error."""
     row = await context.host.jobs.result(context.principal, params.job, wait=params.wait)
     return {
         **_described(row),
@@ -108,5 +106,5 @@ class JobId(Parameters):
 
 @registry.command("job:cancel", CommandEffect.WORKS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def cancel(context: CommandContext, params: JobId) -> dict[str, Any]:
-    """End a job that waits or runs, with all that it started. What it did until then stays."""
+    """End a waiting or running job and everything it started. Its changes stay."""
     return _described(await context.host.jobs.cancel(context.principal, params.job))

@@ -1,7 +1,7 @@
-"""Commands without a daemon: a `Crib` is wired, asked and closed.
+"""Runs commands without a daemon, in a `Crib` that is open only for them.
 
-In: the command's name and parameters as the CLI has them. Out: its result. Servers that the command needs are
-connected for it and gone afterwards.
+In: the command's name and parameters from the CLI. Out: its result. The servers that the command needs are connected
+for it and closed afterwards.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ RunLocal = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class NoDaemon:
-    """The host of a one-shot command: there is no endpoint and nothing to stop."""
+    """The host of commands without a daemon: it has no endpoint and nothing to stop."""
 
     def __init__(self) -> None:
         self.leases = ActiveLeases()
 
     @property
     def jobs(self) -> JobService:
-        raise DaemonNotRunning("Only a daemon runs jobs.", remedy="`toolcrib up --detach` starts one.")
+        raise DaemonNotRunning("Jobs need a daemon.", remedy="Run `toolcrib up --detach` to start one.")
 
     def describe(self) -> dict[str, Any]:
         return {"running": False, "endpoint": None, "token_file": None, "pid": None, "version": __version__}
 
     def stop(self) -> None:
-        raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up` starts one.")
+        raise DaemonNotRunning("No daemon is running.", remedy="Run `toolcrib up` to start one.")
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +52,7 @@ async def local_commands(
     root: Path,
     emit: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> AsyncIterator[RunLocal]:
-    """Wires what this command needs, and runs it and others like it until the block ends."""
+    """Opens a crib with the servers that this command needs, which runs it and similar ones until the block ends."""
     command = registry.find(name)
     host = NoDaemon()
     crib = Crib(
@@ -73,12 +73,12 @@ async def local_commands(
 
 
 def excludes_daemon(name: str) -> bool:
-    """Whether no daemon may start meanwhile: it would not know of the change, having read all this before."""
+    """Whether no daemon may start meanwhile, because it could have read its state before the change."""
     return registry.find(name).cached
 
 
 def _needed(command: Command, params: dict[str, Any]) -> frozenset[str] | None:
-    """The servers a command needs, so that one call does not start them all. None: all of them."""
+    """The servers that a command needs, so that one call does not start them all. None means all."""
     if command.servers is ServersNeeded.NONE:
         return frozenset()
     if command.servers is not ServersNeeded.NAMED or _calls_a_command(command, params):
@@ -89,5 +89,5 @@ def _needed(command: Command, params: dict[str, Any]) -> frozenset[str] | None:
 
 
 def _calls_a_command(command: Command, params: dict[str, Any]) -> bool:
-    """Whether the tool to be called is a command of ours: its answer is about all servers."""
+    """Whether the tool to call is one of Toolcrib's commands, whose result covers all servers."""
     return command.name == "tool:call" and str(params.get("tool", "")).startswith(("crib:", "crib_", "mcp_crib_"))

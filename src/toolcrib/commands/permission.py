@@ -1,7 +1,7 @@
-"""permission:* and profile:* — an agent's own rules, why it may or may not use a tool, and sets of rules to share.
+"""permission:* and profile:* — an agent's own rules, the reason for a decision, and shared sets of rules.
 
-`PermissionCase` finds which rules apply to a tool, and what would let the agent use it: every line of `ways` is a
-whole way, and whoever does all that it says has allowed the tool.
+`PermissionCase` finds which rules apply to a tool, and what would let the agent use it: each line of `ways` is a
+complete alternative, and following it allows the tool.
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ from toolcrib.policy.permission import NO_RULE, OWNER_ONLY, RAW_RESTRICTED, Rule
 from toolcrib.policy.rule import trusted_annotations
 
 _FIXED_DENIALS = {
-    OWNER_ONLY.rule: "Nothing: only the owner may, at the command line or with the owner's token.",
-    RAW_RESTRICTED.rule: "Another profile: `trusted` may, and agents keep the profile they were made with.",
+    OWNER_ONLY.rule: "Nothing: only the owner may use it, on the command line or with the owner's token.",
+    RAW_RESTRICTED.rule: "A new agent with the profile `trusted`: an agent's profile can't be changed.",
 }
 
 
 def fixed_denial(permission: Permission, tool: Tool) -> Decision | None:
-    """The decision that no rule changes, of the agent or of one above it."""
+    """The decision for the agent or one of its ancestors that no rule can change."""
     above = permission.parent
     return permission.fixed_denial(tool) or (None if above is None else fixed_denial(above, tool))
 
 
 def unjudged(agent: str, permission: Permission, rules: Iterable[Rule]) -> list[str]:
-    """What to say of rules that start at the agent's folder, where it has none."""
+    """A message for each rule that needs the agent's folder, if it has none."""
     if permission.folder is not None:
         return []
     return [
-        f"{agent} has no folder, so `{condition}` can't be judged: {rule} {_unjudged_effect(rule, condition.argument)}."
+        f"{agent} has no folder, so `{condition}` can't be checked: "
+        f"{rule} {_unjudged_effect(rule, condition.argument)}."
         for rule in rules
         for condition in rule.from_folder
     ]
@@ -78,24 +79,24 @@ def _unjudged_effect(rule: Rule, argument: str) -> str:
         case Verdict.ALLOW:
             return "never applies"
         case Verdict.ASK:
-            return "opens nothing"
+            return "allows nothing"
         case Verdict.DENY:
-            return f"may apply to every call that gives {argument}"
+            return f"may apply to every call with {argument}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PermissionCase:
-    """One question about an agent, or about one above it."""
+    """A tool and its arguments, judged for an agent or one of its ancestors."""
 
     agent: str
     permission: Permission
     tool: Tool
     arguments: dict[str, Any] | None
     label: str = ""
-    """Whose the rules are, before each of them; nothing for the agent's own."""
+    """The ancestor that has the rules, as a prefix; empty for the agent itself."""
 
     def rules(self) -> Iterator[dict[str, Any]]:
-        """All that speak of the tool; those of the agents above come after its own."""
+        """All rules that match the tool; those of its ancestors come after the agent's own."""
         for case in self._line():
             for match in case._matches():
                 yield {"agent": case.agent, "rule": f"{case.label}{match.rule}", "applies": match.applies}
@@ -108,7 +109,7 @@ class PermissionCase:
         ]
 
     def ways(self) -> Iterator[str]:
-        """What would make it allowed, each line by itself."""
+        """The alternatives that would allow the tool."""
         floor = fixed_denial(self.permission, self.tool)
         if floor is not None:
             yield _FIXED_DENIALS[floor.rule]
@@ -116,7 +117,7 @@ class PermissionCase:
         held = [case for case in self._line() if case._decision().verdict is not Verdict.ALLOW]
         trusted_tool = dataclasses.replace(self.tool, trusted=True)
         if all(dataclasses.replace(case, tool=trusted_tool)._decision().verdict is Verdict.ALLOW for case in held):
-            yield f"`toolcrib trust --server {shlex.quote(self.tool.server)}`: what its server says of it would count."
+            yield f"`toolcrib trust --server {shlex.quote(self.tool.server)}`: its server's annotations would count."
         if len(held) == 1:
             yield from held[0]._other_arguments()
         steps = dict.fromkeys(step for case in held for step in case._steps())
@@ -125,7 +126,7 @@ class PermissionCase:
             yield way[0].upper() + way[1:] + ("" if way.endswith("`") else ".")
 
     def _line(self) -> tuple[PermissionCase, ...]:
-        """The agent and all above it."""
+        """The agent and its ancestors."""
         parent = self.permission.parent
         if parent is None:
             return (self,)
@@ -145,10 +146,10 @@ class PermissionCase:
             rule = match.rule
             judged = self.permission.folder is not None or not rule.from_folder
             if not match.applies and rule.effect is Verdict.ALLOW and judged:
-                yield f"Arguments that fulfil it: {rule}."
+                yield f"Arguments that match: {rule}."
 
     def _steps(self) -> Iterator[str]:
-        """All that is to be done for this agent, one after the other."""
+        """The steps for this agent, in order."""
         matches, gone = self._matches(), list[Rule]()
         while True:
             decision = self.permission.by_itself(self.tool, self.arguments, without=gone)
@@ -156,7 +157,7 @@ class PermissionCase:
                 return
             decides = [match.rule for match in matches if str(match.rule) == decision.rule]
             if not decides or (decision.verdict is Verdict.ASK and decides[0].origin is RuleOrigin.PROFILE):
-                # An allow of its own is enough here.
+                # An allow rule of its own is enough.
                 if self.agent not in (OWNER.name, CLIENT.name):
                     yield f"`toolcrib allow {self.agent} {shlex.quote(self.tool.display)}`"
                 return
@@ -169,12 +170,14 @@ class PermissionCase:
         if rule.origin is not RuleOrigin.PROFILE:
             return f"`{_removal(self.agent, rule)}`"
         if rule.holder in BUILTIN:
-            return f"another profile: {rule.holder} is built in, and agents keep the profile they were made with"
-        return f"`toolcrib profile edit {rule.holder}`: take out {str(rule).partition(': ')[2]}"
+            return (
+                f"a new agent with another profile: {rule.holder} is built in, and an agent's profile can't be changed"
+            )
+        return f"`toolcrib profile edit {rule.holder}`: delete {str(rule).partition(': ')[2]}"
 
 
 def _removal(agent: str, rule: Rule) -> str:
-    """The command line that takes the rule away."""
+    """The command line that removes the rule."""
     words = ["toolcrib", "deny" if rule.effect is Verdict.DENY else "allow", agent, rule.tools]
     for name, value in rule.annotations.items():
         words += ["--where", name if value else f"not {name}"]
@@ -185,7 +188,7 @@ def _removal(agent: str, rule: Rule) -> str:
 
 
 _SHOWN = 5
-"""Tools and rules that are named one by one."""
+"""The number of tools or rules that an answer lists."""
 
 
 class RuleParameters(Parameters):
@@ -196,27 +199,27 @@ class RuleParameters(Parameters):
     """Conditions on arguments, as in a profile: `{"path": {"under": "src"}}`."""
     annotations: dict[str, bool] = Field(default_factory=dict)
     remove: bool = False
-    """Take this very rule away."""
+    """Remove exactly this rule."""
 
     def rule(self, effect: Verdict) -> Rule:
         data = {str(effect): self.tools, "when": self.when, "annotations": self.annotations}
         try:
             return rule_from(data, where=f"rule for {self.agent}", origin=RuleOrigin.AGENT, holder=self.agent)
         except ConfigError as error:
-            # It is in no file: these are the parameters that were given.
+            # The rule comes from the parameters, not from a file.
             raise UsageError(error.message, remedy=error.remedy) from None
 
 
 class AllowParameters(RuleParameters):
     ask: bool = False
-    """A person is asked at each call."""
+    """Ask the owner before each call."""
 
 
 @registry.command(
     "permission:allow", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def allow(context: CommandContext, params: AllowParameters) -> dict[str, Any]:
-    """Allow an agent the tools of a glob, or take such a rule away."""
+    """Allow an agent the tools that match a glob, or remove such a rule."""
     return await _change(context, params, params.rule(Verdict.ASK if params.ask else Verdict.ALLOW))
 
 
@@ -224,7 +227,7 @@ async def allow(context: CommandContext, params: AllowParameters) -> dict[str, A
     "permission:deny", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def deny(context: CommandContext, params: RuleParameters) -> dict[str, Any]:
-    """Deny an agent the tools of a glob, or take such a rule away; a deny wins over every allow."""
+    """Deny an agent the tools that match a glob, or remove such a rule; a deny always wins."""
     return await _change(context, params, params.rule(Verdict.DENY))
 
 
@@ -248,13 +251,13 @@ async def _change(context: CommandContext, params: RuleParameters, rule: Rule) -
 def _refuse_unjudged(agent: Agent, rule: Rule) -> None:
     if agent.workdir is None and rule.from_folder:
         raise UsageError(
-            f"{agent.name} has no folder, so `{rule.from_folder[0]}` can't be judged.",
-            remedy="Write the whole path, or use an agent that has a folder: `toolcrib agent add NAME --workdir DIR`.",
+            f"{agent.name} has no folder, so `{rule.from_folder[0]}` can't be checked.",
+            remedy="Write an absolute path, or use an agent with a folder: `toolcrib agent add NAME --workdir DIR`.",
         )
 
 
 def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str, Any]:
-    """Which tools that are known the rule speaks of, and which of them stay denied."""
+    """The known tools that the rule matches, and those of them that are still denied."""
     known = {name for name, server in project.servers.items() if server.tools is not None}
     enabled = {name for name, config in project.config.servers.items() if config.enabled}
     covered = [tool for tool in project.catalog.tools if rule.covers(tool)]
@@ -280,14 +283,14 @@ def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str,
 class WhyParameters(Parameters):
     agent: str
     tool: str
-    """`server:tool`, or any full name of it."""
+    """`server:tool`, or any of its full names."""
     arguments: Annotated[dict[str, Any] | None, VERBATIM] = None
-    """Of the call; without them, conditions on arguments are taken to hold where they allow something."""
+    """Without them, conditions on arguments count as met in rules that allow something."""
 
 
 @registry.command("permission:why", CommandEffect.REVEALS, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
-    """Say whether an agent may use a tool, which rule decides, and what would change that."""
+    """Show whether an agent may use a tool, which rule decides, and how to change that."""
     permission = _permission(context, params.agent)
     async with _project_of(context, params.agent) as project:
         tool, unknown = await _find_tool(context, project, params.tool)
@@ -323,7 +326,7 @@ def _permission(context: CommandContext, agent: str) -> Permission:
 
 @contextlib.asynccontextmanager
 async def _project_of(context: CommandContext, agent: str) -> AsyncIterator[Project]:
-    """Where the agent works."""
+    """The project of the agent's folder."""
     agents = context.services.agents
     workdir = agents.find(agent).workdir if agents.knows(agent) else None
     if workdir is None or not workdir.is_dir():
@@ -339,10 +342,10 @@ def _is_trusted(context: CommandContext, project: Project, server: str) -> bool:
 
 
 async def _find_tool(context: CommandContext, project: Project, name: str) -> tuple[Tool, str | None]:
-    """The tool, or one that would have this name, and then why it is not known."""
+    """The tool, or a placeholder with this name and the reason why the tool is unknown."""
     server, _, tool = name.partition(":")
     if not project.knows(name):
-        # It may be the tool of a server that is still on its way.
+        # Its server may still be connecting.
         await project.settled([server] if tool else None)
     try:
         return project.find(name), None
@@ -370,7 +373,7 @@ def _described_profile(context: CommandContext, profile: Profile) -> dict[str, A
 
 @registry.command("profile:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_profiles(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """List the profiles: what each is for, how many rules it has, and which agents have it."""
+    """List the profiles: description, number of rules, and agents of each."""
     return {
         "profiles": [
             {**_described_profile(context, profile), "rules": len(profile.rules)}
@@ -394,15 +397,15 @@ class PutProfile(Parameters):
     name: str
     description: str = ""
     rules: list[Any] = Field(default_factory=list)
-    """Each `{"allow" | "deny" | "ask": "server:tool", "annotations"?: {…}, "when"?: {…}}`."""
+    """Each is `{"allow" | "deny" | "ask": "server:tool", "annotations"?: {…}, "when"?: {…}}`."""
     own_tools: str = Field(
-        default=OwnTools.NONE, description="what a coding agent may do with its own tools: none, read, edit or all"
+        default=OwnTools.NONE, description="limit of a coding agent's own tools: none, read, edit or all"
     )
 
 
 @registry.command("profile:put", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, Any]:
-    """Make a profile, or give one of the owner's own new rules; its agents have them at once."""
+    """Create a profile, or replace the rules of an existing one; its agents get them immediately."""
     profile = profile_from(params.name, params.model_dump(exclude={"name"}))
     changed = await context.services.agents.put_profile(profile)
     return {**_described_profile(context, profile), "rules": len(profile.rules), "changed": changed}
@@ -412,6 +415,6 @@ async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, 
     "profile:remove", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def remove_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
-    """Remove one of the owner's own profiles that no agent has."""
+    """Remove a profile that is not built in and that no agent has."""
     await context.services.agents.drop_profile(params.name)
     return {"profile": params.name}

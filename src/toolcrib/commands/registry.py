@@ -1,7 +1,7 @@
-"""How a command is declared, found and run, and what it may ask of the process that it runs in.
+"""Declares, finds and runs commands, and defines what they may use of their process.
 
-In: a name (`server:add`) and its parameters as plain JSON. Out: a plain JSON object, or an error of ours.
-A command says once what it takes (a pydantic model), what it does to the daemon, and who may ask for it.
+In: a name (`server:add`) and its parameters as plain JSON. Out: a plain JSON object, or a `ToolcribError`.
+A command declares its parameters (a pydantic model), its effect on the daemon, and its callers in one place.
 `jobs.queue` is the `JobService` of a daemon.
 """
 
@@ -31,87 +31,87 @@ if TYPE_CHECKING:
 
 
 class JobService(Protocol):
-    """Everybody sees their own jobs and those of their children; the owner sees all."""
+    """A principal sees its own jobs and those of its children; the owner sees all."""
 
     async def submit(self, principal: Principal, root: Path, order: SubmitJob) -> JobRow:
-        """Durable when it returns. `root` is the project that the caller is in."""
+        """The job is stored durably when this returns. `root` is the caller's project."""
         ...
 
     async def latest(
         self, principal: Principal, *, status: JobStatus | None, most: int
     ) -> tuple[tuple[JobRow, ...], int]:
-        """The newest first, and how many there are in all."""
+        """The newest first, and the total number."""
         ...
 
     async def result(self, principal: Principal, job: str, *, wait: float) -> JobRow:
-        """As it is when it ends, or after `wait` seconds."""
+        """The job when it has ended, or after `wait` seconds."""
         ...
 
     async def cancel(self, principal: Principal, job: str) -> JobRow:
-        """It has ended when it returns; one that had ended before stays as it was."""
+        """The job has ended when this returns; one that ended before is unchanged."""
         ...
 
     def running(self, job: str) -> JobRow:
-        """For the process of a job, which asks for its agent. Raises `Denied` where there is no such job now."""
+        """For the process of a job, which requests its agent. Raises `Denied` if the job is not running."""
         ...
 
 
 class CommandEffect(enum.StrEnum):
     READS = "reads"
     REVEALS = "reveals"
-    """It reads what is nobody's business but the owner's: what other agents may do, and did."""
+    """Reads data for the owner only: the permissions and actions of other agents."""
     CARRIES = "carries"
-    """It does what another command does, for whoever may use that one."""
+    """Runs another command, for callers that may use that one."""
     WORKS = "works"
-    """It has work done, or ends it, in the caller's own name and with no more than the caller may."""
+    """Starts or ends work as the caller, with no more than the caller's permissions."""
     CHANGES = "changes"
-    """It changes the daemon, or who may do what: the owner's alone."""
+    """Changes the daemon or permissions; for the owner only."""
 
 
 class Availability(enum.StrEnum):
     EVERYWHERE = "everywhere"
     """Over the socket and, as a tool, over MCP."""
     SOCKET = "socket"
-    """Over the socket only: MCP has a way of its own for it, or it is for a person at the machine."""
+    """Over the socket only: MCP has its own method for it, or it is for a person at the machine."""
 
 
 class CommandScope(enum.StrEnum):
     DAEMON = "daemon"
-    """The same wherever it is typed: no reason to open a project."""
+    """The same in every folder, so no project is opened."""
     PROJECT = "project"
-    """About the project that it is typed in."""
+    """Applies to the project of the current folder."""
 
 
 class ServersNeeded(enum.StrEnum):
-    """Which servers a process without a daemon starts for the command."""
+    """The servers that a process without a daemon starts for the command."""
 
     NONE = "none"
     NAMED = "named"
-    """The one that its parameters name; all of them if they name none."""
+    """The one in its parameters, or else all."""
     ALL = "all"
     SETTLED = "settled"
-    """All, each connected or failed."""
+    """All, and the command waits until each is connected or has failed."""
 
 
 class Via(enum.StrEnum):
-    """How a command was asked for."""
+    """The way in which a command was called."""
 
     SOCKET = "socket"
-    """By a person at the machine, or a program of theirs."""
+    """By the user at the machine, or one of the user's programs."""
     MCP = "mcp"
 
 
 VERBATIM = "verbatim"
 """Marks a field whose text is passed on unchanged: a prompt, or the arguments of another tool."""
 LONGEST_TEXT = 128 * 1024
-"""Characters in any other text: no system passes a longer argument to a program."""
+"""Characters in any other text: operating systems don't pass longer arguments to a program."""
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 class Parameters(BaseModel):
-    """The base of every command's parameters: unknown fields are mistakes, and so is text that no field can use."""
+    """The base of every command's parameters. Rejects unknown fields and unusable text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -123,7 +123,7 @@ class Parameters(BaseModel):
         while left:
             place, one = left.pop()
             if isinstance(one, str):
-                # The arguments of another tool are that tool's to judge; here they only have to be JSON.
+                # Another tool checks its own arguments; here they only have to be JSON.
                 fault = _fault(one, verbatim=verbatim, inner=one is not value)
                 if fault:
                     raise PydanticCustomError("text", "{place}{fault}", {"place": place, "fault": fault})
@@ -141,15 +141,15 @@ def _fault(text: str, *, verbatim: bool, inner: bool) -> str:
     if verbatim and (inner or "\0" not in text):
         return ""
     if found := _CONTROL.search(text):
-        return f"The control character {found[0]!a} cannot be part of it"
-    return f"At most {LONGEST_TEXT} characters fit here" if len(text) > LONGEST_TEXT else ""
+        return f"The control character {found[0]!a} is not allowed"
+    return f"At most {LONGEST_TEXT} characters are allowed" if len(text) > LONGEST_TEXT else ""
 
 
 def usable_path(path: str) -> str:
-    """The same path, or `ValueError` if no file system takes it."""
+    """The same path. Raises `ValueError` if no file system accepts it."""
     encoded = path.encode()
     if "\0" in path or len(encoded) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in encoded.split(b"/")):
-        raise PydanticCustomError("path", "No file system takes such a path")
+        raise PydanticCustomError("path", "The path is too long or has a NUL character")
     return path
 
 
@@ -164,11 +164,11 @@ class CommandHost(Protocol):
 
     @property
     def jobs(self) -> JobService:
-        """Raises `DaemonNotRunning` where none runs."""
+        """Raises `DaemonNotRunning` without a daemon."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Endpoint, pid and the like."""
+        """Endpoint, pid and similar."""
         ...
 
     def stop(self) -> None: ...
@@ -211,7 +211,7 @@ class Command:
     scope: CommandScope
     servers: ServersNeeded
     cached: bool
-    """It changes what a daemon reads once and then holds in memory: without one it runs only while none can start."""
+    """Changes data that a daemon caches in memory: without a daemon, it runs only while none can start."""
     run: CommandFunction
 
     @property
@@ -220,7 +220,7 @@ class Command:
         return self.name.replace(":", "_")
 
     def open_to(self, principal: Principal) -> bool:
-        """The floor under every permission; what a profile allows of the rest is the policy's to say."""
+        """A limit that no permission can lift; for the other commands, the policy decides."""
         return (
             self.effect in (CommandEffect.READS, CommandEffect.CARRIES, CommandEffect.WORKS)
             or principal.profile == OWNER.profile
@@ -243,7 +243,7 @@ class CommandRegistry:
     ) -> Callable[[CommandFunction], CommandFunction]:
         """Declares the decorated function as a command.
 
-        The type of its second argument says what it takes; its docstring's first line is the summary.
+        The type of its second argument defines the parameters; its docstring's first line is the summary.
         """
 
         def declare(run: CommandFunction) -> CommandFunction:
@@ -270,7 +270,7 @@ class CommandRegistry:
         found = self._commands.get(name)
         if found is None:
             near = difflib.get_close_matches(name, self._commands, n=3)
-            hint = f"Did you mean {', '.join(near)}?" if near else "`toolcrib --help` lists what there is."
+            hint = f"Did you mean {', '.join(near)}?" if near else "Run `toolcrib --help` to see all commands."
             raise UnknownCommand(f"There is no command {name!r}.", remedy=hint)
         return found
 
@@ -278,8 +278,8 @@ class CommandRegistry:
         command = self.find(name)
         if not command.open_to(context.principal):
             raise Denied(
-                f"{context.principal.name} may not use {name}: it is the owner's alone.",
-                remedy="The owner may, from the command line.",
+                f"{context.principal.name} may not use {name}: it is for the owner only.",
+                remedy="The owner can use it on the command line.",
             )
         try:
             parameters = command.parameters.model_validate(params)

@@ -1,14 +1,14 @@
-"""run:lease — an agent that lives as long as the connection that asked for it, and what is seen of it.
+"""run:lease — an agent that exists as long as the connection that requested it, and the events of that agent.
 
-In: who wants to run where, with which profile. Out: events: `lease` (its token and place), then `listed` and `call`
-as they happen, `ended` if the agent ends before its run does. However the connection closes, the agent goes with
-it; only if the daemon stops does it stay, for the next daemon to go on with (`resume`). `daemon_client.lease` is at
-the other end.
+In: the client, conversation, folder and profile of a run. Out: events: `lease` (with its token and endpoint), then
+`listed` and `call` as they happen, and `ended` if the agent ends before its run. When the connection closes, for any
+reason, the agent ends. Only if the daemon stops does it stay, so that the next daemon can continue it (`resume`).
+`daemon_client.lease` is the client.
 
-A program's own tools do not pass our door, so they are bounded by its profile and by the `workspace.yml` of its
-folder; for an agent below another also by what the one above may do: its profile's, and only as far as it may use
-the workspace's tools as it likes. In a job that is not the owner's they are less: only what the program keeps to
-its folder.
+A program's own tools bypass the door, so its profile and the `workspace.yml` of its folder limit them. For an agent
+with a parent, the parent's profile limits them too, and they are allowed only as far as the parent may use the
+workspace's tools without conditions. In a job that the owner did not submit, only the tools that the program confines
+to its folder remain.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from toolcrib.workspace.tools import TOOLS
 
 
 async def settings_in(crib: Crib, folder: Path) -> WorkspaceSettings:
-    """What holds there now, with what the person trusts."""
+    """The effective settings of the folder, including trusted files."""
     trusted = await crib.trust.files()
     load = partial(
         load_settings, folder, environ=crib.environment.variables, is_trusted=lambda _, digest: digest in trusted
@@ -60,8 +60,8 @@ async def settings_in(crib: Crib, folder: Path) -> WorkspaceSettings:
 def own_tools_of(
     crib: Crib, project: Project, agent: Agent, settings: WorkspaceSettings, *, ci: str = "", job_with: str = ""
 ) -> OwnToolsLimit:
-    """`settings`: of the agent's folder. `ci`: the variable that says that the run is in CI. `job_with`: the program,
-    where it is a job that the owner did not submit."""
+    """`settings`: of the agent's folder. `ci`: the variable that shows that the run is in CI. `job_with`: the program,
+    for a job that the owner did not submit."""
     line = tuple(_with_parents(crib, agent))
     bounds = [OwnToolsLimit(tools=crib.services.agents.profile(one.profile).own_tools) for one in line]
     if job_with:
@@ -75,7 +75,7 @@ def own_tools_of(
 
 
 def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: str) -> Iterator[str]:
-    """A line for the person where the settings take something from the program that its profile gives."""
+    """A warning if the settings deny the program something that its profile allows."""
     profile = crib.services.agents.profile(agent.profile).own_tools
     runs_commands = profile is OwnTools.ALL or JOB_PROGRAMS.get(program, JobProgram()).runs_commands
     shell = runs_commands and not limit.shell
@@ -83,7 +83,7 @@ def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: 
         without = ", without a shell" if not limit.shell and limit.tools is not OwnTools.NONE else ""
         yield (
             f"Own tools of {program}: {limit.tools}{without}, instead of {profile} ({'; '.join(limit.why)}). "
-            "The workspace tools are there as far as workspace.yml allows."
+            "The workspace tools are available as far as workspace.yml allows."
         )
 
 
@@ -95,7 +95,7 @@ def _with_parents(crib: Crib, agent: Agent) -> Iterator[Agent]:
 
 
 def _bounded_by(agents: Sequence[Agent], project: Project) -> OwnToolsLimit:
-    """The most that does not go beyond what all of them may do with the workspace's tools."""
+    """The highest limit that does not exceed what all of them may do with the workspace's tools."""
     offered = {tool.name: tool for tool in project.catalog.of_server(WORKSPACE)}
     unfree = [
         tool
@@ -111,7 +111,7 @@ def _bounded_by(agents: Sequence[Agent], project: Project) -> OwnToolsLimit:
 
 
 def _unconditionally_allowed(permission: Permission, tool: Tool) -> bool:
-    """Allowed, and whatever the arguments: no rule refuses some of them, or lets a person be asked."""
+    """Whether it is allowed with any arguments: no rule denies some of them or asks the owner."""
     rules = [match.rule for match in permission.matching(tool, None)]
     limited = any(rule.effect is not Verdict.ALLOW or rule.when for rule in rules)
     return not limited and permission.by_itself(tool, None).verdict is Verdict.ALLOW
@@ -120,13 +120,13 @@ def _unconditionally_allowed(permission: Permission, tool: Tool) -> bool:
 log = logging.getLogger(__name__)
 
 RUN_MARK = "run"
-"""A file in an agent's private folder: the agent is a run's."""
+"""A file in an agent's private folder, which marks the agent of a run."""
 _MINTING_TIME = 60.0
-"""Seconds that the making of an agent may take at most."""
+"""The longest time, in seconds, that creating an agent may take."""
 _NO_JOBS = Rule(effect=Verdict.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
-"""Jobs that wait for their own jobs could take all the room there is, and none would ever end."""
+"""Jobs that wait for their own jobs could fill the queue, and none would ever end."""
 _NO_SHELL = Rule(effect=Verdict.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=RuleOrigin.AGENT)
-"""For a run in CI: the daemon itself may have been started elsewhere."""
+"""For a run in CI, because the daemon itself may have started outside CI."""
 _LAST_EVENTS = 2.0
 """Seconds that a reader may take for the last events."""
 
@@ -137,22 +137,22 @@ class ResumeLease(Parameters):
 
 
 class LeaseParameters(Parameters):
-    client: str = Field(default="", description="which program will run")
-    conversation: str = Field(default="", description="what it goes on in; only one run at a time may")
+    client: str = Field(default="", description="the program to run")
+    conversation: str = Field(default="", description="its conversation; only one run at a time may use it")
     profile: str = "developer"
-    workdir: PathText = Field(default="", description="the whole path of the folder it works in")
-    lives: float = Field(default=0, description="seconds after which the agent ends whatever happens")
-    parent: str = Field(default="", description="an agent that bounds what it may do, and that it ends with")
-    job: str = Field(default="", description="the job that the run is; its agent submits none, and never outlasts it")
-    ci: str = Field(default="", description="the variable that says that the run is in CI")
+    workdir: PathText = Field(default="", description="absolute path of its working folder")
+    lives: float = Field(default=0, description="seconds after which the agent ends in any case")
+    parent: str = Field(default="", description="an agent whose limits and end also apply to it")
+    job: str = Field(default="", description="the job of the run; its agent submits no jobs and ends with it")
+    ci: str = Field(default="", description="the variable that shows that the run is in CI")
     resume: ResumeLease | None = Field(
-        default=None, description="instead of all that: an agent that a daemon left behind"
+        default=None, description="instead of all others: the agent of an earlier daemon"
     )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if self.resume is None and not (self.client and self.conversation and self.workdir and self.lives > 0):
-            raise ValueError("client, conversation, workdir and lives are needed, or resume")
+            raise ValueError("client, conversation, workdir and lives are required, or resume")
         return self
 
 
@@ -160,7 +160,7 @@ class LeaseParameters(Parameters):
 async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, Any]:
     """Lend a run an agent for as long as its connection is open, and report what the agent does."""
     if context.host.describe()["endpoint"] is None:
-        raise DaemonNotRunning("Only a daemon lends agents.", remedy="`toolcrib up` starts one.")
+        raise DaemonNotRunning("A lease needs a daemon.", remedy="Run `toolcrib up` to start one.")
     name = params.resume.agent if params.resume else f"{params.client}-{params.conversation}"
     job = context.host.jobs.running(params.job) if params.job else None
     if params.resume is None:
@@ -170,7 +170,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
         agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params, job)
         with AgentWatch(context.crib.bus, name) as watch:
             try:
-                # Its end may have been before the watch began; then no event reports it.
+                # If it ended before the watch began, no event reports its end.
                 context.services.agents.find(name)
                 if params.resume is None:
                     # Some clients list the tools only once. Each server has its own time to connect.
@@ -178,11 +178,11 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
                 await context.emit({"lease": await _lease(context, agent, token, job, params)})
                 why = await _until_its_end(context, watch, agent)
             finally:
-                # A job is never gone on with, so neither is its agent.
+                # A job is never resumed, so neither is its agent.
                 if params.job or not context.host.leases.agents_stay:
                     await end_run_agent(context.crib, agent)
                     await _send_remaining_events(context, watch)
-            # One that does not read must not keep us.
+            # A client that does not read must not block the daemon.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENTS):
                     await context.emit({"ended": {"why": why}})
@@ -190,7 +190,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
 
 
 async def _end_orphan(context: CommandContext, name: str) -> None:
-    """Ends the agent of a run whose daemon died: where this one is for runs alone, nobody can come to go on with it."""
+    """Ends the agent of a run whose daemon died: a daemon that exists only for runs gets no resume requests."""
     leases, agents = context.host.leases, context.services.agents
     if leases.lasts is not DaemonLifetime.FOR_RUNS or name in leases.agents or not agents.knows(name):
         return
@@ -201,8 +201,8 @@ async def _end_orphan(context: CommandContext, name: str) -> None:
 def _refuse_second(context: CommandContext, name: str, params: LeaseParameters) -> None:
     if name in context.host.leases.agents or context.services.agents.knows(name):
         raise UsageError(
-            f"The conversation {params.conversation[:80]} of {params.client[:80]} is under way in another run.",
-            remedy=f"Wait until that is over, or begin another; `toolcrib agent remove {name[:160]}` ends it.",
+            f"Another run is using the conversation {params.conversation[:80]} of {params.client[:80]}.",
+            remedy=f"Wait for its end, start another conversation, or end it: `toolcrib agent remove {name[:160]}`.",
         )
 
 
@@ -212,7 +212,7 @@ async def _minted(context: CommandContext, name: str, params: LeaseParameters, j
         _refuse_another(context, params, job)
     if folder.is_dir() and project_of(folder) != context.project.root:
         raise UsageError(
-            f"{folder} is not in the project {context.project.root}.", remedy="Ask for the project that it is in."
+            f"{folder} is not in the project {context.project.root}.", remedy="Use the project that contains it."
         )
 
     rules = (_NO_JOBS,) if params.job else ()
@@ -241,7 +241,7 @@ async def _minted(context: CommandContext, name: str, params: LeaseParameters, j
     try:
         return await asyncio.shield(minting)
     except asyncio.CancelledError:
-        # A change of the agents is made to its end, also if whoever asked for it has left.
+        # A change of the agents is completed even if the client has disconnected.
         await asyncio.wait({minting})
         if minting.exception() is None:
             await end_run_agent(context.crib, minting.result()[0])
@@ -249,28 +249,30 @@ async def _minted(context: CommandContext, name: str, params: LeaseParameters, j
 
 
 def _refuse_another(context: CommandContext, params: LeaseParameters, job: JobRow) -> None:
-    """What a job was submitted with is what it gets, whatever is in its folder's place by now."""
+    """A job gets exactly what it was submitted with, even if its folder was replaced since."""
     parent = job.submitter if job.submitter_since else ""
     if (params.workdir, params.parent, params.profile) != (job.workdir, parent, job.profile):
-        raise Denied(f"The job {job.id} was submitted with something else.", remedy="Submit it again.")
+        raise Denied(
+            f"The job {job.id} was submitted with another folder, parent or profile.", remedy="Submit it again."
+        )
     if Path(job.workdir).resolve() != Path(job.workdir):
         raise _moved(job)
     if job.submitter != OWNER.name and context.project.root != Path(job.root):
         raise Denied(
-            f"{job.workdir} was in the project {job.root} when the job was submitted, and is in another now.",
+            f"{job.workdir} was in the project {job.root} when the job was submitted, and is now in another.",
             remedy="Submit it again from there.",
         )
 
 
 def _moved(job: JobRow) -> Denied:
     return Denied(
-        f"{job.workdir} is a link now, or lies behind one, and no longer the folder that the job was submitted for.",
-        remedy="Put the folder back, and submit the job again.",
+        f"{job.workdir} is now a link, or behind one, and no longer the folder that the job was submitted for.",
+        remedy="Restore the folder and submit the job again.",
     )
 
 
 def _lifetime(agents: AgentRegistry, params: LeaseParameters) -> float | None:
-    """None: as long as its parent, which ends before the run would have to."""
+    """None means as long as the parent, which ends before the run's limit."""
     ends = agents.find(params.parent).expires_at if params.parent else None
     return None if ends is not None and ends <= time.time() + params.lives + _MINTING_TIME else params.lives
 
@@ -278,7 +280,7 @@ def _lifetime(agents: AgentRegistry, params: LeaseParameters) -> float | None:
 def _resumed(context: CommandContext, wanted: ResumeLease) -> tuple[Agent, str]:
     agent = context.services.agents.authenticate(wanted.token)
     if agent is None or agent.name != wanted.agent:
-        raise Denied(f"There is no agent {wanted.agent[:80]!r} with this token any more.", remedy="Begin a new run.")
+        raise Denied(f"The agent {wanted.agent[:80]!r} with this token no longer exists.", remedy="Start a new run.")
     return agent, wanted.token
 
 
@@ -315,11 +317,11 @@ async def _lease(
 
 
 def _warnings(project: Project) -> Iterator[str]:
-    """Why the run has fewer tools than the person may expect."""
+    """Reasons why the run has fewer tools than the user may expect."""
     for problem in project.config.problems:
         yield f"Configuration: {problem}"
     for name, why in _unavailable(project):
-        yield f"The server {name} is not there: {why}"
+        yield f"The server {name} is unavailable: {why}"
 
 
 def _unavailable(project: Project) -> Iterator[tuple[str, str]]:
@@ -331,29 +333,29 @@ def _unavailable(project: Project) -> Iterator[tuple[str, str]]:
 
 def _broken_settings(settings: WorkspaceSettings) -> Iterator[str]:
     if settings.broken:
-        yield f"Every tool of the workspace will refuse. {settings.broken}"
+        yield f"All workspace tools will refuse calls. {settings.broken}"
 
 
 def _variables(config: Config) -> list[str]:
-    """The names of those that our servers' entries and the keys of jobs refer to: they are ours, and mostly secret."""
+    """The variables in servers' entries and jobs' API keys: they are for Toolcrib only, and mostly secret."""
     written = [text for server in config.servers.values() for text in server.spelled.values()]
     written += config.settings.jobs.spelled.values()
     return sorted({name for text in written for name in expand(text, {}).variables})
 
 
 async def _until_its_end(context: CommandContext, watch: AgentWatch, agent: Agent) -> str:
-    telling = asyncio.create_task(_send_events(context, watch))
+    sending = asyncio.create_task(_send_events(context, watch))
     overrun = asyncio.create_task(watch.overrun.wait())
     try:
-        await asyncio.wait({telling, overrun}, return_when=asyncio.FIRST_COMPLETED)
-        if not telling.done():
-            log.warning("the run of %s reads none of its events; its agent ends", agent.name)
+        await asyncio.wait({sending, overrun}, return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():
+            log.warning("the run of %s does not read its events; its agent ends", agent.name)
             return "unread"
-        await telling
+        await sending
     finally:
-        for task in (telling, overrun):
+        for task in (sending, overrun):
             task.cancel()
-        await asyncio.gather(telling, overrun, return_exceptions=True)
+        await asyncio.gather(sending, overrun, return_exceptions=True)
     if watch.ended is not None and watch.ended.returns:
         return "rotated"
     return "expired" if agent.expires_at is not None and agent.expires_at <= time.time() else "removed"
@@ -366,7 +368,7 @@ async def _send_events(context: CommandContext, watch: AgentWatch) -> None:
 
 
 async def _send_remaining_events(context: CommandContext, watch: AgentWatch) -> None:
-    """A run that gives its agent back still reads what was seen of it; one that is gone or does not read gets none."""
+    """A run that returns its agent still reads the last events; one that is gone or does not read gets none."""
     if watch.ended is not None and not watch.overrun.is_set():
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_LAST_EVENTS):
@@ -374,7 +376,7 @@ async def _send_remaining_events(context: CommandContext, watch: AgentWatch) -> 
 
 
 async def end_run_agent(crib: Crib, agent: Agent) -> None:
-    """Ends this agent, and no other that has its name by now."""
+    """Ends this agent, but not a newer one with the same name."""
     try:
         if crib.services.agents.find(agent.name).created_at == agent.created_at:
             await crib.services.agents.remove(agent.name)
@@ -385,7 +387,7 @@ async def end_run_agent(crib: Crib, agent: Agent) -> None:
 
 
 async def orphaned_agents(crib: Crib) -> tuple[Agent, ...]:
-    """The agents of runs that an earlier daemon did not see the end of."""
+    """The agents of runs that were still open when an earlier daemon ended."""
 
     def marked() -> list[Agent]:
         return [

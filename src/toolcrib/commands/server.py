@@ -35,7 +35,7 @@ _STATUS_FIELDS = ("state", "protocol_version", "tools", "pid", "since", "last_se
 
 
 def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
-    """A server as people and programs are shown it; nothing secret is in it."""
+    """A server for display, without secrets."""
     config = context.project.config.servers[name]
     row: dict[str, Any] = {
         "name": name,
@@ -62,7 +62,7 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
 
 
 def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
-    """Tools of a trusted server whose definitions its trust does not cover."""
+    """Tools of a trusted server that were added or changed after it was trusted."""
     if context.crib.trust.trusted(config) is None:
         return []
     return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.trusted]
@@ -80,7 +80,7 @@ async def list_servers(context: CommandContext, _: Parameters) -> dict[str, Any]
 
 
 def usable_servers(context: CommandContext) -> list[str]:
-    """The servers of which the caller may use at least one tool; what the others do is none of its business."""
+    """The servers with at least one tool that the caller may use; it learns nothing about the others."""
     project, permission = context.project, context.principal.permission()
     return [
         name for name in sorted(project.config.servers) if any(map(permission.shows, project.catalog.of_server(name)))
@@ -88,7 +88,7 @@ def usable_servers(context: CommandContext) -> list[str]:
 
 
 def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
-    """Without what the server wrote or failed with: it may show what other agents did."""
+    """Leaves out the server's output and errors, which may show what other agents did."""
     tools = context.project.catalog.of_server(name)
     server = context.project.servers.get(name)
     return {
@@ -99,7 +99,7 @@ def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
 
 
 async def current_config(context: CommandContext) -> Config:
-    """What the files say now; what is in force, while the database that knows which files are trusted is down."""
+    """The configuration in the files; the effective one while the database with the trusted files is unavailable."""
     try:
         return await context.crib.projects.read_config(context.project.root)
     except StoreError:
@@ -107,7 +107,7 @@ async def current_config(context: CommandContext) -> Config:
 
 
 async def describe_problems(context: CommandContext) -> dict[str, Any]:
-    """What its files have wrong now, in force or not, and what waits for trust: so that nobody misses a server."""
+    """The problems and untrusted files of the current configuration, which explain missing servers."""
     config = await current_config(context)
     return {
         "problems": [str(problem) for problem in config.problems],
@@ -116,7 +116,7 @@ async def describe_problems(context: CommandContext) -> dict[str, Any]:
 
 
 class NewServerEntry(Parameters):
-    """A server's entry as it is written into the configuration; `${VAR}` stays as it is."""
+    """A server's entry for the configuration file; `${VAR}` is not expanded."""
 
     command: str | None = None
     args: list[str] = Field(default_factory=list)
@@ -140,7 +140,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     project = context.project
     entry = params.entry.model_dump(exclude_none=True, exclude_defaults=True)
     crib, is_users = context.crib, params.scope == "user"
-    # Checked as it will be read, variables and all, before a byte is written.
+    # The entry is checked as it will be read, including variables, before anything is written.
     around = EntryContext(
         layer=Layer.USER if is_users else Layer.PROJECT,
         environ=crib.environment.variables,
@@ -164,28 +164,28 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
-            f"{params.name} is in {file}, but not in use: {' '.join(problems) or 'another entry takes its place.'}",
-            remedy="`toolcrib config check` says more.",
+            f"{params.name} is in {file}, but not in use: {' '.join(problems) or 'another entry replaces it.'}",
+            remedy="Run `toolcrib config check` for details.",
         )
     await project.settled([params.name])
     return {"server": params.name, "file": str(file), **describe_server(context, params.name)}
 
 
 async def _in_project(context: CommandContext, file: Path) -> ProjectEdit | None:
-    """The terms on which the file may be changed; None for the user's own."""
+    """The conditions for changing the file; None for the user's own."""
     root = context.project.root
     if not file.is_relative_to(root / PROJECT_FOLDER) and file != root / SHARED_PROJECT_FILE:
         return None
     if context.via is Via.MCP:
         raise Denied(
-            "A project's file is not changed over MCP: that would be trust that nobody gave.",
-            remedy="Use `toolcrib add --project` or `toolcrib remove` at the command line.",
+            "A project's file can't be changed over MCP, because the change would be trusted without a review.",
+            remedy="Use `toolcrib add --project` or `toolcrib remove` on the command line.",
         )
     return ProjectEdit(root=root, trusted=await context.crib.trust.files())
 
 
 async def _trust_edited(context: CommandContext, file: Path, edited: ConfigEdit) -> None:
-    """The file was changed on its terms: what stood there was trusted, and the owner wrote the rest here and now."""
+    """Trusts the changed file: its old content was trusted, and the owner made the change."""
     if file != context.crib.environment.paths.user_config:
         await context.crib.trust.add_file(file, edited.digest)
 
@@ -201,7 +201,7 @@ class ServerName(Parameters):
 
 @registry.command("server:remove", CommandEffect.CHANGES, Availability.EVERYWHERE)
 async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
-    """Remove an MCP server from the configuration; its tools go with it."""
+    """Remove an MCP server and its tools from the configuration."""
     file = _file_of(context, params.name)
     try:
         edited = remove_server(file, params.name, project=await _in_project(context, file))
@@ -215,13 +215,14 @@ async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
 
 
 def _file_of(context: CommandContext, name: str) -> Path:
-    """The user's for a server that is not in force: its entry has a mistake, or was written by hand since."""
+    """The file with the server's entry. Without an effective entry, it is the user's file: the entry may have a
+    mistake, or may have been added by hand."""
     config = context.project.config.servers.get(name)
     if config is None:
         return context.crib.environment.paths.user_config
     if config.source.file is None:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
-        raise ConfigError(f"{name} comes from {where}.", remedy="Start again without it.")
+        raise ConfigError(f"{name} comes from {where}.", remedy="Restart without it.")
     return config.source.file
 
 
@@ -249,15 +250,15 @@ def unknown_server(name: str, known: Iterable[str]) -> UnknownServer:
 
 @registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
-    """Trust what an MCP server says of the tools that it lists now; not of those that it adds or changes later."""
+    """Trust an MCP server's annotations of its current tools, but not of those that it adds or changes later."""
     config = _configured(context, params.name)
     server = context.project.servers.get(params.name)
     listed = None if server is None else server.tools
     if listed == ():
-        # Else the trust would cover whatever it lists later.
+        # Otherwise the trust would cover any tools that it lists later.
         raise UsageError(
             f"Server {params.name!r} lists no tools, so there is nothing to trust.",
-            remedy="Trust it when it lists some: `toolcrib servers` shows how many.",
+            remedy="Trust it when `toolcrib servers` shows that it has tools.",
         )
     changed = await context.crib.trust.add_server(config, listed or ())
     tools = context.project.catalog.of_server(params.name)
@@ -272,6 +273,6 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
 
 @registry.command("server:untrust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def untrust(context: CommandContext, params: ServerName) -> dict[str, Any]:
-    """Trust an MCP server no longer: every tool of it counts as one that may change things."""
+    """Stop trusting an MCP server: each of its tools counts as one that may change something."""
     config = _configured(context, params.name)
     return {"server": params.name, "trusted": False, "changed": await context.crib.trust.remove_server(config)}

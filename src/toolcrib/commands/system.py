@@ -1,4 +1,4 @@
-"""system:*, clock:* and log:* — how the daemon is, its end, its log and those of its servers."""
+"""system:*, clock:* and log:* — the daemon's health and status, its end, its log and its servers' logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from toolcrib.store.clock import keep
     servers=ServersNeeded.SETTLED,
 )
 async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Say whether Toolcrib and the servers behind it work, and what is wrong with those that do not."""
+    """Show whether Toolcrib and its servers work, and what is wrong with those that do not."""
     if context.principal.profile != OWNER.profile:
         return _health_for_agent(context)
     states = [server.status for server in context.project.servers.values()]
@@ -66,7 +66,7 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
 
 
 def _health_for_agent(context: CommandContext) -> dict[str, Any]:
-    """Of the servers that the caller can use, without reasons: those may show what others did."""
+    """Covers the servers that the caller can use. Leaves out reasons, which may show what other agents did."""
     servers = [describe_for_agent(context, name) for name in usable_servers(context)]
     unavailable = [
         {"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY
@@ -84,7 +84,7 @@ def _health_for_agent(context: CommandContext) -> dict[str, Any]:
     "system:stats", CommandEffect.READS, Availability.EVERYWHERE, scope=CommandScope.DAEMON, servers=ServersNeeded.ALL
 )
 async def stats(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Count what Toolcrib does: calls, servers, tools, projects, memory, time."""
+    """Show statistics: calls, servers, tools, projects, memory, time."""
     catalog = context.project.catalog
     # Linux counts in KiB, macOS in bytes.
     scale = 1 if sys.platform == "darwin" else 1024
@@ -103,7 +103,7 @@ async def stats(context: CommandContext, _: Parameters) -> dict[str, Any]:
     "system:status", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON, servers=ServersNeeded.SETTLED
 )
 async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Describe the daemon: endpoint, token file, process, servers and what is wrong with the configuration."""
+    """Describe the daemon: endpoint, token file, process, servers and configuration problems."""
     config = context.project.config
     return {
         **context.host.describe(),
@@ -121,7 +121,7 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
 
 @registry.command("clock:confirm", CommandEffect.CHANGES, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Confirm that the system's clock is right: what is too old by it is deleted from now on."""
+    """Confirm that the system's clock is right: data that it makes too old can then be deleted."""
     clock = context.services.clock
     ahead = round(clock.ahead)
     clock.confirm()
@@ -132,7 +132,7 @@ async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
 
 @registry.command("system:stop", CommandEffect.CHANGES, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def stop(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """End the daemon and every server it started."""
+    """Stop the daemon and every server it started."""
     context.host.stop()
     return {"stopping": True}
 
@@ -149,10 +149,10 @@ class TailLog(Parameters):
 
 @registry.command("log:tail", CommandEffect.READS, Availability.SOCKET)
 async def tail(context: CommandContext, params: TailLog) -> dict[str, Any]:
-    """Show the end of the daemon's log, or of what a server wrote to its standard error."""
+    """Show the end of the daemon's log, or of a server's standard error."""
     paths = context.crib.environment.paths
     if params.server is not None and params.server not in context.project.config.servers:
-        raise UnknownServer(f"There is no server {params.server!r}.", remedy="`toolcrib servers` lists them.")
+        raise UnknownServer(f"There is no server {params.server!r}.", remedy="Run `toolcrib servers` to see them.")
     if params.server is None:
         file = paths.log
     else:
@@ -182,7 +182,7 @@ def _last_lines(file: Path, count: int) -> tuple[list[str], int]:
 
 
 def _lines_after(file: Path, place: int) -> tuple[list[str], int]:
-    """What comes after `place`, whole lines only; from the beginning if the file was begun anew."""
+    """The complete lines after `place`; from the beginning if the file was replaced."""
     try:
         with file.open("rb") as stream:
             end = stream.seek(0, 2)

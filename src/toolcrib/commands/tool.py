@@ -1,6 +1,6 @@
-"""tool:* and raw:command — the tools themselves, for a person at the command line, and any command by its name.
+"""tool:* and raw:command — list and call tools from the command line, and run any command by its name.
 
-Over MCP tools are simply tools, and `raw:command` is `crib_raw_command`, for callers that are trusted with it.
+Clients call tools over MCP instead; there, `raw:command` is `crib_raw_command`, for callers with the right profile.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CallToolParameters(Parameters):
 async def call(context: CommandContext, params: CallToolParameters) -> dict[str, Any]:
     """Call a tool by any of its names."""
     if not context.project.knows(params.tool):
-        # It may be the tool of a server that is still on its way.
+        # Its server may still be connecting.
         await context.project.settled()
     outcome = await context.services.door.call(
         context.request,
@@ -90,13 +90,15 @@ class RawCommand(Parameters):
 
 @registry.command(_RAW_COMMAND, CommandEffect.CARRIES, Availability.EVERYWHERE, servers=ServersNeeded.ALL)
 async def raw(context: CommandContext, params: RawCommand) -> dict[str, Any]:
-    """Run a command of the daemon by its name, e.g. `system:health`; only what the caller may use anyway."""
+    """Run a command of the daemon by its name, e.g. `system:health`, if the caller may use it."""
     if params.command == _RAW_COMMAND:
-        raise UsageError(f"{_RAW_COMMAND} does not run itself.", remedy="Name the command that you mean.")
+        raise UsageError(f"{_RAW_COMMAND} does not run itself.", remedy="Give the name of another command.")
     command = registry.find(params.command)
     if command.availability is Availability.SOCKET:
-        raise UsageError(f"{params.command} is for the command line.", remedy="Commands over MCP are listed as tools.")
-    # Through the door, like any other call: it is judged and written down for what it is.
+        raise UsageError(
+            f"{params.command} is only for the command line.", remedy="Commands over MCP are listed as tools."
+        )
+    # Through the door, so that it is checked and audited like any other call.
     arguments = msgspec.Raw(msgspec.json.encode(params.parameters))
     request = CallRequest(tool=f"crib:{command.tool}", params={"arguments": arguments})
     outcome = await context.services.door.call(context.request, request)

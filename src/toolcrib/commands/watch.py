@@ -1,7 +1,7 @@
-"""What one agent does, as the bus reports it, kept until somebody has read it.
+"""Buffers the events of one agent until its run reads them.
 
-In: events of calls and listings. Out: the same, in order, as plain JSON. Nobody at the door waits for a reader: one
-that does not keep up is given up, so that what it left unread stays small. `run` is the only neighbour.
+In: events of calls and listings from the bus. Out: the same, in order, as plain JSON. Calls never wait for a reader: a
+reader that doesn't keep up is dropped, so that the buffer stays small. Only `run` uses it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from toolcrib.config.masking import mask_tree
 from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
 
 MAX_ARGUMENTS = 256 * 1024
-"""Bytes; of larger ones only the size is sent."""
+"""Bytes; for larger arguments only the size is sent."""
 MAX_META = 16 * 1024
 MAX_UNREAD = 4096
 MAX_UNREAD_BYTES = 32 * 1024 * 1024
 _ENTRY = 1024
-"""Bytes that an event holds in memory besides arguments and definitions."""
+"""Bytes of memory that an event uses in addition to arguments and definitions."""
 _AT_ONCE = 16 * 1024
-"""Bytes of arguments that are looked through on the loop; more than that in a thread."""
+"""Bytes of arguments that are masked on the event loop; more are masked in a thread."""
 _LAST_CALLS = 2.0
-"""Seconds that calls may take to end after their agent did."""
+"""Seconds that calls may take to end after their agent has ended."""
 
 Redact = Callable[[str], str]
 
@@ -39,14 +39,14 @@ Redact = Callable[[str], str]
 @dataclass(frozen=True, kw_only=True)
 class SeenEvent:
     event: CallEvent | ToolsListed
-    """Without arguments and `_meta` that are too large to be sent."""
+    """Without arguments and `_meta` that are too large to send."""
     arguments_size: int
     size: int
-    """Bytes that it holds, roughly."""
+    """Approximate bytes in memory."""
 
 
 class AgentWatch:
-    """Used inside its `with`."""
+    """A context manager: it collects events inside its `with` block."""
 
     def __init__(self, bus: Bus, agent: str) -> None:
         self._bus = bus
@@ -59,7 +59,7 @@ class AgentWatch:
         self._unsubscribe: Callable[[], None] = lambda: None
         self.ended: AgentEnded | None = None
         self.overrun = asyncio.Event()
-        """Set when too much is left unread: from then on nothing is kept."""
+        """Set when too much is unread; after that, events are discarded."""
 
     def __enter__(self) -> Self:
         self._unsubscribe = self._bus.subscribe(
@@ -73,7 +73,7 @@ class AgentWatch:
         self._unsubscribe()
 
     def _note(self, event: Event) -> None:
-        # Everybody's calls come by here; most are of others.
+        # The bus reports all agents' calls.
         match event:
             case CallEvent() if event.caller == self._agent:
                 if isinstance(event, CallFinished):
@@ -101,7 +101,7 @@ class AgentWatch:
             self.overrun.set()
 
     async def next(self) -> SeenEvent | None:
-        """None after the last: the agent has ended, and its calls are over."""
+        """None after the last event, when the agent and its calls have ended."""
         while not self._kept:
             if self.ended is not None and not self._open_calls:
                 return None
@@ -130,7 +130,7 @@ def _seen(event: CallEvent) -> SeenEvent:
 async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
     event = seen.event
     if isinstance(event, ToolsListed):
-        # Counting loads a table and takes its time.
+        # Counting loads a table, which is slow.
         counted = await asyncio.to_thread(_counted, event.tools)
         names = offered_names(event.tools, event.by_name)
         size = {
@@ -149,7 +149,7 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _counted(tools: bytes) -> TokenCount:
-    """In pieces, where the whole is too long for one count."""
+    """Counts in pieces if the text is too long for one count."""
     pieces = [tools[at : at + MAX_COUNTED_BYTES] for at in range(0, len(tools), MAX_COUNTED_BYTES)]
     counts = [count for piece in pieces if (count := count_tokens(piece))]
     return TokenCount(sum(one.tokens for one in counts), any(one.estimated for one in counts))
@@ -160,7 +160,7 @@ class _Named(msgspec.Struct):
 
 
 def offered_names(tools: bytes, by_name: Mapping[str, Tool]) -> dict[str, tuple[str, str]]:
-    """Server and tool by the names in a listing."""
+    """The server and tool for each name in a listing."""
     listed = msgspec.json.decode(tools, type=list[_Named])
     return {one.name: (tool.server, tool.name) for one in listed if (tool := by_name.get(one.name)) is not None}
 

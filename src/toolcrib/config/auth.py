@@ -1,12 +1,12 @@
 """`auth:` → one header.
 
-In: the mapping under `auth`. Out: the header's name and value, or None where there is none; `with_token` reads a token
-file again for each connection. OAuth is accepted and warned of: the server stays, without a header.
+In: the mapping under `auth`. Out: the header's name and value, or None; `with_token` reads a token file again for each
+connection. OAuth is accepted with a warning: the server is used without a header.
 
     {type: none}
     {type: bearer, token}                       Authorization: Bearer <token>
-    {type: api_key, apiKey, headerName}         X-API-Key unless headerName says otherwise
-    {type: token_file, tokenPath, headerName}   the file's content, as bearer unless headerName is given
+    {type: api_key, apiKey, headerName}         X-API-Key by default
+    {type: token_file, tokenPath, headerName}   the file's content, as a bearer token if there is no headerName
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class AuthHeader(NamedTuple):
     name: str
     value: str
     file: TokenFile | None = None
-    """Where the value is from."""
+    """The file that the value was read from."""
 
 
 def with_token(config: ServerConfig) -> ServerConfig:
-    """With the token that its file holds now. Raises Unreadable."""
+    """The configuration with the current content of its token file. Raises `Unreadable`."""
     file = config.token_file
     if file is None:
         return config
@@ -46,7 +46,7 @@ def with_token(config: ServerConfig) -> ServerConfig:
 
 
 def has_new_token(config: ServerConfig) -> bool:
-    """Whether its file holds another token than the one in its headers."""
+    """Whether the token file has changed since the headers were made."""
     try:
         return with_token(config).headers != config.headers
     except Unreadable:
@@ -74,8 +74,8 @@ def auth_header(field: ConfigField, values: ValueReader) -> AuthHeader | None:
             report.warning(
                 field.path,
                 found="oauth",
-                expected="a kind of auth that needs no browser",
-                suggestion="The browser sign-in is not available yet; the server is used without it.",
+                expected="an auth type that needs no browser",
+                suggestion="Browser sign-in is not supported yet; the server is used without it.",
             )
         case _:
             where = kind or field
@@ -92,10 +92,10 @@ def _required(
 
 
 def _header_name(given: Mapping[str, ConfigField], values: ValueReader) -> str | None:
-    """As it stands: names are shown in messages, so no variable is filled in."""
+    """Variables are not expanded, because messages show header names."""
     field = given.get("header_name")
     if field and not isinstance(field.value, str):
-        values.report.error(field.path, found=describe(field.value), expected="a header's name")
+        values.report.error(field.path, found=describe(field.value), expected="a header name")
     return str(field.value) if field else None
 
 
@@ -134,9 +134,9 @@ def _token_in(path: Path) -> str:
         token = read_bytes(path, _TOKEN_FILE_LIMIT, private=True).decode("ascii").strip()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else "no content"
-        raise Unreadable(found=f"a file that cannot be read ({reason})", expected="a file with a token") from None
+        raise Unreadable(found=f"an unreadable file ({reason})", expected="a file with a token") from None
     except ValueError:
-        raise Unreadable(found="a file with more than plain characters", expected="a file with a token") from None
+        raise Unreadable(found="a file with non-ASCII characters", expected="a file with a token") from None
     if not token or len(token.split()) != 1:
         raise Unreadable(found="a file without exactly one token", expected="a file with a token") from None
     return token

@@ -1,11 +1,11 @@
-"""A document → its servers, settings and rules for tools, whatever shape they stand in.
+"""A document → its servers, settings and tool rules, in any of the supported shapes.
 
-In: a `ConfigDocument`. Out: a `Contribution`: what this one source brings, and what is wrong with it.
+In: a `ConfigDocument`. Out: a `Contribution`: the servers, settings, rules and problems of this source.
 
     servers: {NAME: entry, …}        servers: [{name: NAME, …}, …]
     mcpServers: (the same two)       {serverName: NAME, …} as the whole document
 
-`load` puts contributions on top of each other.
+`layers.load` merges the contributions.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Contribution:
     servers: dict[str, ServerConfig] = field(default_factory=dict)
     switched_off: dict[str, DisabledServer] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)
-    """By `server_key`: the name as written. A name with an error is claimed too, so that no weaker layer's
-    server of that name runs in its place."""
+    """By `server_key`: the name as written. An entry with an error claims its name too, so that a lower layer's server
+    of the same name doesn't run in its place."""
     settings: dict[str, Any] = field(default_factory=dict)
     unusable: dict[str, Problem] = field(default_factory=dict)
-    """Settings that were given but cannot be used, and why."""
+    """Settings with an invalid value, and the problem with each."""
     tools: tuple[ToolRule, ...] = ()
 
 
@@ -64,7 +64,7 @@ def contribution_of(document: ConfigDocument, context: EntryContext) -> Contribu
 
 
 def entries_of(data: Mapping[str, Any], report: ProblemReport) -> Iterator[ServerEntry]:
-    """Every entry, good or not; keys of the document that are not known are reported on the way."""
+    """All entries, valid or not. Also reports unknown keys of the document."""
     if _is_single(data):
         name = data.get("serverName", data.get("server_name", data.get("name")))
         yield ServerEntry(name=name, entry=data, path=())
@@ -110,26 +110,26 @@ def take_entry(
             entry.path,
             found=f"{describe(entry.name)} after {describe(held)}",
             expected="names that differ in more than case or special characters",
-            suggestion="The first one stands.",
+            suggestion="The first one is used.",
         )
         return
     result.claimed[server_key(entry.name)] = entry.name
     server = read_server(entry.name, entry.entry, entry.path, unit=entry.unit, context=context, report=report)
     if entry.path in ambiguous:
-        # Two values for one key were reported when the file was read: nobody can say which was meant.
+        # It has a duplicate key, reported when the file was read, so its meaning is unclear.
         return
     if isinstance(server, DisabledServer):
         result.switched_off[entry.name] = server
     elif server is not None and _is_our_bridge(server):
         found = "an entry that starts Toolcrib itself"
-        report.warning(entry.path, found=found, expected="another server", suggestion="It is left out.")
+        report.warning(entry.path, found=found, expected="another server", suggestion="It is ignored.")
     elif server is not None:
         _warn_of_other_name(entry, report)
         result.servers[entry.name] = server
 
 
 def _is_our_bridge(server: ServerConfig) -> bool:
-    """What `toolcrib connect` wrote for another client, in a file that we read too: we are no server of our own."""
+    """`toolcrib connect` writes such an entry for other clients, into files that Toolcrib reads too."""
     words = (server.command, *server.args)
     program = [Path(word).name for word in words]
     as_module = "-m" in words and "toolcrib" in program and words[-1] == "stdio"
@@ -139,15 +139,14 @@ def _is_our_bridge(server: ServerConfig) -> bool:
 def _warn_of_other_name(entry: ServerEntry, report: ProblemReport) -> None:
     for key in entry.entry:
         if normalized_key(key) in ("name", "server_name") and entry.entry[key] != entry.name:
-            report.warning(
-                (*entry.path, key), found=describe(entry.entry[key]), expected=f"{describe(entry.name)}, which stands"
-            )
+            expected = f"{describe(entry.name)}, which is used"
+            report.warning((*entry.path, key), found=describe(entry.entry[key]), expected=expected)
 
 
 def _take_settings(top: Iterable[tuple[str, ConfigField]], result: Contribution, context: EntryContext) -> None:
     for name, given in top:
         if name in USER_ONLY_SETTINGS and context.layer is Layer.PROJECT:
-            result.report.error(given.path, found="a project's word", expected="yours: only your own file may set it")
+            result.report.error(given.path, found="it in a project's file", expected="it only in your own file")
         elif name in SETTINGS:
             take_setting(name, given, result, ValueReader(context, result.report))
 

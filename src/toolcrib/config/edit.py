@@ -1,8 +1,9 @@
-"""Changing a user's file: `toolcrib add` and `toolcrib remove`.
+"""Changes a user's or a project's file, for `toolcrib add` and `toolcrib remove`.
 
-In: a path and an entry, in the form of a list's item: `{"name": …, "command": …}`. Out: the file, changed as little as
-possible and all at once, or `ConfigError` and the file as it was. `${VAR}` is written as it stands. In YAML only the
-lines of the entry change; the new text is read again, so an odd layout ends in a clear refusal, never in a loss.
+In: a path and an entry in the form of a list item: `{"name": …, "command": …}`. Out: the file with the smallest
+possible change, replaced atomically, or `ConfigError` and an unchanged file. `${VAR}` is written unexpanded. In YAML
+only the lines of the entry change. The new text is parsed and compared before it is written, so an unusual layout leads
+to an error and never to lost data.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def with_server(text: str, name: str, entry: Mapping[str, Any]) -> str:
 
 
 def without_server(text: str, name: str) -> str:
-    """Takes out the lines of the entry; a comment above it stays."""
+    """Deletes the lines of the entry; a comment above it stays."""
     section = _yaml_section(text)
     if section is None:
         return text
@@ -86,7 +87,7 @@ def without_server(text: str, name: str) -> str:
 
 
 def _without_flow(text: str, entries: Sequence[tuple[YamlNode, YamlNode]], position: int) -> str:
-    """The entry and one comma beside it; where a comment stands between the two, nothing is changed."""
+    """Deletes the entry and one comma beside it; returns the text unchanged if there is a comment between them."""
     start, end = entries[position][0].start.offset, entries[position][1].end.offset
     cut = start, end
     if position + 1 < len(entries):
@@ -99,7 +100,7 @@ def _without_flow(text: str, entries: Sequence[tuple[YamlNode, YamlNode]], posit
 
 
 def whole_yaml(data: Mapping[str, Any]) -> str:
-    """All of it anew: only for a text that has no comment to lose."""
+    """The whole document as new YAML, only for a text without comments."""
     return "".join(
         f"{' ' * depth}{line}\n" for key, value in data.items() for line, depth in _yaml_lines(key, value, 0)
     )
@@ -180,25 +181,25 @@ class IfExists(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectEdit:
-    """The terms for changing a project's file."""
+    """The conditions for changing a project's file."""
 
     root: Path
-    """A repository must not lead the change elsewhere by a link."""
+    """No component of the path below it may be a symbolic link, or a repository could redirect the change."""
     trusted: Collection[str]
-    """Digests that the person trusts: a file that says anything else is not changed, for the rest of it would come
-    to be trusted unseen."""
+    """Digests that the user trusts. A file with another digest is not changed, because the edit would make the rest of
+    it trusted without a review."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigEdit:
     file: Path
     digest: str
-    """Of the file as it is now."""
+    """Of the file after the change."""
     before: bytes | None
-    """None: there was no file."""
+    """None if there was no file."""
 
     def undo(self) -> None:
-        """Gives the file its old bytes back, unless somebody changed it since."""
+        """Restores the previous content, unless the file has changed since."""
         with _locked(self.file.parent):
             content = _content(self.file)
             if content is None or digest_of(self.file, content) != self.digest:
@@ -212,14 +213,14 @@ class ConfigEdit:
 def add_server(
     path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: ProjectEdit | None = None
 ) -> ConfigEdit:
-    """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet."""
+    """Raises `ConfigError` for an entry that `load` would refuse; its variables may still be unset."""
     name, body = _checked(entry, project.root if project else None)
 
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if held := _find(data, name):
             if if_exists is IfExists.REFUSE:
                 raise ConfigError(
-                    f"{path} has a server {held!r} already.",
+                    f"{path} already has a server {held!r}.",
                     remedy="Choose another name, or replace it with `toolcrib add --replace`.",
                 )
             text, data = _without(path, text, data, held)
@@ -232,7 +233,7 @@ def remove_server(path: Path, name: str, *, project: ProjectEdit | None = None) 
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         held = _find(data, name)
         if held != name:
-            near = f"Did you mean {held!r}?" if held else "`toolcrib servers` shows the names."
+            near = f"Did you mean {held!r}?" if held else "Run `toolcrib servers` to see the names."
             raise UnknownServer(f"{path} has no server {name!r}.", remedy=near)
         return _without(path, text, data, name)
 
@@ -240,7 +241,7 @@ def remove_server(path: Path, name: str, *, project: ProjectEdit | None = None) 
 
 
 def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[str, Any]]:
-    """The name and the rest, after the same check that `load` makes; only unset variables are let through."""
+    """The name and the rest, checked as by `load`, except that variables may be unset."""
     body: dict[str, Any] = {
         key: copy.deepcopy(value) for key, value in entry.items() if normalized_key(key) not in _NAME_KEYS
     }
@@ -305,7 +306,7 @@ def _without(path: Path, text: str, data: dict[str, Any], name: str) -> tuple[st
 
 
 def _written(path: Path, text: str, wanted: dict[str, Any], edit_yaml: Callable[[], str]) -> str:
-    """The new text that says `wanted`: the smallest change that does, or a new text where no comment is lost."""
+    """A text that parses to `wanted`: the smallest change, or a rewritten text if there are no comments to lose."""
     if FileFormat.of(path.name) is FileFormat.JSON:
         return json.dumps(wanted, indent=_indent(text), ensure_ascii=False) + "\n"
     candidates = [edit_yaml()]
@@ -315,9 +316,7 @@ def _written(path: Path, text: str, wanted: dict[str, Any], edit_yaml: Callable[
         with contextlib.suppress(Unreadable):
             if (parse_text(candidate.encode(), FileFormat.YAML).data or {}) == wanted:
                 return candidate
-    raise ConfigError(
-        f"{path} is laid out in a way that cannot be changed without losing its comments.", remedy="Change it by hand."
-    )
+    raise ConfigError(f"The layout of {path} can't be changed without losing its comments.", remedy="Edit it by hand.")
 
 
 def _indent(text: str) -> int | str | None:
@@ -330,10 +329,10 @@ def _indent(text: str) -> int | str | None:
 def _change(
     path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: ProjectEdit | None
 ) -> ConfigEdit:
-    # A person's link, as dotfile tools make them, stays a link: its target is what changes.
+    # A symbolic link, as made by dotfile managers, stays a link: only its target changes.
     target = Path(os.path.realpath(path))
     if project is not None and not has_no_links(Path(os.path.realpath(project.root)) / path.relative_to(project.root)):
-        raise ConfigError(f"{path} is reached by a link.", remedy="Make it a file of the project itself.")
+        raise ConfigError(f"{path} is behind a symbolic link.", remedy="Replace the link with a file in the project.")
     form = FileFormat.of(path.name)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -341,22 +340,22 @@ def _change(
             before = _content(target)
             if project is not None and before is not None and digest_of(target, before) not in project.trusted:
                 raise ConfigError(
-                    f"{path} holds what you have not trusted.",
-                    remedy="Look at it with `toolcrib trust`, then change it.",
+                    f"{path} has content that you have not trusted.",
+                    remedy="Review it with `toolcrib trust`, then try again.",
                 )
             text, data = _parsed(before, form)
             changed, wanted = change(text, data)
             content = changed.encode()
             if len(content) > SIZE_LIMIT or parse_text(content, form).data != wanted:
-                raise ConfigError(f"{path} cannot hold this entry.", remedy="Change it by hand.")
+                raise ConfigError(f"This entry can't be added to {path}.", remedy="Edit the file by hand.")
             _replace(target, content)
             return ConfigEdit(file=target, digest=digest_of(target, content), before=before)
     except Unreadable as error:
         line = f":{error.line}" if error.line else ""
         raise ConfigError(f"{path}{line}: found {error.found}, expected {error.expected}.") from None
     except (OSError, UnicodeEncodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "text that no file can hold"
-        raise ConfigError(f"{path} cannot be written ({reason}).") from None
+        reason = error.strerror if isinstance(error, OSError) else "invalid Unicode text"
+        raise ConfigError(f"Cannot write {path} ({reason}).") from None
 
 
 def _content(target: Path) -> bytes | None:
@@ -381,7 +380,7 @@ def _parsed(content: bytes | None, form: FileFormat) -> tuple[str, dict[str, Any
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two changes at once wait for each other; the folder itself is the lock, so nothing is left behind."""
+    """Serializes concurrent changes. The folder itself is locked, so no lock file is left behind."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -392,7 +391,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """All or nothing; the mode stays as it was, a new file is for its owner alone."""
+    """Replaces the file atomically and keeps its mode; a new file is readable by its owner only."""
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     temporary = Path(name)
     try:

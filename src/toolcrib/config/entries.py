@@ -1,7 +1,7 @@
 """One entry → one `ServerConfig`.
 
-In: an entry as it was written, its name and its surroundings. Out: the server, or None after an error was
-reported: a server with an error is left out, and only that server. `contribution` finds the entries.
+In: an entry as written, its name and its context. Out: the server, or None after reporting an error: only the server
+with the error is ignored. `contribution` finds the entries.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
 class TimeUnit(enum.Enum):
-    """What a bare `timeout` counts: ours are seconds, those of `mcpServers` milliseconds, as other clients have it."""
+    """The unit of `timeout`: seconds under `servers`, milliseconds under `mcpServers`, as in other clients."""
 
     SECONDS = 1.0
     MILLISECONDS = 0.001
@@ -57,7 +57,7 @@ class TimeUnit(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class DisabledServer:
-    """An entry that only says `enabled: false`: it switches off the server of that name in a lower layer."""
+    """An entry with only `enabled: false`: it switches off the server of that name in a lower layer."""
 
     source: ConfigSource
 
@@ -69,7 +69,7 @@ def check_name(name: Any, path: KeyPath, report: ProblemReport) -> bool:
         report.error(path, found=describe(name), expected=f"a printable name of 1 to {_LONGEST_NAME} characters")
     elif server_key(name) in RESERVED_SERVER_NAMES:
         report.error(
-            path, found=describe(name), expected="another name", suggestion="It is kept for the daemon's own tools."
+            path, found=describe(name), expected="another name", suggestion="It is reserved for built-in tools."
         )
     else:
         return True
@@ -85,7 +85,7 @@ def read_server(
     errors = report.errors
     fields = flat_fields(entry, path, report)
     if report.errors > errors and "command" not in fields and "url" not in fields:
-        # The misspelt key was probably that one; a second complaint would only distract.
+        # The misspelled key was probably one of these two; a second error would only distract.
         return None
     source = ConfigSource(layer=context.layer, file=context.file, key=key_text(path))
     values = ValueReader(context, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
@@ -123,11 +123,11 @@ def _enabled(fields: Mapping[str, ConfigField], values: ValueReader) -> bool:
 
 def _transport(fields: Mapping[str, ConfigField], path: KeyPath, values: ValueReader) -> Transport | None:
     report = values.report
-    said: Transport | None = None
+    chosen: Transport | None = None
     if field := fields.get("transport"):
         word = values.text(field, into=("transport",))
-        said = _TRANSPORTS.get(normalized_key(word)) if word is not None else None
-        if said is None:
+        chosen = _TRANSPORTS.get(normalized_key(word)) if word is not None else None
+        if chosen is None:
             if word is not None:
                 expected = "stdio, http, streamable-http, sse or websocket"
                 report.error(field.path, found=describe(field.value), expected=expected)
@@ -135,14 +135,14 @@ def _transport(fields: Mapping[str, ConfigField], path: KeyPath, values: ValueRe
     if "command" in fields and "url" in fields:
         report.error(path, found="both command and url", expected="one of the two")
         return None
-    need = "command" if said is Transport.STDIO else "url"
-    if said is not None and need not in fields:
-        report.error(path, found=f"transport {said} without {need}", expected=need)
+    need = "command" if chosen is Transport.STDIO else "url"
+    if chosen is not None and need not in fields:
+        report.error(path, found=f"transport {chosen} without {need}", expected=need)
         return None
-    if said is None and "command" not in fields and "url" not in fields:
+    if chosen is None and "command" not in fields and "url" not in fields:
         report.error(path, found="neither command nor url", expected="one of the two")
         return None
-    return said or (Transport.STDIO if "command" in fields else Transport.HTTP)
+    return chosen or (Transport.STDIO if "command" in fields else Transport.HTTP)
 
 
 def _by_scheme(transport: Transport, url: str, fields: Mapping[str, ConfigField], report: ProblemReport) -> Transport:
@@ -150,8 +150,8 @@ def _by_scheme(transport: Transport, url: str, fields: Mapping[str, ConfigField]
     if not url:
         return transport
     if urlsplit(url).scheme in ("ws", "wss"):
-        if transport is not Transport.WEBSOCKET and (said := fields.get("transport")):
-            report.warning(said.path, found=describe(said.value), expected="websocket, as the url says")
+        if transport is not Transport.WEBSOCKET and (chosen := fields.get("transport")):
+            report.warning(chosen.path, found=describe(chosen.value), expected="websocket, to match the url")
         return Transport.WEBSOCKET
     return Transport.HTTP if transport is Transport.WEBSOCKET else transport
 
@@ -160,7 +160,7 @@ def _report_useless(fields: Mapping[str, ConfigField], names: tuple[str, ...], r
     for name in names:
         if (field := fields.get(name)) and field.value not in ({}, [], True) and not _is_no_auth(field.value):
             other = "url" if name in ("headers", "auth", "verify_tls") else "command"
-            report.warning(field.path, found=f"{name} without a {other}", expected=f"{name} only beside a {other}")
+            report.warning(field.path, found=f"{name} without a {other}", expected=f"{name} only with a {other}")
 
 
 def _is_no_auth(value: Any) -> bool:
@@ -181,11 +181,11 @@ def _process(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str
             field.path,
             found=describe(field.value),
             expected="one program",
-            suggestion="Put the words after the first into args.",
+            suggestion="Put everything after the first word into args.",
         )
     for name in env or {}:
         if not name or "=" in name or not name.isprintable():
-            report.error((*fields["env"].path, name), found=describe(name), expected="a variable's name")
+            report.error((*fields["env"].path, name), found=describe(name), expected="a variable name")
     if command and command.startswith("~/"):
         command = str(values.context.home / command[2:])
     if values.context.neutral is not None and command:
@@ -200,7 +200,7 @@ def _process(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str
 
 
 def _start(field: ConfigField | None, values: ValueReader) -> tuple[Path | None, StartFolder]:
-    """`cwd: project` is for entries that have no project of their own."""
+    """`cwd: project` is only for entries outside a project's file."""
     context = values.context
     if field is None:
         return context.neutral, StartFolder.NEUTRAL if context.neutral is not None else StartFolder.NAMED
@@ -216,13 +216,13 @@ def _refuse_code_of_projects(
     start: StartFolder,
     report: ProblemReport,
 ) -> None:
-    """An entry of the user's own holds in every project, also in one that nobody trusts."""
+    """The user's own entries apply in every project, including untrusted ones."""
     for (key, *rest), found in misplaced(words, env, in_project=start is StartFolder.PROJECT):
         report.error(
             (*fields[str(key)].path, *rest),
             found=found,
-            expected="an absolute path, which no project can change",
-            suggestion="A server that is part of a project belongs in its own file: `toolcrib add --project`.",
+            expected="an absolute path, which projects can't change",
+            suggestion="Put a server that is part of a project into the project's file: `toolcrib add --project`.",
         )
 
 
@@ -239,7 +239,7 @@ def _far_side(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[st
     _check_headers(headers, fields, values.report)
     for path in values.spelled:
         if WORKSPACE_FOLDER in values.spelled[path]:
-            values.report.error(fields["url"].path, found=WORKSPACE_FOLDER, expected="it only beside a command")
+            values.report.error(fields["url"].path, found=WORKSPACE_FOLDER, expected="it only with a command")
     verify = values.flag(fields["verify_tls"]) if "verify_tls" in fields else True
     return {
         "url": url or "",
@@ -255,7 +255,7 @@ def _check_url(url: str | None, field: ConfigField, report: ProblemReport) -> No
         report.error(path, found=describe(field.value), expected="a URL")
         return
     if not url.isprintable() or any(character.isspace() for character in url):
-        report.error(path, found="a URL with blanks or control characters", expected="a URL without them")
+        report.error(path, found="a URL with spaces or control characters", expected="a URL without them")
         return
     try:
         parts = urlsplit(url)
@@ -268,7 +268,7 @@ def _check_url(url: str | None, field: ConfigField, report: ProblemReport) -> No
             path,
             found="a URL with credentials in it",
             expected="a URL without user or password",
-            suggestion="Put it in a header.",
+            suggestion="Use a header instead.",
         )
     elif parts.scheme not in _SCHEMES:
         expected = "a URL that starts with http://, https://, ws:// or wss://"
@@ -284,9 +284,9 @@ def _check_headers(headers: Mapping[str, str], fields: Mapping[str, ConfigField]
         if not _HEADER_NAME.fullmatch(name):
             report.error(path, found=describe(name), expected="a header name of letters, digits and -")
         elif not _HEADER_VALUE.fullmatch(value):
-            report.error(path, found="a value with line breaks or control characters", expected="a value in one line")
+            report.error(path, found="a value with line breaks or control characters", expected="a value on one line")
         elif name.lower() in seen:
-            report.error(path, found="a header that stands here a second time", expected="each header once")
+            report.error(path, found="a duplicate header", expected="each header once")
         seen.add(name.lower())
 
 
@@ -313,9 +313,9 @@ def _warn_of_unit(given: float, unit: TimeUnit, field: ConfigField, report: Prob
     if doubtful:
         report.warning(
             field.path,
-            found=f"{given:g}, which counts {unit.name.lower()} here",
-            expected="a usual time",
-            suggestion="call_timeout always counts seconds.",
+            found=f"{given:g} {unit.name.lower()}",
+            expected="a common timeout",
+            suggestion="call_timeout is always in seconds.",
         )
 
 

@@ -1,9 +1,9 @@
-"""Servers that a program names: by a class per transport, by an entry, by a file or a mapping.
+"""Servers that a program declares: with a class per transport, an entry, a file or a mapping.
 
-In: a program's values; in `StdioServer` and the other classes `$` is a `$`. Out: a `ServerConfig`, after the same
-checks that a file's entry gets, or `ConfigError` that names what is wrong; for a file or mapping (`OwnSource`) the
-user's configuration with the servers and tool rules of that place and no others. `Kit`, `Crib` and `run_agent` use it;
-the user's own files, environment and flags go through `layers`.
+In: a program's values; `StdioServer` and the other classes don't expand `$`. Out: a `ServerConfig`, after the same
+checks as for a file's entry, or a `ConfigError` that names the problem; for a file or mapping (`OwnSource`), the user's
+configuration with only that source's servers and tool rules. `Kit`, `Crib` and `run_agent` use it; `layers` reads the
+user's own files, environment and flags.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from toolcrib.errors import ConfigError, UsageError
 
 
 def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> ServerConfig:
-    """One server from an entry as a configuration file has it: `server_config("git", {"command": "uvx", "args": […]})`.
+    """One server from an entry in the format of a file: `server_config("git", {"command": "uvx", "args": […]})`.
 
-    `${VAR}` in it is taken from `environ`. Raises `ConfigError`, which names what is wrong.
+    `${VAR}` is expanded from `environ`. Raises `ConfigError`, which names the problem.
     """
     return read_server_entry(name, entry, EntryContext(layer=Layer.FLAGS, environ=environ or {}, home=Path.home()))
 
@@ -49,7 +49,7 @@ def read_server_entry(name: str, entry: Mapping[str, Any], context: EntryContext
 
 
 def _left_out(name: str, result: Contribution) -> str:
-    """Why there is no server though nothing is wrong with the entry."""
+    """Why a valid entry results in no server."""
     if name in result.switched_off:
         return f"{name} is switched off."
     return " ".join(map(str, result.report.problems))
@@ -57,18 +57,18 @@ def _left_out(name: str, result: Contribution) -> str:
 
 @dataclass(frozen=True)
 class _DeclaredServer(ABC):
-    """What all have. Checked when it is made, so that a mistake is told where it stands."""
+    """Validates itself when created, so that the traceback points to the mistake."""
 
     transport: ClassVar[Transport]
 
     name: str
     _: KW_ONLY
     connect_timeout: float = 10.0
-    """Seconds that the server has to be there."""
+    """Seconds to wait for the server to connect."""
     call_timeout: float = 300.0
     """Seconds that a call may take."""
     max_message_mb: float = 64.0
-    """The largest message that is taken from the server."""
+    """The largest message that is accepted from the server."""
 
     def __post_init__(self) -> None:
         self.config()
@@ -84,29 +84,29 @@ class _DeclaredServer(ABC):
         for key, value in entry.items():
             if isinstance(value, Mapping) and not all(isinstance(name, str) for name in value):
                 raise ConfigError(
-                    f"{self.name}.{key}: found a name that is no text, expected names and texts.",
+                    f"{self.name}.{key}: found a name that is not a string, expected strings.",
                     remedy="Correct the server.",
                 )
-        # Relative paths start where the program is, as everywhere in Python.
+        # Relative paths start at the working directory, as usual in Python.
         context = EntryContext(
             layer=Layer.FLAGS, environ={}, home=Path.home(), root=Path.cwd(), spelling=Interpolation.LITERAL
         )
         config = read_server_entry(self.name, {**entry, "transport": self.transport.value}, context)
         if config.transport is not self.transport:
             raise ConfigError(
-                f"{self.name}.url: found an address of {config.transport}, expected one of {self.transport}.",
-                remedy="Correct the url, or take the class of the other transport.",
+                f"{self.name}.url: found a {config.transport} URL, expected one for {self.transport}.",
+                remedy="Correct the url, or use the class of the other transport.",
             )
         return config
 
     @abstractmethod
     def _place(self) -> str:
-        """What `repr` shows of where it is, without what may be secret."""
+        """The command or URL for `repr`, without secrets."""
 
 
 @dataclass(frozen=True, repr=False)
 class StdioServer(_DeclaredServer):
-    """A program that is started, and spoken to over its standard input and output."""
+    """A program that Toolcrib starts and talks to over its standard input and output."""
 
     transport = Transport.STDIO
 
@@ -114,14 +114,14 @@ class StdioServer(_DeclaredServer):
     command: str | os.PathLike[str]
     args: Sequence[str | os.PathLike[str]] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Besides the few variables that every server gets."""
+    """In addition to the few variables that every server gets."""
     cwd: str | os.PathLike[str] | None = None
 
     def config(self) -> ServerConfig:
         config = super().config()
         if len(words := _command_line(config)) > 1:
             raise ConfigError(
-                f"{self.name}.command: found a command line, expected a program alone.",
+                f"{self.name}.command: found a command line, expected only a program.",
                 remedy=f"Write command={words[0]!r}, args={list(words[1:])!r}.",
             )
         return config
@@ -144,14 +144,14 @@ class _RemoteServer(_DeclaredServer):
 
 @dataclass(frozen=True, repr=False)
 class HttpServer(_RemoteServer):
-    """Streamable HTTP, what most servers over the network speak."""
+    """Streamable HTTP, the transport of most remote servers."""
 
     transport = Transport.HTTP
 
 
 @dataclass(frozen=True, repr=False)
 class SseServer(_RemoteServer):
-    """HTTP with server-sent events: the older of MCP's transports over the network."""
+    """HTTP with server-sent events, MCP's older remote transport."""
 
     transport = Transport.SSE
 
@@ -174,7 +174,7 @@ def config_of(server: DeclaredServer | ServerConfig) -> ServerConfig:
         return server.config()
     raise UsageError(
         f"A server cannot be a {type(server).__name__}.",
-        remedy='Give a StdioServer or HttpServer, or `server_config("NAME", {…})` of an entry as a file has it.',
+        remedy='Pass a StdioServer or HttpServer, or `server_config("NAME", {…})` for an entry in a file\'s format.',
     )
 
 
@@ -182,13 +182,13 @@ def configs_of(servers: Iterable[DeclaredServer | ServerConfig]) -> tuple[Server
     if isinstance(servers, str | Mapping | ServerConfig | _DeclaredServer) or not isinstance(servers, Iterable):
         raise UsageError(
             f"The servers cannot be a {type(servers).__name__}.",
-            remedy="Give a list of StdioServer, HttpServer, or what `server_config` makes.",
+            remedy="Pass a list of StdioServer, HttpServer or results of `server_config`.",
         )
     return tuple(map(config_of, servers))
 
 
 def _command_line(config: ServerConfig) -> Sequence[str]:
-    """The words of a command that is no program but holds them all; its secrets are masked."""
+    """The masked words of a `command` that is a whole command line; empty if it is a program."""
     command = config.command or ""
     if len(command.split()) < 2 or shutil.which(command) or Path(config.cwd or "", command).exists():
         return ()
@@ -200,7 +200,7 @@ def _command_line(config: ServerConfig) -> Sequence[str]:
 
 
 def _plain(value: Any) -> Any:
-    """As a file would have it: paths as texts, sequences as lists."""
+    """In a file's format: paths as strings, sequences as lists."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -209,21 +209,21 @@ def _plain(value: Any) -> Any:
 
 
 OwnSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
-"""A file's path, or `{"servers": {…}}` (also `mcpServers`) as a file would have it, `${VAR}` included."""
+"""A file's path, or `{"servers": {…}}` (also `mcpServers`) in a file's format, including `${VAR}`."""
 
 
 def check_source(source: object) -> None:
     if source is not None and not isinstance(source, str | os.PathLike | Mapping):
         raise UsageError(
             f"A configuration cannot be a {type(source).__name__}.",
-            remedy='Give a file\'s path, or a mapping as a file would have it: {"servers": {…}}.',
+            remedy="Pass a file's path, or a mapping in a file's format: {\"servers\": {…}}.",
         )
 
 
 def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, str]) -> Config:
-    """Raises `ConfigError` for a file that cannot be read, and for anything wrong in a program's own mapping.
+    """Raises `ConfigError` for a file that cannot be read, and for any mistake in a mapping.
 
-    In a file, an entry with a mistake is left out, as everywhere; `problems` tells of it.
+    In a file, an entry with a mistake is ignored and listed in `problems`, as in any configuration file.
     """
     document = _document(source)
     file = None if isinstance(source, Mapping) else Path(source).absolute()
@@ -250,12 +250,12 @@ def _document(source: OwnSource) -> ConfigDocument:
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"The configuration cannot be used: {error}.") from error
         made = parse_document("the configuration", text.encode())
-        # It was never lines of text.
+        # A mapping has no line numbers.
         made.report.lines = {}
         return made
     document = read_document(Path(source))
     if document is None:
-        raise ConfigError(f"There is no file {os.fspath(source)}.", remedy="Name another, or make it.")
+        raise ConfigError(f"There is no file {os.fspath(source)}.", remedy="Correct the path, or create the file.")
     return document
 
 
@@ -264,4 +264,4 @@ def _json_value(value: object) -> object:
         return os.fspath(value)
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is nothing that a configuration can hold")
+    raise TypeError(f"a configuration cannot contain a {type(value).__name__}")

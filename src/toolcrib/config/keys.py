@@ -1,8 +1,8 @@
-"""Which keys an entry may have, in every spelling, and what becomes of the others.
+"""The keys of an entry, in every accepted spelling, and the handling of other keys.
 
-In: an entry as it was written, by us or for another client. Out: `ConfigField`s under our own names, taken
-out of `transport: {…}` and `connection: {…}`; misspelt and foreign keys are reported.
-The tables here are the vocabulary of entries, which `entries` and `auth` read; `settings` has that of the top.
+In: an entry as written, for Toolcrib or for another client. Out: `ConfigField`s under Toolcrib's names, flattened out
+of `transport: {…}` and `connection: {…}`; misspelled keys and other clients' keys are reported. `entries` and `auth`
+read the tables here; `settings` has the top-level keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ConfigField:
     path: KeyPath
 
     def parts(self) -> dict[Any, ConfigField]:
-        """What a mapping or a list holds, by its keys or positions."""
+        """The items of a mapping or list, by key or position."""
         held = self.value.items() if isinstance(self.value, Mapping) else enumerate(self.value)
         return {key: ConfigField(value=value, path=(*self.path, key)) for key, value in held}
 
@@ -54,7 +54,7 @@ SERVER_KEYS = {
     "max_message_mb": "max_message_mb",
     "retry": "retry",
 }
-"""Each spelling (after `normalized_key`) and the name it has here."""
+"""Each accepted spelling (after `normalized_key`) and Toolcrib's name for it."""
 
 CONNECTION_KEYS = {key: SERVER_KEYS[key] for key in ("type", "command", "args", "env", "cwd", "url", "headers")}
 RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backoff": "backoff"}
@@ -74,22 +74,22 @@ _SLIPS = {
     "uri": "url",
     "variables": "environment",
 }
-"""Words for our keys that look too little like them to be found by likeness."""
+"""Common mistakes that are too different from the right key for fuzzy matching."""
 
 _QUIET = frozenset(
     {"$schema", "comment", "description", "dev", "gallery", "icon", "inputs", "metadata", "note", "notes", "tags"}
     | {"title", "version", "always_allow", "always_load", "auto_approve", "default_tools_approval_mode", "trust"}
     | {"required", "startup_timeout_ms", "startup_timeout_sec", "tool_timeout_sec"}
 )
-"""Other clients' keys that change nothing about the connection."""
+"""Other clients' keys that don't affect the connection; they are ignored without a warning."""
 
-_UNHEEDED = {
-    "disabled_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
-    "enabled_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
-    "include_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
-    "exclude_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
-    "oauth": "no browser sign-in is made",
-    "auth_provider_type": "no browser sign-in is made",
+_UNSUPPORTED = {
+    "disabled_tools": "to hide tools, write tools: with keep or drop at the top level",
+    "enabled_tools": "to hide tools, write tools: with keep or drop at the top level",
+    "include_tools": "to hide tools, write tools: with keep or drop at the top level",
+    "exclude_tools": "to hide tools, write tools: with keep or drop at the top level",
+    "oauth": "browser sign-in is not supported",
+    "auth_provider_type": "browser sign-in is not supported",
     "bearer_token_env_var": 'write headers: {Authorization: "Bearer ${NAME}"}',
     "http_headers": "write it as headers",
     "env_http_headers": 'write headers: {NAME: "${VARIABLE}"}',
@@ -97,16 +97,16 @@ _UNHEEDED = {
     "env_file": "write the variables as env",
     "env_vars": 'write env: {NAME: "${NAME}"}',
 }
-"""Other clients' keys that a person would miss the effect of."""
+"""Other clients' keys with an effect that users would miss; each gets a warning."""
 
 
 def normalized_key(key: str) -> str:
-    """`verifySsl`, `verify-ssl` and `verify_ssl` are one word."""
+    """`verifySsl`, `verify-ssl` and `verify_ssl` are the same key."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
 
 
 def flat_fields(entry: Mapping[str, Any], path: KeyPath, report: ProblemReport) -> dict[str, ConfigField]:
-    """An entry's fields under our names, whatever shape they stood in."""
+    """An entry's fields under Toolcrib's names, without nesting."""
     fields = known_fields(entry, path, SERVER_KEYS, report)
     for nest in ("transport", "connection"):
         inner = fields.get(nest)
@@ -125,7 +125,7 @@ def flat_fields(entry: Mapping[str, Any], path: KeyPath, report: ProblemReport) 
 def known_fields(
     entry: Mapping[str, Any], path: KeyPath, known: Mapping[str, str], report: ProblemReport
 ) -> dict[str, ConfigField]:
-    """The known keys that hold something; one that is left empty counts as absent."""
+    """The known keys with a value; a key without one counts as absent."""
     fields: dict[str, ConfigField] = {}
     for key, value in entry.items():
         name = known.get(normalized_key(key))
@@ -139,15 +139,14 @@ def known_fields(
 def strict_fields(
     entry: Mapping[str, Any], path: KeyPath, known: Mapping[str, str], report: ProblemReport
 ) -> dict[str, ConfigField]:
-    """As `known_fields`, but every other key is an error, however little it looks like ours: it may have been meant to
-    forbid or to narrow something."""
+    """Like `known_fields`, but every unknown key is an error, because it may be meant as a restriction."""
     unknown = [key for key in entry if normalized_key(key) not in known]
     for key in unknown:
         word = normalized_key(key)
         nearest = nearest_key(word, known) or next(iter(difflib.get_close_matches(word, known, n=1)), "")
         report.error(
             (*path, key),
-            found="a key that is not known",
+            found="an unknown key",
             expected=f"one of {', '.join(known)}",
             suggestion=_ask(nearest) if nearest else "",
         )
@@ -159,7 +158,7 @@ def _put(fields: dict[str, ConfigField], name: str, field: ConfigField, report: 
     if held is not field and held.value != field.value:
         report.error(
             field.path,
-            found="a second value for the same thing",
+            found="a second value for the same setting",
             expected=f"one; the other is {held.path[-1]!r}",
         )
 
@@ -168,15 +167,13 @@ def report_unknown(key: str, path: KeyPath, known: Mapping[str, str], report: Pr
     word = normalized_key(key)
     if word in _QUIET or word.startswith(("x_", "_", "//")):
         return
-    if word in _UNHEEDED:
-        suggestion = f"It is not heeded: {_UNHEEDED[word]}."
-        report.warning(path, found="another client's key", expected="a key of Toolcrib", suggestion=suggestion)
+    if word in _UNSUPPORTED:
+        suggestion = f"It is ignored: {_UNSUPPORTED[word]}."
+        report.warning(path, found="another client's key", expected="a Toolcrib key", suggestion=suggestion)
     elif nearest := nearest_key(word, known):
-        report.error(
-            path, found="a key that is not known", expected=f"a key such as {nearest}", suggestion=_ask(nearest)
-        )
+        report.error(path, found="an unknown key", expected=f"a key such as {nearest}", suggestion=_ask(nearest))
     else:
-        report.warning(path, found="a key that is not known", expected=f"one of {', '.join(sorted(set(known)))}")
+        report.warning(path, found="an unknown key", expected=f"one of {', '.join(sorted(set(known)))}")
 
 
 def _ask(nearest: str) -> str:
@@ -184,7 +181,7 @@ def _ask(nearest: str) -> str:
 
 
 def nearest_key(word: str, known: Mapping[str, str]) -> str:
-    """The key of ours that was probably meant, or nothing."""
+    """The known key that was probably meant, or an empty string."""
     if _SLIPS.get(word) in known:
         return _SLIPS[word]
     alike = [key for key in known if abs(len(key) - len(word)) <= 2]

@@ -1,10 +1,10 @@
-"""Which words of a server's command line decide what code runs.
+"""Finds the words of a server's command line that decide which code runs.
 
-In: the command line and variables of an entry in the user's own configuration. Out: where the project's folder would
-choose the code (`misplaced`), the same command line with safe-path settings (`safe_launch`), and what `toolcrib add`
-makes of the words that a person typed (`portable_words`). `entries` and `servers.stdio` use it.
+In: the command line and variables of an entry in the user's own configuration. Out: the places where the project's
+folder would choose the code (`misplaced`), the same command line with safe-path settings (`safe_launch`), and the words
+that `toolcrib add` stores for those that a user typed (`portable_words`). `entries` and `servers.stdio` use it.
 
-What is not known here counts as a program of its own: only its name decides, and its arguments are free.
+An unknown program counts as self-contained: only its name decides which code runs, and its arguments can be anything.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath
 
 NEEDS_PROJECT = frozenset({"mcp-server-git", "mcp_server_git", "mcp-server-sqlite", "mcp_server_sqlite"})
-"""Of the most used servers, those that read or write their files by paths from the folder they start in."""
+"""Popular servers that resolve their files relative to the folder they start in."""
 
 
 class _Kind(enum.Enum):
     INTERPRETER = enum.auto()
-    """Runs the script that is its first argument."""
+    """Its first argument is the script to run."""
     PACKAGE = enum.auto()
-    """Runs the package that is its first argument."""
+    """Its first argument is the package to run."""
     SHELL = enum.auto()
     WRAPPER = enum.auto()
     """Runs the rest of the command line."""
     BUILDER = enum.auto()
-    """Runs what the files of a folder say."""
+    """Runs what a folder's files define, such as a Makefile."""
 
 
 _KINDS = {
@@ -57,9 +57,9 @@ _KINDS = {
     for name in names.split()
 }
 _OBEYS_ITS_FOLDER = frozenset(["bun", "bunx", "deno", "pnpm", "pnpx", "yarn"])
-"""They run or obey files of the folder they start in (`bunfig.toml`, `.pnpmfile.cjs`, `.yarnrc.yml`)."""
+"""They run or read files of the folder they start in (`bunfig.toml`, `.pnpmfile.cjs`, `.yarnrc.yml`)."""
 _LOOSE_OPTIONS = frozenset(["npm", "pnpm", "yarn"])
-"""They take their own options also after the name of what they run."""
+"""They accept their own options even after the name of the package or script."""
 _SUBCOMMANDS = frozenset(["run", "tool", "exec", "x", "dlx"])
 _FLAGS = {
     "python": re.compile(r"-[uIEsSBbPOvqxdi]+"),
@@ -67,9 +67,9 @@ _FLAGS = {
     "npx": re.compile(r"-[yqs]|--(?:yes|quiet|silent|offline|prefer-offline|prefer-online)"),
     "uv": re.compile(r"-[qvsn]|--(?:quiet|verbose|script|offline|isolated|refresh|frozen|locked|active|exact)"),
 }
-"""Options that take no value; of any other, the next word counts as its value, which errs on the safe side."""
+"""Options without a value. For any other option, the next word counts as its value, which errs on the safe side."""
 _RUNNERS = frozenset(["cProfile", "profile", "trace", "pdb", "runpy", "coverage", "debugpy", "fastmcp", "mcp"])
-"""Python's modules that run the script or module named after them."""
+"""Python modules that run the script or module in their next argument."""
 _NO_VALUE = re.compile(r"--no-[\w-]+|--[\w-]+=.*", re.DOTALL)
 _MODULE = re.compile(r"-[A-Za-z]*m|--module")
 _CODE = re.compile(r"-[A-Za-z]*[ce]|--eval|--print")
@@ -78,7 +78,7 @@ _CODE_VARIABLES = re.compile(
     r"(?:PATH|HOME|USERPROFILE|ENV|BASH_ENV|ZDOTDIR|CLASSPATH|_JAVA_OPTIONS|GOFLAGS|SHELL|EDITOR|VISUAL|PAGER|BROWSER)"
     r"|(?:LD_|DYLD_|PYTHON|NODE_|NPM_CONFIG_|UV_|PIP_|RUBY|GEM_|BUNDLE_|PERL5|PHP|LUA_|XDG_|DENO_|BUN_|VIRTUAL_ENV).*"
     r"|(?:JAVA_|JDK_|MAVEN_|CARGO_|DOTNET_|CORECLR_|JULIA_|CONDA_|R_PROFILE|OPENSSL_).*|.*_EXECUTABLE(?:_PATH)?"
-    # Not all of git's: servers have variables such as GIT_BASE_DIR for the folder to work on.
+    # Not every GIT_ variable: servers use names such as GIT_BASE_DIR for the folder to work on.
     r"|GIT_(?:DIR|COMMON_DIR|CONFIG|EXEC_PATH|TEMPLATE|SSH|PROXY|ASKPASS|PAGER|EXTERNAL|.*EDITOR).*",
     re.IGNORECASE,
 )
@@ -88,13 +88,13 @@ _PATH_VARIABLES = re.compile(
 
 
 def misplaced(words: Sequence[str], env: Mapping[str, str], *, in_project: bool) -> Iterator[tuple[KeyPath, str]]:
-    """Where the project's folder decides which code runs, and what stands there. `in_project`: it starts there."""
+    """The places where the project's folder decides which code runs. `in_project`: the server starts in that folder."""
     zone = words[: _code_words(words)]
     for position, word in enumerate(zone):
         if WORKSPACE_FOLDER in word:
             yield _place(position), f"{WORKSPACE_FOLDER} where it decides what code runs"
         elif in_project and _is_of_the_folder(zone, position):
-            yield _place(position), "code that is looked for in the project's folder"
+            yield _place(position), "code that is searched for in the project's folder"
             break
     for name, value in env.items():
         if _CODE_VARIABLES.fullmatch(name) and WORKSPACE_FOLDER in value:
@@ -108,7 +108,7 @@ def _place(position: int) -> KeyPath:
 
 
 def _is_of_the_folder(zone: Sequence[str], position: int) -> bool:
-    """Whether a word that decides what code runs leads into the folder that the program starts in."""
+    """Whether a word that decides what code runs points into the folder that the program starts in."""
     word, before = zone[position], zone[position - 1] if position else ""
     name = _name(word)
     if position == 0 and (_kind(zone) is _Kind.BUILDER or (os.sep in word and not Path(word).is_absolute())):
@@ -129,7 +129,7 @@ def _is_of_the_folder(zone: Sequence[str], position: int) -> bool:
 
 
 def _interpreter(words: Sequence[str]) -> str:
-    """The last of them that is one, or nothing."""
+    """The last interpreter or shell among the words, or an empty string."""
     found = [name for name in map(_name, words) if _KINDS.get(name) in (_Kind.INTERPRETER, _Kind.SHELL)]
     return found[-1] if found else ""
 
@@ -149,19 +149,19 @@ def _options(zone: Sequence[str]) -> set[str]:
 
 
 def _runs_by_name(words: Sequence[str], place: int) -> bool:
-    """Whether `uv run` or `pipx run` stands there."""
+    """Whether the words from there are `uv run` or `pipx run`."""
     return _name(words[place]) in ("uv", "pipx") and "run" in words[place:] and "tool" not in words[place:]
 
 
 def _is_found_by_name(words: Sequence[str], position: int) -> bool:
-    """Whether it is what `uv run` or `pipx run` is to run: both take a file or folder of that name for it first."""
+    """Whether `uv run` or `pipx run` runs this word: both look for a file or folder of that name first."""
     if {"--directory", "--spec"} & _options(words) or _MODULE.fullmatch(words[position - 1] if position else ""):
         return False
     return any(_runs_by_name(words, place) and _program(words, place) == position for place in range(position))
 
 
 def _code_words(words: Sequence[str]) -> int:
-    """How many words, from the first on, decide what code runs."""
+    """How many words, counted from the first, decide what code runs."""
     start = 0
     while True:
         kind = _kind(words[start:])
@@ -185,7 +185,7 @@ def _kind(words: Sequence[str]) -> _Kind | None:
 
 
 def _name(word: str) -> str:
-    """`/usr/bin/python3.12` is `python`, `tsx@4` is `tsx`; `@playwright/mcp` is itself."""
+    """`/usr/bin/python3.12` is `python`, `tsx@4` is `tsx`; `@playwright/mcp` stays as it is."""
     name = re.sub(r"(?<=.)@.*|\.exe$|\.cmd$", "", word if word.startswith("@") else Path(word).name)
     return re.sub(r"(?<=^python)[\d.]+$|(?<=^pypy)[\d.]+$", "", name)
 
@@ -195,7 +195,7 @@ def _wrapped(words: Sequence[str], start: int) -> int | None:
 
 
 def _program(words: Sequence[str], start: int) -> int | None:
-    """Where the script, module or package stands that `words[start]` runs. None: any of the words may be it."""
+    """The position of the script, module or package that `words[start]` runs. None if it could be any of the words."""
     name = _name(words[start])
     flags = _FLAGS.get("uv" if name == "uvx" else name)
     takes_code = _KINDS[name] is _Kind.INTERPRETER
@@ -215,28 +215,28 @@ def _program(words: Sequence[str], start: int) -> int | None:
 
 
 def safe_launch(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and variables for known launchers that find no code in the folder they start in."""
+    """The command line and variables that keep known launchers from loading code from the folder they start in."""
     safe, env = list(words), {}
     zone = words[: _code_words(words)]
     if {"python", "pypy", "uv", "uvx", "pipx"} & set(map(_name, zone)):
-        # A script finds what lies beside it by the very path that the variable switches off.
+        # With the variable, a script could not import the modules beside it.
         is_script = _is_script(zone, len(zone) - 1) and not zone[-1].startswith("-")
         env = {} if is_script else {"PYTHONSAFEPATH": "1"}
     for place, word in enumerate(zone):
         if _name(word) in ("npx", "npm"):
-            # Only as an option: npm takes no variable for it.
+            # An option, because npm has no variable for it.
             safe.insert(place + 1, f"--prefix={os.sep}")
             break
     return safe, env
 
 
 def portable_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list[str], list[str]]:
-    """The words as typed in `folder`, good for any folder, and what was changed: one sentence for each.
+    """The words as typed in `folder`, adapted to work from any folder, and a sentence about each change.
 
-    Relative paths of programs, scripts and files become absolute, those of folders in the project at `root` start at
+    Relative paths of programs, scripts and files become absolute. Paths of folders in the project at `root` start with
     `${workspaceFolder}`, except where they decide what code runs.
     """
-    settled, told = [], []
+    settled, changes = [], []
     zone = words[: _code_words(words)]
     for place, word in enumerate(words):
         option, sign, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
@@ -248,8 +248,8 @@ def portable_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list
         settled.append(f"{option}{sign}{changed}")
         if changed != value:
             each = ", the folder of each project" if changed.startswith(WORKSPACE_FOLDER) else ""
-            told.append(f"{value} is written as {changed}{each}.")
-    return settled, told
+            changes.append(f"{value} is written as {changed}{each}.")
+    return settled, changes
 
 
 def _settled(word: str, folder: Path, root: Path, *, is_code: bool) -> str:
@@ -262,6 +262,6 @@ def _settled(word: str, folder: Path, root: Path, *, is_code: bool) -> str:
 
 
 def needs_project(words: Sequence[str]) -> bool:
-    """Whether it is one of the servers that have to start in the project's folder."""
+    """Whether it is a server that must start in the project's folder."""
     names = {re.sub(r"(?<=.)@[^/]*$|==.*", "", word) for word in words[: _code_words(words)]}
     return bool(NEEDS_PROJECT & (names | {name.rpartition(os.sep)[2] for name in names}))

@@ -1,8 +1,8 @@
 """All sources → one `Config`.
 
-In: a user's file, a project's files, the environment and the flags; a later one wins. Out: `Config`, always: what is
-wrong stands in its problems. A project's files count only when trusted. Where the database is (`store_location`) is
-decided here too: the daemon writes down what `toolcrib up --store` said, so that nobody opens another one unseen.
+In: a user's file, a project's files, the environment and the flags; a later one wins. Out: always a `Config`, with its
+mistakes in `problems`. A project's files are used only if they are trusted. `store_location` also chooses the database:
+the daemon records the value of `toolcrib up --store`, so that no later command opens another one by accident.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from toolcrib.errors import ConfigError
 
 
 def remember_store(paths: Paths, flag: str | None) -> None:
-    """What the last daemon was told; None, or the usual file: nothing that others would not find by themselves."""
+    """Records the daemon's `--store`. None and the default file need no record: other commands find them anyway."""
     file = paths.last_store
     if flag is None or Path(flag) == paths.database:
         file.unlink(missing_ok=True)
@@ -43,22 +43,22 @@ def remember_store(paths: Paths, flag: str | None) -> None:
 
 
 def default_store(paths: Paths) -> Path:
-    """The file in the state folder, unless the last daemon was told to work on something else."""
+    """The file in the state folder. Raises `ConfigError` if the last daemon used another database."""
     try:
         last = paths.last_store.read_text(errors="replace").strip()
     except OSError:
         last = ""
     if last:
         raise ConfigError(
-            f"The last daemon was started with --store {last}, and nothing says which database is meant now.",
-            remedy=f"To stay there, write `store: {last}` into {paths.user_config}, set TOOLCRIB_STORE, or start with "
-            f"`toolcrib up --store` again. To go back to the usual file: `toolcrib up --store {paths.database}`.",
+            f"The last daemon was started with --store {last}, and no setting says which database to use now.",
+            remedy=f"To keep using it, write `store: {last}` into {paths.user_config}, set TOOLCRIB_STORE, or start "
+            f"with `toolcrib up --store` again. To return to the default file: `toolcrib up --store {paths.database}`.",
         )
     return paths.database
 
 
 IsTrusted = Callable[[Path, str], bool]
-"""(absolute path, digest) → whether a person trusted exactly this."""
+"""(absolute path, digest) → whether the user trusted exactly this content."""
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _VARIABLES = {
@@ -82,7 +82,7 @@ def load(
     is_trusted: IsTrusted = trust_nothing,
     last_good: dict[Path, bytes] | None = None,
 ) -> Config:
-    """`last_good` remembers the user's file; where it cannot be read any more, what it was before stays in force."""
+    """`last_good` remembers the user's file: if it becomes unreadable, its previous content stays in effect."""
     context = EntryContext(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
     user = list(_user(paths, context, {} if last_good is None else last_good))
     project, waiting = _project(root, context, is_trusted, user)
@@ -92,10 +92,10 @@ def load(
 
 
 def store_location(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str | Path:
-    """Where the database is. What is said of it must be right: on another one nothing would be as it was left."""
+    """Where the database is. Raises `ConfigError` for an invalid `store`, instead of using another database."""
     config = load(paths=paths, root=None, environ=environ, flags=flags)
     if problem := config.unusable.get("store"):
-        raise ConfigError(str(problem), remedy="Nothing is started on another database than the one that is meant.")
+        raise ConfigError(str(problem), remedy="Correct it; Toolcrib does not start with another database.")
     return config.settings.store or default_store(paths)
 
 
@@ -117,14 +117,14 @@ def _user(paths: Paths, context: EntryContext, last_good: dict[Path, bytes]) -> 
         found.report.warning(
             (),
             found="no servers, because of a mistake",
-            expected="a file that can be read",
-            suggestion="Its last version without the mistake stays in force until you correct it.",
+            expected="a readable file",
+            suggestion="The last version without the mistake stays in effect until you correct it.",
         )
     yield found
 
 
 def _is_broken(report: ProblemReport) -> bool:
-    """Whether all servers are missed: the file is no YAML or JSON, or their section is misspelt or none."""
+    """Whether all servers are missing: the file doesn't parse, or the servers' section is misspelled or invalid."""
     errors = [normalized_key(problem.key) for problem in report.problems if problem.severity is Severity.ERROR]
     return any(not key or key in SECTIONS or (key.isidentifier() and _is_like_a_section(key)) for key in errors)
 
@@ -135,21 +135,21 @@ def _is_like_a_section(key: str) -> bool:
 
 def warn_of_others(others: tuple[Path, ...], document: ConfigDocument) -> None:
     for other in others:
-        document.report.warning((), found=f"{other.name} beside it", expected="one file; only this one is read")
+        document.report.warning((), found=f"{other.name} next to it", expected="one file; only this one is read")
 
 
 def warn_if_open(path: Path, document: ConfigDocument) -> None:
     try:
         open_to_all = path.stat().st_mode & stat.S_IWOTH
     except OSError:
-        # It was read a moment ago and is gone now: nothing left to warn of.
+        # It was deleted after it was read.
         return
     if open_to_all:
         document.report.warning(
             (),
-            found="a file that everybody may write",
-            expected="a file that is yours alone",
-            suggestion="It decides what runs in your name: chmod 600 it.",
+            found="a file that everyone can write",
+            expected="a file that only you can write",
+            suggestion="It decides which programs run as you: chmod 600 it.",
         )
 
 
@@ -175,7 +175,7 @@ def _project(
 
 
 def _project_documents(root: Path | None) -> Iterator[tuple[Path, ConfigDocument]]:
-    """The weakest first, each under its real absolute path, which is what trust is bound to."""
+    """In increasing precedence, each with its real absolute path, because trust is bound to that path."""
     if root is None:
         return
     root = Path(os.path.realpath(root))
@@ -184,7 +184,7 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, ConfigDocument
     for path in (shared, *own[:1]):
         if not has_no_links(path):
             report = ProblemReport(str(path))
-            report.error((), found="a link", expected="a file of the project itself", suggestion="It is not read.")
+            report.error((), found="a symbolic link", expected="a file in the project", suggestion="It is not read.")
             yield path, ConfigDocument(data={}, report=report)
         elif document := read_document(path):
             if path != shared:
@@ -195,9 +195,9 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, ConfigDocument
 def _waits(document: ConfigDocument) -> ProblemReport:
     document.report.warning(
         (),
-        found="a project's file that you have not trusted as it is now",
+        found="a project's file that you have not trusted in its current form",
         expected="your trust",
-        suggestion="Nothing in it is used. `toolcrib trust` shows what it would do and asks you.",
+        suggestion="It has no effect. Run `toolcrib trust` to see what it would do and to accept it.",
     )
     return document.report
 
@@ -271,9 +271,7 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, 
                     )
             if off := contribution.switched_off.get(name):
                 if below is None:
-                    contribution.report.warning(
-                        (name,), found="enabled: false alone", expected="a server to switch off"
-                    )
+                    contribution.report.warning((name,), found="only enabled: false", expected="a server to switch off")
                 else:
                     servers[name] = dataclasses.replace(below, name=name, enabled=False, source=off.source)
             elif name in contribution.servers:

@@ -1,9 +1,9 @@
-"""Text without its secrets: the patterns that look like one, and the `Masker`, which knows the configured ones.
+"""Masks secrets in text: patterns for common kinds of secrets, and the `Masker`, which knows the configured ones.
 
-In: a text, an argument list, a value as it was written; configurations, whose secrets the masker learns. Out: the same
-with `****` where a secret stood, also in its JSON, URL and base64 forms, and with nothing that could move a terminal's
-cursor. Error texts, logs, the audit log, jobs, runs and approvals all go through one `Masker`; only the audit log also
-hides what looks like a secret, and approvals say whose secret it is.
+In: a text, an argument list, a value as written; configurations, whose secrets the masker learns. Out: the same with
+`****` in place of each secret, also in its JSON, URL and base64 forms, and without characters that could move a
+terminal's cursor. Error texts, logs, the audit log, jobs, runs and approvals all use one `Masker`; only the audit log
+also hides text that looks like a secret, and approvals name the owner of each secret.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from toolcrib.config.model import Config, Layer, ServerConfig
 
 HIDDEN = "****"
 
-_TELLING_NAME = (  # Repetitions are bounded: the texts are hostile, and the time to search them must not be.
+_SENSITIVE_NAME = (  # Repetitions are bounded, so that hostile text can't make the search slow.
     r"(?:[\w.-]{0,40}(?:token|secret|passw(?:or)?d|passwd|credential|api_?key|bearer|authorization)"
     r"|(?:[\w.-]{0,40}[_.-])?(?:key|auth|pat))s?(?:[_.-][\w.-]{0,40})?"
 )
 
 _OURS = r"tcb_[\w-]{8,}"
-"""Toolcrib's own, of agents and of the owner; hidden also where it is stuck to a word before it."""
+"""Toolcrib's own tokens, of agents and of the owner; hidden even directly after another word."""
 
 _PATTERNS = tuple(
     re.compile(rf"{before}(?P<secret>{secret})")
     for before, secret in (
         (r"(?<=://)", r"[^/?#\s]+(?=@)"),
-        (rf"(?i)[?&;]{_TELLING_NAME}=", r"[^&#\s]+"),
+        (rf"(?i)[?&;]{_SENSITIVE_NAME}=", r"[^&#\s]+"),
         (r"(?i)\b(?:bearer|basic)\s+", r"[\w.~+/=-]{6,}"),
         (r"\b", r"(?:sk|pk|rk)-[\w-]{8,}"),
         (r"\b", r"(?:gh[pousr]_|github_pat_|glpat-|npm_|hf_|xox[abeprs]-|pypi-)[\w-]{8,}"),
@@ -43,35 +43,35 @@ _PATTERNS = tuple(
     )
 )
 _OUR_TOKEN = re.compile(_OURS)
-_LONGEST_TELLING = 128
-"""Characters: no longer name fits the pattern, and what is remembered stays small."""
-_NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}{_TELLING_NAME}\s{{0,9}}[=:]\s{{0,9}}).+")
-_SECRET_OPTION = re.compile(rf"(?i)--?{_TELLING_NAME}")
+_LONGEST_SECRET_NAME = 128
+"""Characters: a longer name can't match the pattern, and the cache stays small."""
+_NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}{_SENSITIVE_NAME}\s{{0,9}}[=:]\s{{0,9}}).+")
+_SECRET_OPTION = re.compile(rf"(?i)--?{_SENSITIVE_NAME}")
 _REFERENCE = re.compile(r"\$\{(?:env:)?[A-Za-z_][A-Za-z0-9_]*(?::-[^{}]*)?\}")
 _SCHEME = re.compile(r"(?i)\s*(?:bearer|basic|token)\s+")
 
 
 def printable(text: str) -> str:
-    """Control and direction characters spelled out, so that a text shows as what it is."""
+    """Escapes control and direction characters, so that a text displays as what it is."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def mask_text(text: str) -> str:
-    """Known shapes of secrets hidden, the rest kept."""
+    """Hides text that looks like a secret."""
     for pattern in _PATTERNS:
         text = pattern.sub(lambda found: found[0].removesuffix(found["secret"]) + HIDDEN, text)
     return printable(text)
 
 
 def mask_tokens(text: str) -> str:
-    """Toolcrib's own tokens hidden, and nothing else; cheap enough for everything that a server says."""
+    """Hides only Toolcrib's own tokens; cheap enough for every message of a server."""
     return _OUR_TOKEN.sub(HIDDEN, text) if "tcb_" in text else text
 
 
 def secrets_in(text: str) -> Iterator[str]:
-    """What `mask_text` would hide."""
+    """The texts that `mask_text` hides."""
     for pattern in _PATTERNS:
         yield from (found["secret"] for found in pattern.finditer(text))
 
@@ -88,7 +88,7 @@ def mask_args(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def secrets_in_args(args: Sequence[str]) -> Iterator[str]:
-    """What `mask_args` would hide of arguments without references."""
+    """The texts that `mask_args` hides in arguments without references."""
     for arg, start in zip(args, _secret_starts(args), strict=True):
         if start is not None:
             scheme = _SCHEME.match(arg, start)
@@ -97,8 +97,8 @@ def secrets_in_args(args: Sequence[str]) -> Iterator[str]:
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a key's name says that its value is a secret."""
-    return len(name) <= _LONGEST_TELLING and _names_a_secret(name)
+    """Whether a key's name suggests that its value is a secret."""
+    return len(name) <= _LONGEST_SECRET_NAME and _names_a_secret(name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -108,7 +108,7 @@ def _names_a_secret(name: str) -> bool:
 
 
 def _secret_starts(args: Sequence[str]) -> Iterator[int | None]:
-    """Where in each argument a secret starts that its name tells; None: no name tells of one."""
+    """For each argument, the position of the secret that its name announces, or None."""
     before = ""
     for arg in args:
         if _SECRET_OPTION.fullmatch(before) and not arg.startswith("-"):
@@ -120,7 +120,7 @@ def _secret_starts(args: Sequence[str]) -> Iterator[int | None]:
 
 
 def mask_spelling(written: str) -> str:
-    """A secret's value as it was written: `Bearer ${KEY}` stays readable, literal text is hidden."""
+    """Masks a secret's value as written: `Bearer ${KEY}` stays readable, literal text is hidden."""
     shown: list[str] = []
     position = 0
     for reference in _REFERENCE.finditer(written):
@@ -143,27 +143,27 @@ def _without_defaults(text: str) -> str:
 
 
 SHORTEST_SECRET = 6
-"""Characters. Shorter values (`1`, `true`, `prod`) are no secrets, and masking them would spoil every text."""
+"""Characters. Shorter values (`1`, `true`, `prod`) are not secrets, and masking them would make texts unreadable."""
 _SHORTEST_FORM = 6
-"""Characters: a shorter piece of base64 stands in texts that have nothing to do with the secret."""
+"""Characters: a shorter piece of base64 occurs in unrelated texts."""
 _KEPT_IN_URLS = "!$&'()*+,;=:@/?"
-"""What HTTP clients leave as it is in a path or a query."""
+"""Characters that HTTP clients don't escape in a path or a query."""
 _NEVER_SECRET = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"})
-"""Variables of every machine. A project's file that names one must not make a person read a mask for it."""
+"""Variables that exist on every machine. A project's file that uses one must not cause its value to be masked."""
 _REMEMBERED = 4096
 _REMEMBERED_LENGTH = 200
 
 
 class Masker:
-    """Used by several threads: what one of them learns must not meet what another has masked without knowing it."""
+    """Safe to use from several threads: `learn` replaces the set of secrets, together with its cache, in one step."""
 
     def __init__(self, secrets: Mapping[str, str] | Iterable[str] = ()) -> None:
         self._known = _Known({})
         self.learn(secrets)
 
     def learn(self, secrets: Mapping[str, str] | Iterable[str]) -> None:
-        """Values, and whose they are; nobody's are not `named`. None is forgotten: a server that is gone may still be
-        quoted."""
+        """Adds values and their owners; `named` skips values without an owner. Values are never removed, because a
+        removed server may still be quoted."""
         whose = secrets if isinstance(secrets, Mapping) else dict.fromkeys(secrets, "")
         known = self._known.secrets
         parts = ((part, of) for value, of in whose.items() for part in _parts(value))
@@ -173,27 +173,24 @@ class Masker:
             self._known = _Known({**known, **new})
 
     def __call__(self, text: str) -> str:
-        """Also without what looks like a secret, and printable."""
+        """Hides known secrets and text that looks like one; the result is printable."""
         return self._known(text)
 
     def known(self, text: str) -> str:
-        """Only what is known to be a secret is hidden; the rest stays as it is, character by character."""
+        """Hides only known secrets and keeps every other character."""
         return mask_tokens(self._known.hidden(text, lambda _: HIDDEN))
 
     def line(self, text: str) -> str:
-        """The same, in one printable line."""
+        """Like `known`, as one printable line."""
         return printable(self.known(text))
 
     def named(self, text: str) -> str:
-        """Only somebody's secrets are hidden, and the mask says whose: for a person who decides by the rest."""
+        """Hides only secrets with an owner, which the mask names, for a person who decides on an approval."""
         return self._known.hidden(text, lambda whose: f"[secret {whose}]", named=True)
 
 
 class _Known:
-    """One set of secrets, which never changes.
-
-    Names of agents, tools and rules come again and again: what was masked once is remembered.
-    """
+    """An immutable set of secrets, with a cache, because the same names of agents, tools and rules are masked often."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         self.secrets = secrets
@@ -223,19 +220,19 @@ class _Known:
         for start, behind, whose in found:
             if start >= end:
                 shown += [text[end:start], mask(whose)]
-            # One that overlaps with the last is behind the same mask.
+            # A match that overlaps the last one is covered by the same mask.
             end = max(end, -behind)
         return "".join([*shown, text[end:]])
 
 
 def _parts(value: str) -> tuple[str, ...]:
-    """Also the lines of a value of several, for a key may be printed line by line."""
+    """The value and each of its lines, because a key may be printed line by line."""
     return value, value.strip(), *(line.strip() for line in value.splitlines())
 
 
 def _forms(value: str) -> Iterator[str]:
     yield value
-    # A surrogate has no bytes, and so no other form.
+    # A surrogate has no bytes, so it has no other form.
     data = value.encode(errors="ignore")
     for ascii_only in (True, False):
         yield (escaped := json.dumps(value, ensure_ascii=ascii_only)[1:-1])
@@ -245,7 +242,7 @@ def _forms(value: str) -> Iterator[str]:
         yield quoted
         yield _lower_escapes(quoted)
     for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
-        # What stands before it in the encoded text shifts it by one or two bytes; the pieces at both ends that
+        # Text before it in the encoded data shifts it by one or two bytes; the characters at both ends that
         # depend on the neighbours are left out.
         for shift, first in ((0, 0), (1, 2), (2, 3)):
             encoded = alphabet(bytes(shift) + data).decode().rstrip("=")
@@ -255,19 +252,19 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _lower_escapes(quoted: str) -> str:
-    """`%2F` may as well be written `%2f`."""
+    """`%2F` can also be written `%2f`."""
     first, *rest = quoted.split("%")
     return "%".join([first, *(part[:2].lower() + part[2:] for part in rest)])
 
 
 def mask_tree(value: Any, mask: Callable[[str], str], hides: Callable[[str], bool] = lambda name: False) -> Any:
-    """A tree of plain JSON, its keys too. What a name `hides` is hidden whatever it is."""
+    """Masks the strings and keys of a JSON tree. A value whose name `hides` accepts is hidden whatever its type."""
     if isinstance(value, Mapping):
         shown: dict[str, Any] = {}
         for key, inner in value.items():
             name = mask(str(key))
             while name in shown:
-                # Two keys that look alike now: neither takes the other's place.
+                # Two keys that are equal after masking are both kept.
                 name += "*"
             shown[name] = _below(str(key), inner, mask, hides)
         return shown
@@ -285,7 +282,7 @@ def _below(name: str, value: Any, mask: Callable[[str], str], hides: Callable[[s
 
 
 def secrets_of(config: Config) -> dict[str, str]:
-    """What stands for a key, token or password in servers' entries, rules for tools, keys of jobs and the store."""
+    """The keys, tokens and passwords in servers, tool rules, jobs and the store, each with its owner."""
     of_rules = [rule.secrets for rule in config.tools]
     of_jobs = {key: f"api_keys.{provider} of jobs" for provider, key in config.settings.jobs.api_keys.items()}
     of_store = dict.fromkeys(_with_passwords(secrets_in(config.settings.store)), "store")
@@ -295,8 +292,9 @@ def secrets_of(config: Config) -> dict[str, str]:
 
 
 def secrets_of_server(config: ServerConfig) -> dict[str, str]:
-    """By value: whose it is. What a project's file says itself is nobody's: its author could hide from a person by it
-    what an agent asks for. What the user's environment and token files hold for it is the user's."""
+    """The secrets, each with its owner. Literal values in a project's file have no owner: otherwise the file's author
+    could hide parts of an agent's request from the user. Values from the user's environment and token files have
+    one."""
     found = [
         *((value, name) for name, text in config.env.items() for value in _variable_secrets(text)),
         *((value, name) for name, text in config.headers.items() for value in _header_secrets(text)),
@@ -322,7 +320,7 @@ def _variable_secrets(value: str) -> Iterator[str]:
 
 
 def _with_passwords(secrets: Iterable[str]) -> Iterator[str]:
-    """Also the password of `user:password`, for programs name it alone, and decoded."""
+    """Also the password of `user:password`, as written and decoded, because programs print it separately."""
     for secret in secrets:
         yield secret
         _, _, password = secret.partition(":")
@@ -337,12 +335,12 @@ def _header_secrets(value: str) -> Iterator[str]:
 
 
 def _url_secrets(url: str) -> Iterator[str]:
-    """User, password and query: where people put keys into an address."""
+    """The password and the query, where people put keys into a URL."""
     parts = urlsplit(url)
     if parts.query:
         yield parts.query
         for value in (pair.partition("=")[2] for pair in parts.query.split("&")):
-            # As it is written, and as the server reads it.
+            # As written, and as the server decodes it.
             yield from (value, unquote(value), unquote_plus(value))
     if parts.password:
         yield from (parts.password, unquote(parts.password))

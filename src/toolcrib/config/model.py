@@ -1,7 +1,7 @@
-"""What configuration comes to: frozen values that every package above reads.
+"""The types of the effective configuration: frozen values that every package above reads.
 
 In: nothing (only types). Out: `Config` with its `ServerConfig`s, settings and problems.
-`layers` makes them; `servers`, `core` and `daemon` read them. All variables are already expanded here.
+`layers` creates them; `servers`, `core` and `daemon` read them. All variables are already expanded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 COMMANDS = "crib"
 WORKSPACE = "workspace"
 RESERVED_SERVER_NAMES = frozenset({COMMANDS, WORKSPACE})
-"""`crib` is the daemon's own commands, seen as a server; `workspace` the tools for the caller's own folder."""
+"""`crib` offers the daemon's commands as tools; `workspace` offers the tools for the caller's project folder."""
 
 ANNOTATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -29,13 +29,13 @@ ANNOTATIONS: Mapping[str, str] = MappingProxyType(
         "open_world": "openWorldHint",
     }
 )
-"""What we call an annotation of a tool, and what the protocol calls it."""
+"""Toolcrib's name for each annotation of a tool, and MCP's."""
 
 WORKSPACE_FOLDER = "${workspaceFolder}"
 """In a command line or a variable: the root of the project that the server works for."""
 
 KeyPath = tuple[str | int, ...]
-"""The way to a value inside a file: keys and list positions."""
+"""The path to a value inside a file: keys and list positions."""
 
 
 class Transport(enum.StrEnum):
@@ -46,7 +46,7 @@ class Transport(enum.StrEnum):
 
 
 class Layer(enum.IntEnum):
-    """Where a value came from; a higher one wins."""
+    """The source of a value; a higher one wins."""
 
     USER = 1
     PROJECT = 2
@@ -55,14 +55,14 @@ class Layer(enum.IntEnum):
 
 
 class StartFolder(enum.StrEnum):
-    """How it was chosen where a server's program starts."""
+    """How the folder in which a server starts was chosen."""
 
     NAMED = "named"
-    """In its `cwd`; without one in the project's root, as entries of a trusted project's file and of a program do."""
+    """The `cwd`, or else the project's root, for entries of a trusted project's file or of a program."""
     PROJECT = "project"
-    """In the project's root, since the user's own entry says `cwd: project`."""
+    """The project's root, because the user's own entry has `cwd: project`."""
     NEUTRAL = "neutral"
-    """In an empty folder of Toolcrib's, which is its `cwd` then, since the user's own entry names none."""
+    """An empty folder of Toolcrib, which becomes the `cwd`, because the user's own entry has none."""
 
 
 class NameStyle(enum.StrEnum):
@@ -77,7 +77,7 @@ def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSource:
-    """Where a server's entry stands: for messages, never for decisions."""
+    """The location of a server's entry, for messages."""
 
     layer: Layer
     file: Path | None = None
@@ -90,25 +90,25 @@ class ConfigSource:
 @dataclass(frozen=True, kw_only=True)
 class Retry:
     max_attempts: int | None = None
-    """None: never give up."""
+    """None means no limit."""
     backoff: float = 0.5
-    """Seconds before the first new attempt; doubled each time up to a minute."""
+    """Seconds before the first retry; doubled each time, up to a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFile:
-    """Where a header's value is read from, anew for each connection."""
+    """The file of a header's value, read again for each connection."""
 
     path: Path
     header: str
     before: str = ""
-    """What stands before the token in the header: `Bearer `."""
+    """The text before the token in the header: `Bearer `."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """A server as the configuration has it. `server_config("NAME", {…})` makes one of an entry, `StdioServer` and the
-    other classes are shorter in a program."""
+    """A configured server. `server_config("NAME", {…})` creates one from an entry; in a program, `StdioServer` and the
+    other classes are shorter."""
 
     name: str
     transport: Transport
@@ -117,46 +117,46 @@ class ServerConfig:
     args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     cwd: str | None = None
-    """An absolute folder; None: the project's root."""
+    """An absolute folder; None means the project's root."""
     start: StartFolder = StartFolder.NAMED
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
-    """Includes what `auth` of the kinds bearer, api_key and token_file came to."""
+    """Includes the header from `auth`."""
     token_file: TokenFile | None = None
     verify_tls: bool = True
     enabled: bool = True
     connect_timeout: float = 10.0
     call_timeout: float = 300.0
     max_message_mb: float = 64.0
-    """The largest message that is taken from it, whatever carries it."""
+    """The largest message that is accepted from it, over any transport."""
     retry: Retry = Retry()
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
-    """Values that held `${VAR}`, as they were written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
+    """Values with `${VAR}`, as written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
     supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
-    """What the user's environment holds for these variables."""
+    """The values of these variables in the user's environment."""
 
     def works_in(self, root: Path | None) -> Path | None:
-        """The folder that its process runs in, for the project at `root`. None: that is not ours to say."""
+        """The folder that its process runs in, for the project at `root`. None for a remote server."""
         if self.transport is not Transport.STDIO:
             return None
         return Path(self.cwd) if self.cwd else root
 
     def reads_from(self, root: Path | None) -> Path | None:
-        """The folder that relative paths in its calls start at. None: nobody knows, as in a folder where nothing is."""
+        """The folder that relative paths in its calls start at. None if unknown, as for a server in an empty folder."""
         return None if self.start is StartFolder.NEUTRAL else self.works_in(root)
 
     @property
     def is_per_project(self) -> bool:
-        """Whether each project has a process of its own; else one is for all."""
+        """Whether each project has its own process, instead of one for all projects."""
         return self.transport is Transport.STDIO and (self.cwd is None or self.names_project)
 
     @property
     def names_project(self) -> bool:
-        """Whether `${workspaceFolder}` is to be filled in when it starts."""
+        """Whether it uses `${workspaceFolder}`, which is expanded when it starts."""
         return any(WORKSPACE_FOLDER in written for written in self.spelled.values())
 
     def launched(self, root: Path | None) -> tuple[list[str], dict[str, str]]:
-        """The command line and the variables of its own, for the project at `root`."""
+        """The command line and the entry's variables, for the project at `root`."""
         words, env = [self.command, *self.args], dict(self.env)
         if root is not None and self.names_project:
             words = [word.replace(WORKSPACE_FOLDER, str(root)) for word in words]
@@ -164,13 +164,13 @@ class ServerConfig:
         return words, env
 
     def _lasting_headers(self) -> dict[str, str]:
-        """With a token file's path in place of its token: a new token makes no other server of it."""
+        """The headers with a token file's path in place of its token, so that a new token doesn't change `identity`."""
         file = self.token_file
         return dict(self.headers) if file is None else {**self.headers, file.header: f"{file.before}{file.path}"}
 
     @property
     def limits(self) -> tuple[object, ...]:
-        """What may differ between two projects that name the same server; then each has a connection of its own."""
+        """If two projects use the same server with different limits, each has its own connection."""
         return self.connect_timeout, self.call_timeout, self.max_message_mb, self.retry
 
     @property
@@ -180,9 +180,9 @@ class ServerConfig:
 
     @property
     def identity(self) -> str:
-        """A digest of all that makes this server this server; the key of its instances and cache.
+        """A digest of everything that defines the server: the key of its instances and cache.
 
-        Secrets take part, so the digest is keyed by nothing that is shown: it never leaves the machine.
+        It covers secrets, so it must never leave the machine.
         """
         parts = [
             self.name,
@@ -213,30 +213,28 @@ class RuleAction(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSelector:
-    """Tools: those of which any of this is so."""
+    """Selects the tools that match any of these."""
 
     names: tuple[str, ...] = ()
     """Names and globs, of tools (`*_status`) or with their servers (`git:*`)."""
     annotations: tuple[str, ...] = ()
-    """Of `ANNOTATIONS`."""
+    """Keys of `ANNOTATIONS`."""
     others: tuple[ToolSelector, ...] = ()
-    """All that are not among these."""
+    """Each adds the tools that it does not select: `not`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRule:
     action: RuleAction
     value: Any = field(repr=False)
-    """What it is done with: `ToolSelector` to keep or drop, a text, a table of names, arguments, or options by
-    provider.
-    """
+    """By action: a `ToolSelector` to keep or drop, a text, a table of names, arguments, or options by provider."""
     only: tuple[ToolSelector, ...] = ()
-    """The tools that it is about are all of these."""
+    """The rule applies to tools that match all of these."""
     written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """As it stands in its file."""
+    """As written in its file."""
     secrets: Mapping[str, str] = field(default_factory=lambda: _frozen({}), compare=False, repr=False)
-    """Of its arguments, those that came from variables or have the name of a secret, and whose they are. What a
-    project's file says itself is not the user's secret, and nobody's."""
+    """Arguments that came from variables or have the name of a secret, and the owner of each. Literal values in a
+    project's file have no owner."""
 
 
 class Severity(enum.StrEnum):
@@ -246,18 +244,18 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing wrong with one place of the configuration. It never hides the rest."""
+    """A mistake in one place of the configuration. The rest of the configuration still applies."""
 
     severity: Severity
     file: str
     key: str
     found: str
-    """What stood there, secrets masked."""
+    """The value found, with secrets masked."""
     expected: str
     suggestion: str = ""
     """The nearest valid key, or what to do."""
     line: int | None = None
-    """Counted from one; None where no line can be named."""
+    """Counted from one; None if there is no line."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
@@ -269,25 +267,25 @@ class Problem:
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     for_agents: bool = False
-    """Whether agents are offered jobs: where the person's file has `jobs:`, be it empty. The owner may always."""
+    """Whether agents can submit jobs: true if the user's file has `jobs:`, even empty. The owner always can."""
     model: str = ""
-    """`provider:model`, for jobs that name none."""
+    """`provider:model`, for jobs without a model."""
     models: tuple[str, ...] = ()
-    """What agents may choose besides: names, or globs as `anthropic:*`."""
+    """Other models that agents may choose: names, or globs such as `anthropic:*`."""
     programs: tuple[str, ...] = ()
-    """Coding agents whose programs agents may have run as jobs. The owner may have any."""
+    """Coding agents that agents may run as jobs. The owner may run any."""
     base_urls: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
-    """By provider: another place that speaks its API."""
+    """By provider: another endpoint with the same API."""
     api_keys: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
-    """By provider: what is sent to it. Without one: the provider's usual variable, to its own address only."""
+    """By provider. Without a key here, the provider's usual variable is used, and sent only to its own address."""
     spelled: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
-    """By provider: its key with `${VAR}` as it was written, where it has one."""
+    """By provider: its key as written, if it has a `${VAR}`."""
     max_running: int = 4
     max_waiting: int = 100
     max_per_agent: int = 20
-    """Running and waiting, of one agent."""
+    """Running and waiting jobs of one agent."""
     timeout: float = 3600
-    """Seconds, for jobs that say nothing else."""
+    """Seconds, for jobs without a timeout."""
     max_timeout: float = 86_400
     keep_days: float = 30
 
@@ -299,43 +297,43 @@ class JobSettings:
 @dataclass(frozen=True, kw_only=True)
 class DaemonSettings:
     port: int = 8665
-    """0: any free port."""
+    """0 means any free port."""
     names: NameStyle = NameStyle.SERVER
-    """How tools are called at the gateway."""
+    """The style of tool names at the gateway."""
     log_level: str = "info"
     store: str = ""
-    """A URL of PostgreSQL or an absolute path; nothing: the file in the state folder."""
+    """A PostgreSQL URL or an absolute path; empty means the file in the state folder."""
     audit_values: bool = False
-    """Whether the audit log keeps the arguments themselves, and not only their shape."""
+    """Whether the audit log records the arguments, and not only their shape."""
     audit_keep_days: float = 90
     audit_keep_mb: float = 1024
     session_idle_hours: float = 168
     workspace: bool = True
-    """Whether the tools for the caller's own folder are offered."""
+    """Whether the workspace tools are offered."""
     jobs: JobSettings = JobSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the command line adds, as the person typed it."""
+    """Settings from the command line, as typed."""
 
     mcp_servers: tuple[str, ...] = ()
-    """Each `NAME=URL` or `NAME=COMMAND`."""
+    """Each is `NAME=URL` or `NAME=COMMAND`."""
     port: int | None = None
     store: str | None = None
     unsafe_no_sandbox: bool = False
-    """Commands of the workspace run as the user does, confined by nothing."""
+    """Workspace commands run without a sandbox, with all of the user's rights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UntrustedFile:
-    """A project's file that does nothing until a person trusts exactly these bytes."""
+    """A project's file that has no effect until the user trusts exactly this content."""
 
     file: Path
     digest: str
-    """What to keep when the person says yes: it covers the file's place and content."""
+    """Covers the file's path and content; stored when the user trusts it."""
     effects: tuple[str, ...]
-    """All that it says, as it is written, in lines that are safe to print. Not for logs: a token may stand there."""
+    """The whole content as written, in lines that are safe to print. Not for logs, because it may contain a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,17 +341,17 @@ class Config:
     servers: Mapping[str, ServerConfig] = field(default_factory=lambda: MappingProxyType({}))
     settings: DaemonSettings = DaemonSettings()
     unusable: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
-    """Settings that somebody gave and that are not in force, and why."""
+    """Settings with an invalid value, which are not in effect, and the problem with each."""
     tools: tuple[ToolRule, ...] = ()
-    """What is done to the servers' tools before they are offered, in this order."""
+    """Applied to the servers' tools, in this order, before they are offered."""
     problems: tuple[Problem, ...] = ()
     """Errors first."""
     waiting: tuple[UntrustedFile, ...] = ()
-    """Project files that want trust, and what each would do."""
+    """Project files that are not trusted, and what each would do."""
     root: Path | None = None
-    """The project this configuration was read for."""
+    """The project that this configuration was read for."""
 
     @property
     def untrusted(self) -> tuple[Path, ...]:
-        """Project files that want trust before they may do anything."""
+        """Project files that are not trusted."""
         return tuple(waiting.file for waiting in self.waiting)

@@ -1,9 +1,9 @@
-"""JSON and YAML text → data, with the line of every key and every key that stands twice.
+"""JSON and YAML text → data, with the line of every key and a list of duplicate keys.
 
-In: text from outside. Out: `ParsedText`, or `Unreadable` with the line; of YAML also a tree of nodes with their places
-(`YamlNode`), for `edit`. Of YAML only the library's event parser is used, so no tag can build anything and no nesting
-can exhaust the stack. Plain words mean what they mean in JSON: `true`, `null` and JSON's numbers; `yes`, `0x10`,
-`22:22` or a date are text. Anchors, aliases and `<<` work, within a limit on what they may come to.
+In: untrusted text. Out: `ParsedText`, or `Unreadable` with the line; for YAML also a tree of nodes with their positions
+(`YamlNode`), for `edit`. Only PyYAML's event parser is used, so tags can't create objects and deep nesting can't
+exhaust the stack. Plain words have their JSON meaning: `true`, `null` and JSON's numbers; `yes`, `0x10`, `22:22` or a
+date are text. Anchors, aliases and `<<` work, within a limit on the expanded size.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ DEPTH_LIMIT = 64
 
 @dataclass(kw_only=True)
 class ParsedText:
-    """What both formats come to. Of a key that stands twice, the first value is kept."""
+    """The result for both formats. The first value of a duplicate key is kept."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     duplicates: list[tuple[KeyPath, int]] = field(default_factory=list)
-    """With the line where each stands again."""
+    """Each with the line of its second occurrence."""
 
 
 class Unreadable(Exception):
-    """The text as a whole cannot be used."""
+    """The whole text is unusable."""
 
     def __init__(self, *, found: str, expected: str, line: int | None = None) -> None:
         super().__init__(found)
@@ -52,8 +52,8 @@ def parse_json(text: str) -> ParsedText:
     except RecursionError:
         raise too_deep() from None
     except ValueError:
-        # The interpreter refuses to turn thousands of digits into a number.
-        raise Unreadable(found="a number that is far too long", expected="JSON") from None
+        # Python refuses to convert thousands of digits to a number.
+        raise Unreadable(found="a number with too many digits", expected="JSON") from None
     parsed = ParsedText(data=data)
     _walk(text, parsed)
     return parsed
@@ -73,12 +73,12 @@ def _first_wins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(word: str) -> NoReturn:
-    raise Unreadable(found=f"{word}, which is no JSON number", expected="JSON")
+    raise Unreadable(found=f"{word}, which is not a JSON number", expected="JSON")
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """An object or list that the walk is inside of."""
+    """An object or list that is not closed yet."""
 
     path: KeyPath
     keys: set[str] | None
@@ -131,7 +131,7 @@ def _path_of(top: _Open | None) -> KeyPath:
 
 
 NODE_LIMIT = 50_000
-"""Values in one document, aliases counted as often as they are used."""
+"""Values in one document; an alias counts each time it is used."""
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -201,7 +201,7 @@ def parse_nodes(text: str) -> YamlNode | None:
             found=f"a mistake: {error.problem or error.context}", expected="YAML", line=mark.line + 1 if mark else None
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise Unreadable(found="characters that YAML does not allow", expected="YAML") from None
+        raise Unreadable(found="characters that are invalid in YAML", expected="YAML") from None
     return builder.root
 
 
@@ -210,7 +210,7 @@ def _mark(mark: Any) -> TextPosition:
 
 
 class _Builder:
-    """Takes the parser's events one by one; its stack is a list, so depth costs nothing."""
+    """Builds nodes from the parser's events, with a list as its stack, so that nesting uses no recursion."""
 
     def __init__(self) -> None:
         self.root: YamlNode | None = None
@@ -229,7 +229,7 @@ class _Builder:
                 self._begin(event, NodeKind.LIST)
             case "MappingEndEvent" | "SequenceEndEvent":
                 node = self._open.pop()
-                # A block ends, for the parser, where the next thing begins; ours ends with its last child.
+                # For the parser, a block ends where the next token starts; a node ends with its last child.
                 node.end = _mark(event.end_mark) if node.flow else (node.children or [node])[-1].end
             case "ScalarEvent":
                 self._place(_scalar(event), event)
@@ -253,7 +253,7 @@ class _Builder:
         if target is None:
             raise Unreadable(found="an alias without its anchor", expected="an anchor before it", line=line)
         if target in self._open:
-            raise Unreadable(found="an alias inside what it names", expected="data that ends", line=line)
+            raise Unreadable(found="an alias inside its own anchor", expected="finite data", line=line)
         node = YamlNode(
             kind=NodeKind.ALIAS, start=_mark(event.start_mark), end=_mark(event.end_mark), children=[target]
         )
@@ -301,7 +301,7 @@ def _plain_value(text: str) -> Any:
 
 def _strange_tag(event: Any) -> Unreadable:
     return Unreadable(
-        found="a tag that asks for more than plain data",
+        found="a tag for something other than plain data",
         expected="text, numbers, lists and mappings",
         line=event.start_mark.line + 1,
     )
@@ -312,7 +312,7 @@ def _too_many() -> Unreadable:
 
 
 class _Unfolding:
-    """Nodes → data; here an alias costs what it stands for."""
+    """Nodes → data; an alias counts as the values it expands to."""
 
     def __init__(self, parsed: ParsedText) -> None:
         self._parsed = parsed
@@ -342,7 +342,7 @@ class _Unfolding:
             line = key_node.start.line + 1
             named = key_node.children[0] if key_node.kind is NodeKind.ALIAS else key_node
             if named.kind is not NodeKind.SCALAR:
-                raise Unreadable(found="a key that is no text", expected="text before the colon", line=line)
+                raise Unreadable(found="a key that is not text", expected="text before the colon", line=line)
             key = named.text
             here = (*path, key)
             if key in own:

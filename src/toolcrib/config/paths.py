@@ -1,7 +1,7 @@
-"""Where a user's files are, which project a folder belongs to, and folders that nobody else may enter.
+"""The locations of a user's files, the project of a folder, and private folders.
 
-In: the environment, a folder. Out: `Paths`, the one place that knows a folder or file name of ours; `project_of`;
-`private_folder`. `slug` makes a server's name safe for file names and tools' names. Imports nothing heavy.
+In: the environment, a folder. Out: `Paths`, the only place with Toolcrib's folder and file names; `project_of`;
+`private_folder`. `slug` makes a server's name safe for file names and tool names. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def slug(name: str) -> str:
 
 
 def server_key(name: str) -> str:
-    """Equal for names that tools' public names could not tell apart."""
+    """Equal for server names that would lead to the same public tool names."""
     return slug(name).lower()
 
 
 CONFIG_NAMES = ("config.yml", "config.yaml", "config.json")
-"""In the order of preference; only the first that exists is read."""
+"""In order of preference; only the first that exists is read."""
 
 WORKSPACE_NAMES = ("workspace.yml", "workspace.yaml", "workspace.json")
-"""The settings of the workspace server, chosen likewise."""
+"""The settings of the workspace server, chosen in the same way."""
 
 PROJECT_FOLDER = ".toolcrib"
 RUNS = "runs"
-"""In it: logs of runs, which hold what other agents did."""
+"""A folder in `PROJECT_FOLDER` with the logs of runs, which show what other agents did."""
 SHARED_PROJECT_FILE = ".mcp.json"
 """The file that several clients read from a project."""
 
@@ -46,7 +46,7 @@ def home_of(environ: Mapping[str, str]) -> Path:
     try:
         return Path.home()
     except RuntimeError as error:
-        raise ConfigError("This user has no home.", remedy="Set HOME to a folder of yours.") from error
+        raise ConfigError("This user has no home folder.", remedy="Set HOME to one of your folders.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +55,20 @@ class Paths:
     state_dir: Path
     cache_dir: Path
     run_dir: Path
-    """Lives as long as the login where the system offers such a folder."""
+    """Deleted at logout if the system provides such a folder."""
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str]) -> Paths:
-        """`TOOLCRIB_HOME` holds everything; without it the folders of the XDG base directory specification."""
+        """`TOOLCRIB_HOME` contains everything; without it, the XDG base directories are used."""
         home = home_of(environ)
         if chosen := environ.get("TOOLCRIB_HOME"):
             base = (home / chosen[2:] if chosen.startswith("~/") else Path(chosen)).absolute()
             return cls(config_dir=base, state_dir=base / "state", cache_dir=base / "cache", run_dir=base / "run")
 
-        def folder(variable: str, otherwise: Path) -> Path:
-            # The specification asks to ignore relative paths.
+        def folder(variable: str, default: Path) -> Path:
+            # The specification requires relative paths to be ignored.
             given = Path(environ.get(variable, ""))
-            return (given if given.is_absolute() else otherwise) / "toolcrib"
+            return (given if given.is_absolute() else default) / "toolcrib"
 
         state = folder("XDG_STATE_HOME", home / ".local" / "state")
         return cls(
@@ -80,12 +80,12 @@ class Paths:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All that there are: keys and tokens are in them."""
+        """All of Toolcrib's folders, which contain keys and tokens."""
         return self.config_dir, self.state_dir, self.cache_dir, self.run_dir
 
     @property
     def user_config(self) -> Path:
-        """The configuration file that exists, or the one to make."""
+        """The existing configuration file, or the one to create."""
         return next(iter(configs_in(self.config_dir)), self.config_dir / CONFIG_NAMES[0])
 
     @property
@@ -94,7 +94,7 @@ class Paths:
 
     @property
     def last_store(self) -> Path:
-        """Where the last daemon kept its things, if a flag said so."""
+        """Contains the `--store` of the last daemon."""
         return self.state_dir / "store"
 
     @property
@@ -103,12 +103,12 @@ class Paths:
 
     @property
     def agents(self) -> Path:
-        """A private folder for each agent: its token, and the configurations made for it."""
+        """Contains a private folder for each agent, with its token and generated configurations."""
         return self.state_dir / "agents"
 
     @property
     def runs_key(self) -> Path:
-        """Tells logs of runs that were written here from others."""
+        """The key that identifies run logs written by this user's Toolcrib."""
         return self.state_dir / "runs.key"
 
     @property
@@ -117,12 +117,12 @@ class Paths:
 
     @property
     def start_folder(self) -> Path:
-        """Where servers of the user's configuration start: nothing is in it."""
+        """The empty folder in which servers of the user's configuration start."""
         return self.state_dir / "start"
 
     @property
     def programs(self) -> Path:
-        """Which versions the coding agents' programs have."""
+        """Caches the versions of the coding agents' programs."""
         return self.cache_dir / "programs.json"
 
     @property
@@ -138,7 +138,7 @@ class Paths:
         return self.run_dir / "daemon.json"
 
     def server_log(self, name: str, root: Path | None) -> Path:
-        """One for each instance; a digest stands for the root, and for a name that is no safe file name."""
+        """One log per instance. The file name has a digest of the root, and one of the name if that is unsafe."""
         safe = slug(name)[:64]
         if safe != name:
             safe += f"-{_short(name)}"
@@ -151,12 +151,12 @@ def _short(text: str) -> str:
 
 
 def configs_in(folder: Path, names: Sequence[str] = CONFIG_NAMES) -> tuple[Path, ...]:
-    """The configuration files that stand in a folder, the one to read first; a link counts, wherever it leads."""
+    """The configuration files in a folder, in order of preference, including broken links."""
     return tuple(path for name in names if os.path.lexists(path := folder / name))
 
 
 def project_config(root: Path) -> Path:
-    """The file of a project's own that exists, or the one to make."""
+    """The project's existing configuration file, or the one to create."""
     folder = root / PROJECT_FOLDER
     return (*configs_in(folder), folder / CONFIG_NAMES[0])[0]
 
@@ -165,7 +165,7 @@ _SETTINGS = (*CONFIG_NAMES, *WORKSPACE_NAMES)
 
 
 def project_of(folder: Path) -> Path:
-    """The nearest folder upwards with settings of ours or a git repository, else the folder itself."""
+    """The nearest folder upwards with Toolcrib settings or a git repository, or else the folder itself."""
     here = folder.resolve()
     for one in (here, *here.parents):
         if is_project(one):
@@ -174,11 +174,10 @@ def project_of(folder: Path) -> Path:
 
 
 def project_root(environ: Mapping[str, str], cwd: Path) -> Path:
-    """`CLAUDE_PROJECT_DIR` where a client says it, else the nearest folder upwards with `.toolcrib` or `.git`, else
-    the working folder itself."""
-    said = environ.get("CLAUDE_PROJECT_DIR", "")
-    if said and Path(said).is_dir():
-        return Path(said).resolve()
+    """`CLAUDE_PROJECT_DIR` if a client sets it, or else `project_of` the working folder."""
+    given = environ.get("CLAUDE_PROJECT_DIR", "")
+    if given and Path(given).is_dir():
+        return Path(given).resolve()
     return project_of(cwd)
 
 
@@ -186,25 +185,26 @@ def working_folder() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError as error:
-        raise UsageError("The working folder no longer exists.", remedy="Go to one that does.") from error
+        raise UsageError("The working folder no longer exists.", remedy="Change to one that does.") from error
 
 
 def is_project(folder: Path) -> bool:
-    """Whether the folder itself says that it is one."""
+    """Whether the folder itself has Toolcrib settings or a git repository."""
     return _is_repository(folder / ".git") or any((folder / PROJECT_FOLDER / name).exists() for name in _SETTINGS)
 
 
 def _is_repository(mark: Path) -> bool:
-    """A worktree and a submodule have a file there. An empty folder is none: git does not take it for one either."""
+    """A worktree and a submodule have a file there. An empty folder doesn't count, as in git."""
     return mark.is_file() or (mark / "HEAD").exists()
 
 
 def private_folder(folder: Path) -> None:
-    """Makes it, or takes others' rights away from one that is there. One that others own, or lead to, is not taken."""
+    """Creates the folder, or removes others' permissions from an existing one. Raises `StoreError` if another user owns
+    the folder or a link to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         link = folder.lstat()
-        # What was looked at is what is changed, whatever is put in its place meanwhile.
+        # The descriptor makes sure that the folder that is checked is the one that is changed.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             there = os.fstat(descriptor)
@@ -217,13 +217,13 @@ def private_folder(folder: Path) -> None:
         raise unusable_path(error, folder) from error
     if owners != {os.geteuid()}:
         raise StoreError(
-            f"{folder} belongs to another user, who could read or change what is kept there.",
-            remedy="Run it as that user, or name another folder: TOOLCRIB_HOME.",
+            f"{folder} belongs to another user, who could read or change its files.",
+            remedy="Run Toolcrib as that user, or set TOOLCRIB_HOME to another folder.",
         )
 
 
 def empty_folder(folder: Path) -> None:
-    """Makes a private folder that nothing can be put into, except by root."""
+    """Creates a private, read-only folder, in which only root can create files."""
     private_folder(folder)
     try:
         folder.chmod(0o500)
@@ -232,8 +232,8 @@ def empty_folder(folder: Path) -> None:
 
 
 def unusable_path(error: OSError, place: Path) -> StoreError:
-    """What to say of a file or folder of the user's that cannot be made, read or written."""
+    """The error for a file or folder of the user's that can't be created, read or written."""
     return StoreError(
         f"{error.filename or place} cannot be used: {error.strerror or error}.",
-        remedy="Make room, or make it writable for you; TOOLCRIB_HOME names another folder.",
+        remedy="Free some space or make it writable, or set TOOLCRIB_HOME to another folder.",
     )

@@ -1,7 +1,7 @@
-"""How a mistake is written down: file, line, key, what stood there, what was expected.
+"""Records mistakes with file, line, key, the value found and the value expected.
 
-In: findings of the readers. Out: `Problem`s, gathered in a `ProblemReport` that belongs to one file
-(or variable, or flag). Nothing here stops anything: who reports decides what to leave out.
+In: mistakes that the readers find. Out: `Problem`s, collected in one `ProblemReport` per file (or variable, or flag).
+Reporting a problem raises nothing; the reader decides what to ignore.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_QUOTE = 60
 
 
 class ProblemReport:
-    """The problems of one source, which knows on which line each key stands."""
+    """The problems of one source, with the line of each key."""
 
     def __init__(self, source: str, lines: Mapping[KeyPath, int] | None = None) -> None:
         self.source = source
@@ -27,7 +27,7 @@ class ProblemReport:
         self.problems: list[Problem] = []
         self.errors = 0
         self.unset: list[Problem] = []
-        """Those of the errors that a variable would mend."""
+        """The errors caused by an unset variable."""
 
     def error(self, path: KeyPath, *, found: str, expected: str, suggestion: str = "", line: int | None = None) -> None:
         self.errors += 1
@@ -45,10 +45,10 @@ class ProblemReport:
         )
         self.unset.append(self.problems[-1])
 
-    def _add(self, severity: Severity, path: KeyPath, line: int | None = None, **told: str) -> None:
+    def _add(self, severity: Severity, path: KeyPath, line: int | None = None, **texts: str) -> None:
         place = line or self._line_of(path)
         file = printable(self.source)
-        self.problems.append(Problem(severity=severity, file=file, key=key_text(path), line=place, **told))
+        self.problems.append(Problem(severity=severity, file=file, key=key_text(path), line=place, **texts))
 
     def _line_of(self, path: KeyPath) -> int | None:
         for length in range(len(path), 0, -1):
@@ -58,7 +58,7 @@ class ProblemReport:
 
 
 def key_text(path: KeyPath) -> str:
-    """`servers.files.args[0]`; a key that is no plain word stands in quotes."""
+    """`servers.files.args[0]`; a key that is not a plain word is quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -73,7 +73,7 @@ def key_text(path: KeyPath) -> str:
 def describe(value: Any) -> str:
     """A value for a message: short, printable, known secrets hidden."""
     if isinstance(value, str):
-        # Masked before it is cut, so that no half of a secret is left over.
+        # Masked before it is shortened, so that no part of a secret is left.
         quote = mask_text(value)
         return f'"{quote}"' if len(quote) <= _LONGEST_QUOTE else f'"{quote[:_LONGEST_QUOTE]}…"'
     if isinstance(value, (bool, int, float)) or value is None:
@@ -83,7 +83,7 @@ def describe(value: Any) -> str:
 
 
 def describe_type(value: Any) -> str:
-    """What kind of thing it is, for places whose values are secrets."""
+    """The value's type, for places whose values are secrets."""
     match value:
         case None:
             return "nothing"
@@ -100,5 +100,5 @@ def describe_type(value: Any) -> str:
 
 
 def sorted_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Errors first, then in the order of files and lines."""
+    """Errors first, then by file and line."""
     return tuple(sorted(problems, key=lambda p: (p.severity is not Severity.ERROR, p.file, p.line or 0, p.key)))

@@ -1,7 +1,7 @@
 """A file's bytes → a `ConfigDocument`.
 
-In: a path. Out: `ConfigDocument`, or None where there is no file. Whatever the file holds, nothing is raised:
-a file that cannot be used is a document without data and with a problem. `load` and `edit` stand on it.
+In: a path. Out: `ConfigDocument`, or None if there is no file. Invalid content never raises: an unusable file becomes a
+document without data and with a problem. `layers` and `edit` use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FileFormat(enum.Enum):
 
     @classmethod
     def of(cls, source: str) -> FileFormat:
-        """`.yml` and `.yaml` are YAML; everything else, a variable too, is JSON."""
+        """`.yml` and `.yaml` are YAML; everything else, including variables, is JSON."""
         return cls.YAML if source.endswith((".yml", ".yaml")) else cls.JSON
 
 
@@ -37,7 +37,7 @@ class ConfigDocument:
     report: ProblemReport
     content: bytes = b""
     ambiguous: frozenset[KeyPath] = field(default_factory=frozenset)
-    """Every mapping in which a key stands twice, and all that it is part of."""
+    """Every mapping with a duplicate key, and all mappings and lists around it."""
 
 
 def read_document(path: Path) -> ConfigDocument | None:
@@ -49,24 +49,22 @@ def read_document(path: Path) -> ConfigDocument | None:
         return unusable_document(str(path), error)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else "no content"
-        return unusable_document(
-            str(path), Unreadable(found=f"a file that cannot be read ({reason})", expected="a file")
-        )
+        return unusable_document(str(path), Unreadable(found=f"an unreadable file ({reason})", expected="a file"))
     return parse_document(str(path), content)
 
 
 def read_bytes(path: Path, limit: int = SIZE_LIMIT, *, private: bool = False) -> bytes:
-    """A regular file of limited size; never waits, as a pipe in its place would make it. `private`: nobody else's."""
+    """Reads a regular file of limited size; never blocks, even on a pipe. `private`: only its owner may have access."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
-            raise Unreadable(found="something that is no regular file", expected="a file")
+            raise Unreadable(found="something other than a regular file", expected="a file")
         if private and state.st_uid not in (os.geteuid(), 0):
             raise Unreadable(found="a file of another user", expected="your own: copy it, then chmod 600 the copy")
         if private and state.st_mode & 0o077:
-            found = f"a file that others can use (mode {stat.S_IMODE(state.st_mode):o})"
-            raise Unreadable(found=found, expected="a file that only you can use: chmod 600 it")
+            found = f"a file that others can access (mode {stat.S_IMODE(state.st_mode):o})"
+            raise Unreadable(found=found, expected="a file that only you can access: chmod 600 it")
         content = file.read(limit + 1)
     if len(content) > limit:
         raise Unreadable(found="a file that is too large", expected=f"at most {limit // 1024} KiB")
@@ -85,7 +83,7 @@ def parse_document(source: str, content: bytes) -> ConfigDocument:
     report = ProblemReport(source, parsed.lines)
     ambiguous: set[KeyPath] = set()
     for path, line in parsed.duplicates:
-        report.error(path, found="a key that stands here a second time", expected="each key once", line=line)
+        report.error(path, found="a duplicate key", expected="each key once", line=line)
         ambiguous.update(path[:length] for length in range(len(path)))
     return ConfigDocument(data=parsed.data, report=report, content=content, ambiguous=frozenset(ambiguous))
 

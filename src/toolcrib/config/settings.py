@@ -1,8 +1,8 @@
-"""The settings at the top of a file, in a variable or a flag.
+"""The settings at the top level of a file, in a variable or a flag.
 
-In: a `ConfigField`. Out: its value, checked, or None after it was reported. `contribution` finds them in files,
-`layers` elsewhere. `jobs:` says which models jobs may use, how many there may be, and for how long; only the user's
-own file may have it: it decides where a person's keys are sent.
+In: a `ConfigField`. Out: its validated value, or None after reporting a problem. `contribution` finds them in files,
+`layers` elsewhere. `jobs:` sets the models, number and duration of jobs; only the user's own file may have it, because
+it decides where the user's API keys are sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
 
 AGENT_LOOP = "model"
-"""A job that is a `run_agent`; every other one is a coding agent's run."""
+"""The runner of jobs that use `run_agent`; every other runner is a coding agent."""
 JobRunner = Literal["model", "claude", "codex", "gemini"]
 
 
@@ -28,31 +28,30 @@ class JobProgram:
     """A coding agent that jobs can run."""
 
     for_agents: bool = True
-    """Whether agents can be allowed to have it run."""
+    """Whether agents can be allowed to run it."""
     edits: bool = False
-    """Whether it keeps its own file tools in a job that is not the owner's."""
+    """Whether it keeps its own file tools in an agent's job."""
     runs_commands: bool = False
-    """Whether it runs commands below `own_tools: all`, too: in a sandbox of its own."""
+    """Whether it also runs commands below `own_tools: all`, in its own sandbox."""
 
 
 JOB_PROGRAMS: Mapping[str, JobProgram] = MappingProxyType(
     {
         # Its file tools stay in the folder.
         "claude": JobProgram(edits=True),
-        # Its commands may read whatever the person may.
+        # Its commands can read everything that the user can.
         "codex": JobProgram(runs_commands=True),
-        # It reads its context files through links, wherever these lead: by it, whoever may make a link would read what
-        # the person may.
+        # It follows links in its context files, so an agent that can create a link could read all of the user's files.
         "gemini": JobProgram(for_agents=False),
     }
 )
 PROGRAMS = tuple(name for name, program in JOB_PROGRAMS.items() if program.for_agents)
-"""Coding agents that agents can be allowed."""
+"""Coding agents that agents can be allowed to run."""
 _DAY = 86_400.0
 
 
 def read_jobs(given: ConfigField, values: ValueReader) -> JobSettings | None:
-    """All of it or nothing: half of what a person wrote down about keys and limits is not what they meant."""
+    """All or nothing: applying only the valid part of the keys and limits could be unsafe."""
     if not isinstance(given.value, Mapping):
         values.report.error(given.path, found=describe_type(given.value), expected="a mapping")
         return None
@@ -92,7 +91,7 @@ def _base_urls(given: ConfigField, values: ValueReader) -> Mapping[str, str] | N
         return None
     for provider, url in table.items():
         if not url.startswith(("http://", "https://")):
-            values.report.error((*given.path, provider), found="no URL", expected="http://… or https://…")
+            values.report.error((*given.path, provider), found="an invalid URL", expected="http://… or https://…")
     return MappingProxyType(table)
 
 
@@ -153,20 +152,20 @@ def _store(given: ConfigField, values: ValueReader) -> str | None:
     if text is None or text.startswith(POSTGRES):
         return text
     if "://" in text:
-        values.report.error(given.path, found="a URL of another kind", expected=expected)
+        values.report.error(given.path, found="another kind of URL", expected=expected)
         return None
     file = values.folder_or_file(given, into=("store",))
     return None if file is None else str(file)
 
 
 def holds_password(store: str) -> bool:
-    """Whether a place of `store` has a password in it, which must not stand where others can read it."""
+    """Whether a `store` contains a password, which others must not see."""
     if not store.startswith(POSTGRES):
         return False
     try:
         parts = urlsplit(store)
     except ValueError:
-        # Nobody can say, so it may.
+        # Unknown, so assume that it does.
         return True
     return parts.password is not None or bool({"password", "sslpassword"} & parse_qs(parts.query).keys())
 
@@ -187,4 +186,4 @@ SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
 TOP_KEYS = {key: key for key in ("servers", "mcp_servers", *SETTINGS, "tools")}
 
 USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names"})
-"""Settings that a project's file may not have, trusted or not: they are about all projects."""
+"""Settings that not even a trusted project's file may have, because they affect all projects."""

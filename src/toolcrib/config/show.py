@@ -1,10 +1,10 @@
-"""What a person is shown: a configuration without secrets, and text with nothing in it that shows as something else.
+"""Output for people: a configuration without secrets, and text without deceptive characters.
 
 In: a `Config`; a text whose author may want to deceive its reader. Out: a plain JSON object for `config show`, where
-values of env and headers are hidden and what came from a variable is `${VAR}`; text with an escape (`\\u202e`) for each
-character that has no shape of its own or looks like an ASCII character. Ordinary words of any language stay readable.
-A backslash stays as it is: where the difference counts, give the text as JSON. What a person approves or trusts is
-shown so; `masking.printable` is enough for the rest.
+values of env and headers are hidden and values from a variable are `${VAR}`; text with an escape (`\\u202e`) for each
+character that is invisible or looks like an ASCII character. Ordinary words of any language stay readable. Backslashes
+are not escaped: where the difference matters, pass the text as JSON. Use `visible` for text that a person approves or
+trusts; `masking.printable` is enough for the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[0-9A-Za-z_\u0080-\U0010ffff]+")
 _NO_SHAPE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Of those that Python calls printable."""
+"""Invisible characters that Python calls printable."""
 _LIKE_A_SIGN = re.compile(
     "[\u00b4\u00b7\u01c0-\u01c3\u02b9-\u02bf\u02c2-\u02df\u055a\u055d\u0589\u05c0\u05c3\u05f3\u05f4\u0609-\u061f\u066a-\u066d"
     "\u06d4\u0701-\u0704\u0964\u1735\u2010-\u2015\u2018-\u201f\u2022-\u2027\u2032-\u203a\u2041-\u2044\u204e\u204f\u2053"
@@ -33,7 +33,7 @@ _LIKE_A_SIGN = re.compile(
     "\u27cb\u27cd\u29f5-\u29f9\u2e31-\u2e33\u3003\u3014\u3015\u4e28\u4e36\u4e3f\ua4ee-\ua4ff\ua718\ua789-\ua78c"
     "\u1173\u141f\u1420\u1427\u144a\u16cc\u1736\u23af\u2796\u2e3a\u2e3b\u3033\u3161\ua71d\ufe58]"
 )
-"""Like ASCII punctuation, which decides what a command or a path means."""
+"""Look like ASCII punctuation, which decides what a command or a path means."""
 _LIKE_LETTERS = frozenset(
     "аеорсухіјѕһԁԛԝӏАВЕЅІЈКМНОРСТУХҮӀԌԚԜҺЬЗ"
     "αγικνορυχωϲϳΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹϜͿ"
@@ -43,7 +43,7 @@ _LIKE_LETTERS = frozenset(
     "ıɑɡɩɪɴʀʏʙʜʟǀ"
 )
 _BESIDE_ASCII = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC")
-"""Scripts whose words stand next to Latin ones without a space."""
+"""Scripts that are written next to Latin words without a space."""
 
 
 def visible(text: str) -> str:
@@ -62,7 +62,7 @@ def _word(word: str) -> str:
 
 
 def _deceives(character: str, *, alike: bool) -> bool:
-    """`alike`: the word around it is of ASCII letters, or could be taken for one."""
+    """`alike`: the word around it has ASCII letters, or looks as if it had only those."""
     if character.isascii():
         return False
     if not character.isprintable() or _NO_SHAPE.match(character) or _LIKE_A_SIGN.match(character):
@@ -74,7 +74,7 @@ def _deceives(character: str, *, alike: bool) -> bool:
 
 
 def _belongs_to_ascii(character: str) -> bool:
-    """A Latin letter with a mark, or of a script that is written next to Latin letters."""
+    """Whether it is a Latin letter with a diacritic, or from a script that is written next to Latin letters."""
     if character in _LIKE_LETTERS:
         return False
     if "\u00c0" <= character <= "\u017f" or unicodedata.normalize("NFD", character)[0].isascii():
@@ -87,7 +87,7 @@ def _escaped(character: str) -> str:
 
 
 def mask(config: Config) -> dict[str, Any]:
-    """Also with nothing in it that shows as something else."""
+    """The configuration without secrets and without deceptive characters."""
     shown: dict[str, Any] = mask_tree(_masked(config), visible)
     return shown
 
@@ -117,8 +117,8 @@ def _jobs(jobs: JobSettings) -> dict[str, Any]:
     urls = {printable(provider): mask_args([url])[0] for provider, url in jobs.base_urls.items()}
     models = [printable(model) for model in jobs.models]
     keys = {printable(provider): HIDDEN for provider in jobs.api_keys}
-    told = {name: value for name, value in vars(jobs).items() if name != "spelled"}
-    return {**told, "model": printable(jobs.model), "models": models, "base_urls": urls, "api_keys": keys}
+    settings = {name: value for name, value in vars(jobs).items() if name != "spelled"}
+    return {**settings, "model": printable(jobs.model), "models": models, "base_urls": urls, "api_keys": keys}
 
 
 def mask_server(server: ServerConfig) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _written(server: ServerConfig, path: KeyPath, value: str) -> str:
 
 
 def _hidden(server: ServerConfig, table: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Literal values are hidden whole; `Bearer ${KEY}` keeps what tells where it comes from."""
+    """Literal values are hidden; `Bearer ${KEY}` stays readable."""
     spelled = server.spelled
     return {
         mask_text(name): mask_spelling(spelled[table, name]) if (table, name) in spelled else HIDDEN for name in values

@@ -1,7 +1,7 @@
 """`tools:` in a file: which tools are offered, and how.
 
-In: a list of rules as it was written. Out: `ToolRule`s; one with a mistake is reported and left out, the others stand.
-`contribution` finds the list, `trust` and `show` show it, and the catalog applies the rules (`catalog.snapshot`).
+In: a list of rules as written. Out: `ToolRule`s; a rule with a mistake is reported and ignored, the others apply.
+`contribution` finds the list, `trust` and `show` display it, and the catalog applies the rules (`catalog.snapshot`).
 
     tools:
       - keep: ["git:*", "files:read_*"]
@@ -24,7 +24,7 @@ from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
 
 PLACES = ("server", "name", "description")
-"""What a description's text is filled with."""
+"""The placeholders in a description."""
 PROVIDERS = ("openai", "anthropic", "google")
 
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -40,7 +40,7 @@ _WHOSE = "a rule under tools:"
 
 
 class _Reader(ValueReader):
-    """The values of one rule; remembers which of them are secrets."""
+    """Reads the values of one rule and remembers which of them are secrets."""
 
     def __init__(self, values: ValueReader) -> None:
         super().__init__(values.context, values.report)
@@ -58,7 +58,7 @@ def filled(template: str, words: Mapping[str, str]) -> str:
 def read_tool_rules(
     given: ConfigField, values: ValueReader, ambiguous: frozenset[KeyPath] = frozenset()
 ) -> tuple[ToolRule, ...]:
-    """`ambiguous` are the places where a key stands twice, which was reported: nobody can say what was meant."""
+    """`ambiguous` are the mappings with a duplicate key, which is already reported; rules in them are ignored."""
     if not isinstance(given.value, list):
         values.report.error(given.path, found=describe_type(given.value), expected="a list of rules")
         return ()
@@ -168,7 +168,7 @@ def _describe(given: ConfigField, reader: _Reader) -> tuple[str, tuple[()]]:
 def _argument_names(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
     table = reader.table(given, into="names") or {}
     if len(set(table.values())) < len(table):
-        reader.report.error(given.path, found="one new name for two arguments", expected="a name for each")
+        reader.report.error(given.path, found="one new name for two arguments", expected="a different name for each")
     return MappingProxyType(table), ()
 
 
@@ -196,12 +196,12 @@ def _options(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], tu
     fields = strict_fields(given.value, given.path, {name: name for name in PROVIDERS}, reader.report)
     for one in fields.values():
         if not isinstance(one.value, Mapping):
-            reader.report.error(one.path, found=describe(one.value), expected="a mapping of the provider's words")
+            reader.report.error(one.path, found=describe(one.value), expected="a mapping of the provider's options")
     return MappingProxyType({name: _value(one, reader) for name, one in fields.items()}), ()
 
 
 def _value(given: ConfigField, reader: _Reader) -> Any:
-    """Any JSON, its texts with their variables filled in."""
+    """Any JSON value, with variables in its texts expanded."""
     match given.value:
         case str():
             text = reader.text(given, into=given.path, secret=True)
@@ -227,11 +227,11 @@ _READERS: Mapping[RuleAction, Callable[[ConfigField, _Reader], tuple[Any, tuple[
     RuleAction.RENAME_ARGUMENTS: _argument_names,
     RuleAction.OPTIONS: _options,
 }
-"""Each gives the value, and the tools that it names besides."""
+"""Each returns the rule's value, and the tools that the value selects."""
 
 
 def shown_rule(written: Any, name: str = "") -> Any:
-    """As it stands in its file, for people's eyes: what is a secret by its name or its look is hidden."""
+    """The rule as written, for display: values that are secrets by name or pattern are hidden."""
     match written:
         case str():
             return mask_spelling(written) if names_a_secret(name) else mask_text(written)

@@ -1,8 +1,8 @@
-"""Whether a project's file may do anything, and what it would do.
+"""The digest and the effects of a project's file, for the user who decides whether to trust it.
 
-In: a project's file, untouched: no variable is filled in and no file it names is read. Out: the digest that
-trust is bound to, and all that the file says, for the person who decides. Who is trusted is kept by `store`, which
-`load` asks.
+In: a project's file as written: variables are not expanded and the files it names are not read. Out: the digest that
+trust is bound to, and the file's whole content in readable form. `store` records the trusted digests, and `layers`
+checks them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./?&~${}-]+")
 
 
 def digest_of(path: Path, content: bytes) -> str:
-    """Covers the place and the bytes: the same file in another project is another question."""
+    """Covers the path and the content: trust in one project doesn't extend to the same file in another."""
     place = os.fsencode(path)
     return hashlib.sha256(len(place).to_bytes(4, "big") + place + content).hexdigest()
 
@@ -42,30 +42,30 @@ def trust_digest(path: Path) -> str:
     try:
         return digest_of(place, read_bytes(place))
     except (OSError, Unreadable):
-        raise ConfigError(f"{path} cannot be read.", remedy="Name a project's configuration file.") from None
+        raise ConfigError(f"Cannot read {path}.", remedy="Give the path of a project's configuration file.") from None
 
 
 def has_no_links(path: Path) -> bool:
-    """No link on the way to it, so that nothing from elsewhere is read in a project's name."""
+    """Whether no component of the path is a link, so that a project's file can't be a file from elsewhere."""
     return not path.is_symlink() and os.path.realpath(path) == str(path)
 
 
 def effects_of(document: ConfigDocument, users_names: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """All that the file says, as it is written there, safe to print: the person who trusts it has seen every word.
+    """The file's whole content as written, safe to print, so that the user sees everything before trusting it.
 
-    Nothing is masked, for nothing is filled in. Of a variable it is said whether `environ` holds it. `users_names` are
-    the names that the file could take over.
+    Nothing is masked, because variables are not expanded; the lines only state whether `environ` has each variable.
+    `users_names` are the names of the user's own servers, which the file could replace.
     """
     silent = ProblemReport(document.report.source)
     entries = tuple(entries_of(document.data, silent))
     lines: list[str] = []
     for entry in entries:
         name = visible(entry.name) if isinstance(entry.name, str) else describe_type(entry.name)
-        deed, told = _deed(entry, silent)
+        deed, shown = _deed(entry, silent)
         lines.append(f"{name}: {deed}")
         if isinstance(entry.name, str) and (held := users_names.get(server_key(entry.name))):
-            lines.append(f"{name}: takes the place of your own server {visible(held)}")
-        rest = {key: value for key, value in _mapping(entry.entry).items() if (*entry.path, key) not in told}
+            lines.append(f"{name}: replaces your own server {visible(held)}")
+        rest = {key: value for key, value in _mapping(entry.entry).items() if (*entry.path, key) not in shown}
         lines += [f"  {line}" for line in (*_leaves(rest), *_variables(entry.entry, environ))]
     is_one_server = any(not entry.path for entry in entries)
     rest = (
@@ -77,7 +77,7 @@ def effects_of(document: ConfigDocument, users_names: Mapping[str, str], environ
 
 
 def _deed(entry: ServerEntry, silent: ProblemReport) -> tuple[str, list[KeyPath]]:
-    """What it comes to, and the places whose values stand in that line."""
+    """A line about what the entry does, and the paths of the values in that line."""
     fields = flat_fields(_mapping(entry.entry), entry.path, silent)
     if url := fields.get("url"):
         return f"connects to {_word(url.value)}", [url.path]
@@ -85,7 +85,7 @@ def _deed(entry: ServerEntry, silent: ProblemReport) -> tuple[str, list[KeyPath]
         args = fields.get("args") or ConfigField(value=[], path=())
         words = [command.value, *(args.value if isinstance(args.value, list) else [args.value])]
         return f"starts {' '.join(map(_word, words))}", [command.path, args.path]
-    return "is switched off" if {"enabled", "disabled"} & fields.keys() else "is no server", []
+    return "is switched off" if {"enabled", "disabled"} & fields.keys() else "is not a server", []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -93,7 +93,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[str]:
-    """One line for each value, whatever its key: what is added to the configuration one day is shown as well."""
+    """One line for each value, including unknown keys, so that future settings are shown too."""
     if isinstance(value, Mapping) and (value or not path):
         for key, inner in value.items():
             yield from _leaves(inner, (*path, key))
@@ -109,9 +109,9 @@ def _variables(value: Any, environ: Mapping[str, str]) -> Iterator[str]:
         if name == WORKSPACE_FOLDER[2:-1]:
             yield f"${{{name}}} is the folder of this project"
         elif environ.get(name):
-            yield f"${{{name}}} is set in Toolcrib's environment, and its value is put in"
+            yield f"${{{name}}} is set in Toolcrib's environment, and its value is used"
         elif has_default:
-            yield f"${{{name}}} is not set in Toolcrib's environment: the text after :- is put in"
+            yield f"${{{name}}} is not set in Toolcrib's environment: the text after :- is used"
         else:
             yield f"${{{name}}} is {'empty' if name in environ else 'not set'} in Toolcrib's environment"
 
@@ -128,5 +128,5 @@ def _word(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """In JSON a backslash is not mistaken for the escape of a character that is spelled out."""
+    """JSON, so that a backslash can't be confused with an escaped character."""
     return visible(json.dumps(value, ensure_ascii=False, default=str))

@@ -1,12 +1,11 @@
-"""One value of an entry: its type checked, its variables filled in.
+"""Checks the type of one value and expands its variables.
 
-In: `ConfigField`s, and the environment. Out: text, lists, tables, numbers, yes or no; None after something was
-reported. Whoever reads a setting reads it through here, so nothing reaches a server unchecked. What a variable holds
-is not expanded again.
+In: `ConfigField`s and the environment. Out: text, lists, tables, numbers, booleans; None after reporting a problem. All
+settings are read through this module, so nothing reaches a server unchecked. A variable's value is not expanded again.
 
     ${VAR}  ${env:VAR}      the variable, which must be set (it may be empty)
-    ${VAR:-default}         the default where the variable is unset or empty
-    $${                     a literal ${ ; any other $ stands for itself
+    ${VAR:-default}         the default if the variable is unset or empty
+    $${                     a literal ${ ; any other $ is literal
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _REFERENCE = re.compile(
 @dataclass(frozen=True, kw_only=True)
 class Expansion:
     text: str
-    """Where something is missing or malformed the text is incomplete and must not be used."""
+    """Incomplete, and not to be used, if `missing` or `malformed` has items."""
     variables: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     malformed: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ class Expansion:
 
 
 def references(text: str) -> Iterator[tuple[str, bool]]:
-    """The variables that a text names, and whether each has a default."""
+    """The variables in a text, and whether each has a default."""
     for found in _REFERENCE.finditer(text):
         if found["name"]:
             yield found["name"], found["default"] is not None
@@ -81,45 +80,45 @@ def expand(text: str, environ: Mapping[str, str]) -> Expansion:
 
 
 class Interpolation(enum.Enum):
-    """What `${VAR}` in a text is."""
+    """Whether `${VAR}` in a text is expanded."""
 
     WITH_VARIABLES = "with variables"
     LITERAL = "literal"
-    """Those very characters: a program has its own ways to fill in a variable."""
+    """Not expanded, because a program can insert variables itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryContext:
-    """What an entry's meaning depends on besides its own words."""
+    """Everything outside an entry that affects its meaning."""
 
     layer: Layer
     environ: Mapping[str, str]
     home: Path
     file: Path | None = None
     root: Path | None = None
-    """The project, for a project's file: relative paths start there."""
+    """For a project's file: the project's root, where relative paths start."""
     spelling: Interpolation = Interpolation.WITH_VARIABLES
     neutral: Path | None = None
-    """For the user's own entries: where their programs start that name no folder."""
+    """For the user's own entries: the folder in which servers without a `cwd` start."""
 
 
 _MERE_TEXT = object()
 
 
 class ValueReader:
-    """The values of one server; remembers how those with `${VAR}` were written."""
+    """Reads the values of one server and remembers the original text of those with `${VAR}`."""
 
     def __init__(self, context: EntryContext, report: ProblemReport, *, kept: Mapping[str, str] | None = None) -> None:
-        """`kept` are variables that are filled in later, and what stands for each until then."""
+        """`kept` are variables that are expanded later, and a placeholder for each until then."""
         self.context = context
         self.report = report
         self.spelled: dict[KeyPath, str] = {}
         self.supplied: dict[str, str] = {}
-        """Variables that were filled in, and what the environment holds for them."""
+        """The expanded variables and their values in the environment."""
         self._kept = kept or {}
 
     def text(self, field: ConfigField, *, into: KeyPath, secret: bool = False) -> str | None:
-        """`into` is where the value ends up, for `spelled`. Whole numbers and yes/no are taken as they read."""
+        """`into` is the value's key in `spelled`. Whole numbers and booleans are accepted as text."""
         value = field.value
         if isinstance(value, bool):
             value = "true" if value else "false"
@@ -167,7 +166,7 @@ class ValueReader:
         return tuple(text for text in texts if text is not None)
 
     def table(self, field: ConfigField, *, into: str) -> dict[str, str] | None:
-        """Names and texts; the texts count as secrets."""
+        """A mapping of names to texts, which count as secrets."""
         if not isinstance(field.value, Mapping):
             self.report.error(field.path, found=describe_type(field.value), expected="a mapping of names to texts")
             return None
@@ -201,13 +200,13 @@ class ValueReader:
         return value
 
     def _filled(self, field: ConfigField) -> Any:
-        """A number or yes/no may come from a variable; as mere text in quotes it is a mistake. None: reported."""
+        """A number or boolean may come from a variable, but not from quoted text. None after reporting a problem."""
         if not isinstance(field.value, str):
             return field.value
         return self._expanded(field.value, field.path) if self._has_variables(field.value) else _MERE_TEXT
 
     def folder_or_file(self, field: ConfigField, *, into: KeyPath) -> Path | None:
-        """Absolute; `~` is the home; relative paths only where a project gives them a start."""
+        """An absolute path; `~` is the home folder; relative paths are only accepted in a project."""
         text = self.text(field, into=into)
         if text is None:
             return None
@@ -223,7 +222,7 @@ class ValueReader:
             field.path,
             found=describe(field.value),
             expected="an absolute path, or one that starts with ~/",
-            suggestion="Only a project's own file may use relative paths.",
+            suggestion="Only a project's file may use relative paths.",
         )
         return None
 
