@@ -1,6 +1,4 @@
-"""`allow`, `deny`, `why`, `profile` and `trust --server` as a person types them, where no daemon runs."""
-
-from __future__ import annotations
+"""`allow`, `deny`, `why`, `profile` and `trust --server` on the command line, without a daemon."""
 
 import io
 import json
@@ -9,7 +7,6 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     for name in ("CLAUDE_PROJECT_DIR", "VISUAL", "EDITOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "home"))
@@ -41,8 +38,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def typed(*words: str) -> tuple[int, str, str]:
+def cli(capsys):
+    def typed(*words):
         capsys.readouterr()
         code = run(words)
         return code, *capsys.readouterr()
@@ -51,39 +48,35 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 @pytest.fixture
-def reviewer(cli: Cli) -> str:
+def reviewer(cli):
     assert cli("agent", "add", "reviewer", "--profile", "nothing", "--workdir", ".")[0] == 0
     return "reviewer"
 
 
-def test_allow_and_deny_change_what_why_says(cli: Cli, reviewer: str) -> None:
-    assert cli("why", reviewer, "files:write", "path=src/a")[0] == 5
+def test_allow_and_deny_change_the_answer_of_why(cli, reviewer):
+    def why(*words):
+        return cli("why", reviewer, "files:write", *words)[0]
+
+    assert why("path=src/a") == 5
     code, out, err = cli("allow", reviewer, "files:*", "--when", "path under src", "--when", "mode one_of a, 1")
     assert (code, out) == (0, "reviewer: allow files:* when mode one_of a, 1 and path under src.\n")
     assert "The tools of files are currently unknown" in err
-    assert cli("why", reviewer, "files:write", "path=src/a", "mode:=1")[0] == 0
-    assert cli("why", reviewer, "files:write", "path=src/a", "mode=1")[0] == 5
-    assert cli("why", reviewer, "files:write", "--args", '{"path": "/etc", "mode": "a"}')[0] == 5
-    assert cli("deny", reviewer, "*:write", "--where", "not read_only")[1] == (
-        "reviewer: deny *:write where not read_only.\n"
-    )
-    assert cli("why", reviewer, "files:write", "path=src/a", "mode=a")[0] == 5
-    assert cli("deny", reviewer, "*:write", "--where", "not read_only", "--remove")[1] == (
-        "Removed from reviewer: deny *:write where not read_only.\n"
-    )
-    assert cli("allow", reviewer, "files:*", "--when", "mode one_of a, 1", "--when", "path under src")[1].startswith(
-        "reviewer already has this rule: "
-    )
-
-
-def test_a_question_to_a_person_is_neither_yes_nor_no(cli: Cli, reviewer: str) -> None:
+    assert why("path=src/a", "mode:=1") == 0
+    assert why("path=src/a", "mode=1") == 5
+    assert why("--args", '{"path": "/etc", "mode": "a"}') == 5
+    rule = ["deny", reviewer, "*:write", "--where", "not read_only"]
+    assert cli(*rule)[1] == "reviewer: deny *:write where not read_only.\n"
+    assert why("path=src/a", "mode=a") == 5
+    assert cli(*rule, "--remove")[1] == "Removed from reviewer: deny *:write where not read_only.\n"
+    again = cli("allow", reviewer, "files:*", "--when", "mode one_of a, 1", "--when", "path under src")[1]
+    assert again.startswith("reviewer already has this rule: ")
     assert cli("allow", reviewer, "files:*", "--ask")[1] == "reviewer: ask files:*.\n"
     code, out, _ = cli("why", reviewer, "files:write")
     assert code == 0
     assert out.startswith("reviewer (nothing) may use, with your approval, files:write: agent reviewer: ask files:*.\n")
 
 
-def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
+def test_why_explains_the_decision(cli, reviewer):
     cli("allow", reviewer, "files:*", "--when", "path under src")
     cli("deny", reviewer, "files:write")
     code, out, _ = cli("why", reviewer, "files:write")
@@ -109,10 +102,8 @@ def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
     assert "  agent reviewer: allow files:* when path under src  (does not apply to these arguments)" in out
 
 
-def test_why_says_of_a_server_elsewhere_that_relative_paths_cannot_be_judged(
-    cli: Cli, reviewer: str, home: Path
-) -> None:
-    # Nobody listens at this port.
+def test_why_reports_that_relative_paths_of_a_remote_server_cannot_be_checked(cli, reviewer, home):
+    # A port without a listener.
     (home / "home" / "config.json").write_text('{"mcpServers": {"far": {"url": "http://127.0.0.1:9/mcp"}}}')
     cli("allow", reviewer, "far:*", "--when", "path under src")
     code, out, _ = cli("why", reviewer, "far:write", "path=src/a")
@@ -122,30 +113,26 @@ def test_why_says_of_a_server_elsewhere_that_relative_paths_cannot_be_judged(
 
 
 @pytest.mark.parametrize("rule", [["deny"], ["allow", "--ask"]])
-def test_what_why_says_to_type_leads_to_an_allow(cli: Cli, reviewer: str, rule: list[str]) -> None:
+def test_the_commands_that_why_suggests_lead_to_an_allow(cli, reviewer, rule):
+    def why():
+        return json.loads(
+            cli("why", reviewer, "files:write", "--args", '{"x": "it\'s", "sql": "DROP \'x"}', "--json")[1]
+        )
+
     effect, *flags = rule
-    conditions = [
-        "--when",
-        'x one_of a b, "1", 1, "it\'s"',
-        "--when",
-        "sql matches (?i)drop '.*",
-        "--where",
-        "open_world",
-    ]
+    conditions = ["--when", 'x one_of a b, "1", 1, "it\'s"', "--when", "sql matches (?i)drop '.*"]
+    conditions += ["--where", "open_world"]
     assert cli(effect, reviewer, "files:w?i*", *conditions, *flags)[0] == 0
-    arguments = json.dumps({"x": "it's", "sql": "DROP 'x"})
-    found = json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])
-    (way,) = found["remedies"]
+    (way,) = why()["remedies"]
     for line in way.split(", then "):
-        _, *words = shlex.split(line.strip("`"))
-        assert cli(*words)[0] == 0
-    found = json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])
+        assert cli(*shlex.split(line.strip("`"))[1:])[0] == 0
+    found = why()
     assert (found["verdict"], found["rule"]) == ("allow", "agent reviewer: allow files:write")
     assert len(found["rules"]) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "message"),
     [
         (["allow", "nobody", "files:*"], 4, "There is no agent 'nobody'."),
         (["allow", "reviewer", "files"], 2, 'Write "files:*" or "*:files".'),
@@ -162,12 +149,12 @@ def test_what_why_says_to_type_leads_to_an_allow(cli: Cli, reviewer: str, rule: 
         (["trust", "x.yml", "--server", "files"], 2, "can't be used together"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(cli: Cli, reviewer: str, words: list[str], code: int, says: str) -> None:
+def test_a_mistake_is_an_error_with_a_remedy(cli, reviewer, words, code, message):
     found, _, err = cli(*words)
-    assert (found, says in err) == (code, True), err
+    assert (found, message in err) == (code, True), err
 
 
-def test_what_stays_denied_is_told_whole_and_what_no_rule_changes_is_told_apart(cli: Cli, reviewer: str) -> None:
+def test_tools_that_stay_denied_are_listed_apart_from_those_that_no_rule_can_allow(cli, reviewer):
     cli("deny", reviewer, "crib:s*")
     _, _, err = cli("allow", reviewer, "crib:*")
     assert err.count("Still denied: crib:s") == err.count("agent reviewer: deny crib:s*") > 0
@@ -177,15 +164,10 @@ def test_what_stays_denied_is_told_whole_and_what_no_rule_changes_is_told_apart(
     assert "`toolcrib deny reviewer 'crib:s*' --remove`" in cli(*words)[1]
 
 
-def test_what_is_too_much_to_name_is_counted() -> None:
-    found = {
-        "agent": "reviewer",
-        "covers": 9,
-        "unknown_servers": ["far"],
-        "still_denied": [{"tool": f"files:{name}", "rule": "no rule allows it"} for name in "ab"],
-        "still_denied_in_all": 6,
-        "never_allowed": [{"rule": "built-in: x", "tools": 3}],
-    }
+def test_a_long_list_of_denied_tools_is_shortened():
+    denied = [{"tool": f"files:{name}", "rule": "no rule allows it"} for name in "ab"]
+    found = {"agent": "reviewer", "covers": 9, "unknown_servers": ["far"], "still_denied": denied}
+    found |= {"still_denied_in_all": 6, "never_allowed": [{"rule": "built-in: x", "tools": 3}]}
     assert list(_coverage_lines(found)) == [
         "Still denied: files:a: no rule allows it.",
         "Still denied: files:b: no rule allows it.",
@@ -195,63 +177,52 @@ def test_what_is_too_much_to_name_is_counted() -> None:
     ]
 
 
-def test_a_rule_for_what_nobody_knows_is_pointed_out_but_not_when_it_goes(cli: Cli, reviewer: str) -> None:
+def test_a_new_rule_that_matches_no_known_tool_is_pointed_out(cli, reviewer):
     assert "No known tool matches this rule" in cli("deny", reviewer, "flies:*")[2]
     assert cli("deny", reviewer, "flies:*", "--remove")[2] == ""
 
 
-def test_who_limits_a_child_is_said_when_it_is_made_shown_and_explained(cli: Cli, reviewer: str) -> None:
-    said = "It is limited by reviewer (nothing): it can use only tools that agent may use."
-    assert said in cli("agent", "add", "kid", "--parent", reviewer, "--profile", "trusted")[2]
-    assert said in cli("agent", "show", "kid")[2]
+def test_the_parent_that_limits_an_agent_is_shown_by_add_show_and_why(cli, reviewer):
+    expected = "It is limited by reviewer (nothing): it can use only tools that agent may use."
+    assert expected in cli("agent", "add", "kid", "--parent", reviewer, "--profile", "trusted")[2]
+    assert expected in cli("agent", "show", "kid")[2]
     cli("allow", reviewer, "files:read")
     out = cli("why", "kid", "files:read")[1]
     assert "\n  profile trusted: allow *:*\n  its parent reviewer: agent reviewer: allow files:read\n" in out
 
 
-def test_an_agent_without_a_folder_is_told_what_cannot_be_judged(cli: Cli, tmp_path: Path) -> None:
+def test_rules_that_need_a_folder_are_reported_for_an_agent_without_one(cli, tmp_path):
     (tmp_path / "docs.yml").write_text("rules:\n- allow: files:*\n  when: {path: {under: docs}}\n")
     cli("profile", "edit", "docs", "--file", str(tmp_path / "docs.yml"))
-    said = "drifter has no folder, so `path under docs` can't be checked"
-    assert said in cli("agent", "add", "drifter", "--profile", "docs")[2]
-    assert said in cli("why", "drifter", "files:write", "path=docs/a")[1]
+    expected = "drifter has no folder, so `path under docs` can't be checked"
+    assert expected in cli("agent", "add", "drifter", "--profile", "docs")[2]
+    assert expected in cli("why", "drifter", "files:write", "path=docs/a")[1]
     code, _, err = cli("deny", "drifter", "files:*", "--when", "path under docs")
-    assert (code, said in err) == (2, True), err
+    assert (code, expected in err) == (2, True), err
 
 
-def test_only_a_servers_command_is_advised_to_stand_behind_dashes(cli: Cli) -> None:
+def test_only_a_servers_command_gets_the_hint_about_dashes(cli):
     code, _, err = cli("agent", "add", "reviewer", "--profil", "x")
     assert (code, "--help" in err, "Put `--`" in err) == (2, True, False), err
     assert "Put `--` before the server's command." in cli("add", "files", "server", "--port", "1")[2]
 
 
-@pytest.mark.parametrize(
-    ("tools", "said"),
-    [
-        (["wipe"], ("1 tool is", "wipe")),
-        ([*"abcdef"], ("6 tools are", "a, b, c, d, e …")),
-    ],
-)
-def test_servers_names_tools_that_are_new_or_changed_since_the_server_was_trusted(
-    capsys: pytest.CaptureFixture[str], tools: list[str], said: tuple[str, str]
-) -> None:
-    server_table([{"name": "my files", "trusted": True, "new_or_changed": tools}])
-    assert capsys.readouterr().err == (
-        f"my files: {said[0]} new or changed since you trusted it, and untrusted until you run "
-        f"`toolcrib trust --server 'my files'`: {said[1]}\n"
-    )
-
-
-def test_servers_names_tools_that_run_only_as_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
+    for tools, count, names in ((["wipe"], "1 tool is", "wipe"), ([*"abcdef"], "6 tools are", "a, b, c, d, e …")):
+        server_table([{"name": "my files", "trusted": True, "new_or_changed": tools}])
+        assert capsys.readouterr().err == (
+            f"my files: {count} new or changed since you trusted it, and untrusted until you run "
+            f"`toolcrib trust --server 'my files'`: {names}\n"
+        )
     server_table([{"name": "lab", "tasks_only": ["research"]}])
     assert "lab: tools not listed, because they run only as tasks (not supported): research." in capsys.readouterr().err
 
 
-def test_a_server_is_trusted_and_then_not(cli: Cli) -> None:
+def test_trust_and_untrust_of_a_server_report_what_changed(cli):
     assert cli("trust", "--server", "files")[:2] == (0, "files is now trusted.\n")
     assert cli("trust", "--server", "files")[:2] == (0, "files is already trusted.\n")
-    assert json.loads(cli("servers", "--json")[1])["servers"][0]["trusted"] is True
     assert cli("servers")[1].splitlines()[1].split()[5] == "yes"
+    assert json.loads(cli("servers", "--json")[1])["servers"][0]["trusted"] is True
     assert cli("untrust", "--server", "files")[:2] == (0, "files is no longer trusted.\n")
     assert cli("untrust", "--server", "files")[:2] == (0, "files was not trusted.\n")
 
@@ -259,27 +230,28 @@ def test_a_server_is_trusted_and_then_not(cli: Cli) -> None:
 MINE = 'description: Looks.\nown_tools: none\nrules:\n- allow: files:read_*\n- deny: "*:secret"\n'
 
 
-def test_a_profile_comes_from_a_file_or_a_pipe(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yml").write_text(MINE)
-    code, out, err = cli("profile", "edit", "mine", "--file", str(tmp_path / "mine.yml"))
+def rules_of(cli: Cli, *names: str) -> list[list[dict[str, object]]]:
+    return [json.loads(cli("profile", "show", name, "--json")[1])["rules"] for name in names]
+
+
+def test_a_profile_comes_from_a_file_or_a_pipe(cli, tmp_path, monkeypatch):
+    file = tmp_path / "mine.yml"
+    file.write_text(MINE)
+    code, out, err = cli("profile", "edit", "mine", "--file", str(file))
     assert (code, out) == (0, "mine: 2 rules; agents: none yet.\n")
     assert "toolcrib agent add AGENT --profile mine" in err
-    assert cli("profile", "show", "mine")[1] == "# mine, yours; agents: none\n" + MINE.replace(
-        '"*:secret"', "'*:secret'"
-    )
+    shown = "# mine, yours; agents: none\n" + MINE.replace('"*:secret"', "'*:secret'")
+    assert cli("profile", "show", "mine")[1] == shown
     monkeypatch.setattr(sys, "stdin", io.StringIO("rules:\n  - allow: files:*\n"))
     assert cli("profile", "edit", "mine", "--file", "-")[1] == "mine: 1 rule; agents: none yet.\n"
-    rows = [line.split() for line in cli("profile", "list")[1].splitlines()]
-    assert [row[0] for row in rows] == ["profile", "owner", "trusted", "developer", "read-only", "nothing", "mine"]
+    rows = [line.split()[0] for line in cli("profile", "list")[1].splitlines()]
+    assert rows == ["profile", "owner", "trusted", "developer", "read-only", "nothing", "mine"]
+    file.write_text(cli("profile", "show", "developer")[1])
+    assert cli("profile", "edit", "mine", "--file", str(file))[0] == 0
+    developer, mine = rules_of(cli, "developer", "mine")
+    assert developer == mine
     assert cli("profile", "remove", "mine")[:2] == (0, "Removed mine.\n")
     assert cli("profile", "show", "mine")[0] == 4
-
-
-def test_what_show_prints_makes_the_same_profile_again(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "copy.yml").write_text(cli("profile", "show", "developer")[1])
-    assert cli("profile", "edit", "copy", "--file", str(tmp_path / "copy.yml"))[0] == 0
-    shown = [json.loads(cli("profile", "show", name, "--json")[1]) for name in ("developer", "copy")]
-    assert shown[0]["rules"] == shown[1]["rules"]
 
 
 def editor(tmp_path: Path, body: str) -> str:
@@ -293,33 +265,25 @@ def drafts(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("toolcrib-profile-*"))
 
 
-def test_an_editor_shows_the_profile_and_its_text_is_taken(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_editor_shows_the_profile_and_its_text_is_used(cli, tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     add = "text = place.read_text()\nplace.write_text(text.replace('rules: []', 'rules:\\n- allow: files:*'))"
     monkeypatch.setenv("EDITOR", "false")
     monkeypatch.setenv("VISUAL", editor(tmp_path, f"{add}\npathlib.Path({str(seen)!r}).write_text(text)"))
+    start = GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules:"
     assert cli("profile", "edit", "mine")[:2] == (0, "mine: 1 rule; agents: none yet.\n")
-    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules: []\n"
+    assert seen.read_text() == start + " []\n"
     assert cli("profile", "edit", "mine")[:2] == (0, "Nothing was changed.\n")
-    assert (
-        seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules:\n- allow: files:*\n"
-    )
+    assert seen.read_text() == start + "\n- allow: files:*\n"
+    monkeypatch.setenv("VISUAL", editor(tmp_path, ""))
+    assert cli("profile", "edit", "copy", "--copy", "developer")[0] == 0
+    developer, copy = rules_of(cli, "developer", "copy")
+    assert developer == copy != []
+    assert cli("profile", "edit", "copy", "--copy", "developer")[0] == 2
     assert drafts(tmp_path) == []
 
 
-def test_a_copy_begins_with_the_rules_of_another(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDITOR", editor(tmp_path, ""))
-    assert cli("profile", "edit", "mine", "--copy", "developer")[0] == 0
-    shown = [json.loads(cli("profile", "show", name, "--json")[1]) for name in ("developer", "mine")]
-    assert shown[0]["rules"] == shown[1]["rules"] != []
-    assert cli("profile", "edit", "mine", "--copy", "developer")[0] == 2
-
-
-def test_a_text_with_a_mistake_is_kept_and_can_be_corrected(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_text_with_a_mistake_is_kept_for_correction(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("EDITOR", editor(tmp_path, "place.write_text('rules:\\n- allow: files\\n')"))
     code, _, err = cli("profile", "edit", "mine")
     assert code == 3
@@ -333,7 +297,7 @@ def test_a_text_with_a_mistake_is_kept_and_can_be_corrected(
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen", "says"),
+    ("name", "chosen", "message"),
     [
         ("developer", "true", "`toolcrib profile edit NAME --copy developer`"),
         ("mine", None, "Set EDITOR, or pass the content with --file"),
@@ -343,20 +307,18 @@ def test_a_text_with_a_mistake_is_kept_and_can_be_corrected(
         ("../mine", "true", "cannot be a profile's name"),
     ],
 )
-def test_an_edit_that_cannot_begin_or_end_changes_nothing(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, chosen: str | None, says: str
-) -> None:
+def test_an_edit_that_fails_changes_nothing(cli, tmp_path, monkeypatch, name, chosen, message):
     if chosen is not None:
         monkeypatch.setenv("EDITOR", chosen)
     code, _, err = cli("profile", "edit", name)
     assert code in (2, 3)
-    assert says in err
+    assert message in err
     assert drafts(tmp_path) == []
     assert cli("profile", "show", "mine")[0] == 4
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("rules:\n- allow: *\n", "Quote values that begin with *."),
         ("rules: []\nrules: []\n", "line 2: rules appears twice"),
@@ -367,30 +329,27 @@ def test_an_edit_that_cannot_begin_or_end_changes_nothing(
         ("!!python/object:os.system {}", "a tag for something other"),
     ],
 )
-def test_a_text_that_is_no_profile_is_refused_with_the_line(text: str, says: str) -> None:
+def test_an_invalid_profile_is_refused_with_the_line(text, message):
     with pytest.raises(ConfigError) as caught:
         read_profile("mine", text)
-    assert says in caught.value.text()
+    assert message in caught.value.text()
 
 
-def test_a_file_that_cannot_be_used_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_an_error(cli, tmp_path):
     (tmp_path / "latin.yml").write_bytes(b"description: \xe9\n")
     (tmp_path / "list.yml").write_text("rules: {}\n")
-    assert cli("profile", "edit", "mine", "--file", str(tmp_path / "list.yml"))[0] == 2
-    assert cli("profile", "edit", "mine", "--file", str(tmp_path / "latin.yml"))[0] == 3
-    assert cli("profile", "edit", "mine", "--file", str(tmp_path / "none.yml"))[0] == 4
+    for file, code in {"list.yml": 2, "latin.yml": 3, "none.yml": 4}.items():
+        assert cli("profile", "edit", "mine", "--file", str(tmp_path / file))[0] == code
     assert cli("profile", "edit", "mine", "--file", "-", "--copy", "developer")[0] == 2
 
 
 @pytest.mark.parametrize("text", ["", "rules:\n", "description:\n", "# nothing\n"])
-def test_an_empty_text_is_an_empty_profile(text: str) -> None:
-    assert (
-        profile_from("mine", {key: value for key, value in read_profile("mine", text).items() if key != "name"}).rules
-        == ()
-    )
+def test_an_empty_text_is_an_empty_profile(text):
+    profile = read_profile("mine", text)
+    assert profile_from(profile.pop("name"), profile).rules == ()
 
 
-def test_the_guide_in_the_editor_is_true() -> None:
+def test_the_example_in_the_editor_is_valid():
     guide = GUIDE.format(name="mine")
     lines = [line[2:] for line in guide.splitlines() if line.startswith("# ")][1:]
     profile = profile_from("mine", {"rules": read_profile("mine", "\n".join(lines))["rules"]})
@@ -403,24 +362,22 @@ def test_the_guide_in_the_editor_is_true() -> None:
     ]
 
 
-def test_a_profile_survives_being_written_for_a_person() -> None:
-    rules: list[dict[str, Any]] = [
-        {
-            "allow": "*:*",
-            "when": {"a": {"one_of": ["yes", "1", 1, True, None, "~", "*", "2024-01-01", "0x10", "a: b"]}},
-        },
+def test_a_profile_that_is_shown_reads_back_unchanged():
+    choices = ["yes", "1", 1, True, None, "~", "*", "2024-01-01", "0x10", "a: b"]
+    rules = [
+        {"allow": "*:*", "when": {"a": {"one_of": choices}}},
         {"deny": "*:x", "when": {"p.q": {"matches": "#.*\\d", "under": "ä b"}}, "annotations": {"read_only": False}},
     ]
-    text = profile_yaml({"description": "yes", "own_tools": "read", "rules": rules})
-    assert read_profile("mine", text) == {"name": "mine", "description": "yes", "own_tools": "read", "rules": rules}
+    profile = {"description": "yes", "own_tools": "read", "rules": rules}
+    assert read_profile("mine", profile_yaml(profile)) == {"name": "mine", **profile}
 
 
-def test_an_agent_whose_time_is_over_already_is_told_as_added(cli: Cli) -> None:
+def test_an_agent_that_expires_immediately_is_reported_as_added(cli):
     code, out, _ = cli("agent", "add", "brief", "--expires", "0.001s")
     assert (code, out.splitlines()[0]) == (0, "Agent brief: profile developer, already expired.")
 
 
-def test_approvals_show_all_that_is_sent_and_quote_what_others_chose(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_approvals_show_the_whole_call_and_quote_text_of_others(cli, monkeypatch):
     row = {"id": "abcde", "agent": "reviewer", "rule": "ask", "left": 9.0}
     besides = {"inputResponses": {"sure": {"action": "accept\u202e"}}, "_meta": {"x": "y" * 2000}}
     spoofed = {"conversation": "x) wants w:read; 9 s left", "tool": "w:note; 9 s left"}

@@ -1,8 +1,5 @@
-"""A daemon action is declared once, and serves socket and MCP by the same words."""
+"""A command is declared once, for the socket and for MCP."""
 
-from __future__ import annotations
-
-import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -20,15 +17,7 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.commands.local import _needed, excludes_daemon
-from toolcrib.commands.registry import (
-    Availability,
-    Command,
-    CommandContext,
-    CommandEffect,
-    CommandRegistry,
-    Parameters,
-    Via,
-)
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandRegistry, Parameters, Via
 from toolcrib.config.model import NameStyle
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project, _BuiltinTarget
@@ -43,6 +32,7 @@ from toolcrib.servers.model import ToolCall
 pytestmark = pytest.mark.req("KSI-6")
 
 STRANGER = Principal.fixed("stranger", Permission(BUILTIN["nothing"]))
+TRUSTED = Principal.fixed("t", Permission(BUILTIN["trusted"]))
 
 
 class NoHost:
@@ -53,11 +43,11 @@ class NoHost:
         return {}
 
     def stop(self) -> None:
-        raise AssertionError("nobody asked to stop")
+        raise AssertionError("unexpected stop")
 
 
-async def nowhere(event: dict[str, Any]) -> None:
-    raise AssertionError(f"nobody streams: {event}")
+async def unexpected(event: dict[str, Any]) -> None:
+    raise AssertionError(f"unexpected event: {event}")
 
 
 def asked(caller: Principal, project: Any = None) -> RequestContext[Project]:
@@ -66,7 +56,7 @@ def asked(caller: Principal, project: Any = None) -> RequestContext[Project]:
 
 def context(caller: Principal = OWNER) -> CommandContext:
     """For commands that use nothing but their parameters."""
-    return CommandContext(crib=cast(Crib, None), request=asked(caller), host=NoHost(), via=Via.SOCKET, emit=nowhere)
+    return CommandContext(crib=cast(Crib, None), request=asked(caller), host=NoHost(), via=Via.SOCKET, emit=unexpected)
 
 
 class Paint(Parameters):
@@ -75,26 +65,31 @@ class Paint(Parameters):
 
 
 @pytest.fixture
-def small() -> CommandRegistry:
+def small():
     made = CommandRegistry()
 
     @made.command("wall:paint", CommandEffect.CHANGES, Availability.EVERYWHERE)
-    async def paint(context: CommandContext, params: Paint) -> dict[str, Any]:
+    async def paint(context: CommandContext, params: Paint):
         """Paint the wall.
 
-        More than the first line is nobody's business.
+        Only the first line is the summary.
         """
         return {"colour": params.colour, "coats": params.coats, "by": context.principal.name}
 
     @made.command("wall:look", CommandEffect.READS, Availability.EVERYWHERE)
-    async def look(context: CommandContext, _: Parameters) -> dict[str, Any]:
+    async def look(context: CommandContext, _: Parameters):
         """Look at the wall."""
         return {"seen": True}
 
     @made.command("wall:watch", CommandEffect.READS, Availability.SOCKET)
-    async def watch(context: CommandContext, _: Parameters) -> dict[str, Any]:
+    async def watch(context: CommandContext, _: Parameters):
         """Watch the paint dry."""
         return {}
+
+    @made.command("wall:break", CommandEffect.READS, Availability.EVERYWHERE)
+    async def fail(context: CommandContext, _: Parameters):
+        """Fail."""
+        raise UsageError("It is a wall.", remedy="Leave it.")
 
     return made
 
@@ -105,13 +100,13 @@ def wired(made: CommandRegistry) -> CommandServer:
     return server
 
 
-async def test_a_command_gets_its_parameters_checked_and_typed(small: CommandRegistry) -> None:
-    told = await small.run("wall:paint", {"colour": "red"}, context())
-    assert told == {"colour": "red", "coats": 1, "by": "owner"}
+async def test_a_command_gets_its_parameters_checked_and_typed(small):
+    result = await small.run("wall:paint", {"colour": "red"}, context())
+    assert result == {"colour": "red", "coats": 1, "by": "owner"}
 
 
 @pytest.mark.parametrize(
-    ("params", "says"),
+    ("params", "message"),
     [
         ({}, "colour: Field required"),
         ({"colour": 5}, "colour: Input should be a valid string"),
@@ -119,42 +114,30 @@ async def test_a_command_gets_its_parameters_checked_and_typed(small: CommandReg
         ({"colour": "red", "color": "red"}, "color: Extra inputs"),
     ],
 )
-async def test_wrong_parameters_are_told_with_what_there_is(small: CommandRegistry, params: Any, says: str) -> None:
+async def test_invalid_parameters_are_reported_with_the_valid_ones(small, params, message):
     with pytest.raises(UsageError) as caught:
         await small.run("wall:paint", params, context())
     assert caught.value.message.startswith("wall:paint: ")
-    assert says in caught.value.message
+    assert message in caught.value.message
     assert caught.value.remedy == "`wall:paint` takes: colour, coats?."
     assert caught.value.exit_code == 2
 
 
-async def test_an_unknown_command_is_told_with_the_nearest(small: CommandRegistry) -> None:
+async def test_unknown_commands_and_changes_by_others_than_the_owner_are_refused(small):
     with pytest.raises(UnknownCommand) as caught:
         await small.run("wall:pint", {}, context())
     assert "wall:paint" in caught.value.remedy
     with pytest.raises(UnknownCommand, match="no command 'zzz'"):
         small.find("zzz")
-
-
-async def test_what_changes_the_daemon_is_the_owners_alone(small: CommandRegistry) -> None:
-    with pytest.raises(Denied, match="stranger may not use wall:paint"):
-        await small.run("wall:paint", {"colour": "red"}, context(STRANGER))
+    for params in ({"colour": "red"}, {"nonsense": 1}):
+        with pytest.raises(Denied, match="stranger may not use wall:paint"):
+            await small.run("wall:paint", params, context(STRANGER))
     assert await small.run("wall:look", {}, context(STRANGER)) == {"seen": True}
 
 
-async def test_who_may_is_asked_before_the_parameters_are_looked_at(small: CommandRegistry) -> None:
-    with pytest.raises(Denied):
-        await small.run("wall:paint", {"nonsense": 1}, context(STRANGER))
-
-
-def test_system_health_is_the_tool_crib_system_health() -> None:
-    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
-    names = catalog.by_public(NameStyle.SERVER)
-    assert names["crib_system_health"].display == "crib:system_health"
-    assert {"crib_system_health", "crib_system_stats", "crib_server_list", "crib_server_add"} <= names.keys()
-
-
-def test_every_command_is_named_described_and_typed() -> None:
+def test_every_command_has_a_unique_name_a_summary_and_strict_parameters():
+    names = [command.name for command in registry.all()]
+    assert len({name.replace(":", "_") for name in names}) == len(names)
     for command in registry.all():
         assert re.fullmatch(r"[a-z]+:[a-z]+", command.name)
         assert re.fullmatch(r"[A-Z].*\.", command.summary), command.name
@@ -162,42 +145,37 @@ def test_every_command_is_named_described_and_typed() -> None:
         assert command.parameters.model_config["extra"] == "forbid"
 
 
-def test_each_command_is_declared_once() -> None:
-    names = [command.name for command in registry.all()]
-    assert len(names) == len(set(names))
-    assert len({name.replace(":", "_") for name in names}) == len(names)
-
-
-def test_only_commands_for_everywhere_are_offered_over_mcp(small: CommandRegistry) -> None:
+def test_only_commands_for_everywhere_are_offered_over_mcp(small):
     offered = [json.loads(tool)["name"] for tool in CommandServer(small, NoHost()).tools]
-    assert offered == ["wall_paint", "wall_look"]
-    over_mcp = {json.loads(tool)["name"] for tool in CommandServer(registry, NoHost()).tools}
-    assert not over_mcp & {"system_stop", "tool_call", "log_tail", "trust_add", "config_show"}
+    assert offered == ["wall_paint", "wall_look", "wall_break"]
+    names = offered_commands().by_public(NameStyle.SERVER)
+    assert names["crib_system_health"].display == "crib:system_health"
+    assert {"crib_system_health", "crib_system_stats", "crib_server_list", "crib_server_add"} <= names.keys()
+    assert not names.keys() & {
+        f"crib_{name}" for name in ("system_stop", "tool_call", "log_tail", "trust_add", "config_show")
+    }
 
 
-def test_a_definition_says_what_the_command_takes_and_whether_it_changes_anything(small: CommandRegistry) -> None:
-    paint, look = (json.loads(tool) for tool in CommandServer(small, NoHost()).tools)
+def test_a_definition_has_the_parameters_and_the_annotations(small):
+    paint, look, _ = (json.loads(tool) for tool in CommandServer(small, NoHost()).tools)
+    properties = {"colour": {"type": "string"}, "coats": {"default": 1, "minimum": 1, "type": "integer"}}
+    hints = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False, "toolcrib/owner": True}
     assert paint == {
         "name": "wall_paint",
         "description": "Paint the wall.",
         "inputSchema": {
             "type": "object",
             "additionalProperties": False,
-            "properties": {"colour": {"type": "string"}, "coats": {"default": 1, "minimum": 1, "type": "integer"}},
+            "properties": properties,
             "required": ["colour"],
         },
-        "annotations": {
-            "readOnlyHint": False,
-            "destructiveHint": True,
-            "openWorldHint": False,
-            "toolcrib/owner": True,
-        },
+        "annotations": hints,
     }
     assert look["annotations"]["readOnlyHint"] is True
 
 
-class Shelf:
-    """The commands alone, as a project would hold them."""
+class FakeProject:
+    """A project with only the commands."""
 
     def __init__(self, server: CommandServer) -> None:
         self._server = server
@@ -211,108 +189,71 @@ class Shelf:
         return _BuiltinTarget(self._server, request)
 
 
-def called(name: str, arguments: str | None = "{}") -> CallRequest:
+async def call(project: FakeProject, name: str, arguments: str | None = "{}", caller: Principal = OWNER) -> Any:
     params = {} if arguments is None else {"arguments": msgspec.Raw(arguments.encode())}
-    return CallRequest(tool=name, params=params)
+    outcome = await Door(Bus()).call(asked(caller, project), CallRequest(tool=name, params=params))
+    return json.loads(outcome.answer.result or b"")
 
 
-async def test_a_command_called_as_a_tool_answers_as_one(small: CommandRegistry) -> None:
-    shelf = Shelf(wired(small))
-    outcome = await Door(Bus()).call(asked(OWNER, shelf), called("crib_wall_paint", '{"colour":"red"}'))
-    told = json.loads(outcome.answer.result or b"")
-    assert told["structuredContent"] == {"colour": "red", "coats": 1, "by": "owner"}
-    assert json.loads(told["content"][0]["text"]) == told["structuredContent"]
-    assert told["isError"] is False
+async def test_a_command_can_be_called_as_a_tool(small):
+    project = FakeProject(wired(small))
+    result = await call(project, "crib_wall_paint", '{"colour":"red"}')
+    assert result["structuredContent"] == {"colour": "red", "coats": 1, "by": "owner"}
+    assert json.loads(result["content"][0]["text"]) == result["structuredContent"]
+    assert result["isError"] is False
+    for arguments in (None, "null", "{}"):
+        assert (await call(project, "crib_wall_look", arguments))["structuredContent"] == {"seen": True}
+    result = await call(project, "crib_wall_break")
+    assert (result["isError"], result["content"][0]["text"]) == (True, "It is a wall. Leave it.")
+    with pytest.raises(RuntimeError, match="before `refresh`"):
+        await CommandServer(small, NoHost()).call(asked(OWNER), ToolCall(name="wall_look"))
 
 
-@pytest.mark.parametrize("arguments", [None, "null", "{}"])
-async def test_a_command_without_parameters_may_be_called_with_none(
-    small: CommandRegistry, arguments: str | None
-) -> None:
-    outcome = await Door(Bus()).call(asked(OWNER, Shelf(wired(small))), called("crib_wall_look", arguments))
-    assert json.loads(outcome.answer.result or b"")["structuredContent"] == {"seen": True}
-
-
-async def test_a_stranger_is_neither_shown_nor_given_a_command(small: CommandRegistry) -> None:
-    shelf = Shelf(wired(small))
-    assert json.loads(ListingCache(NameStyle.SERVER).tools(shelf.catalog, STRANGER.permission())) == []
+async def test_a_caller_without_permission_neither_sees_nor_uses_a_command(small):
+    server = wired(small)
+    project = FakeProject(server)
+    assert json.loads(ListingCache(NameStyle.SERVER).tools(project.catalog, STRANGER.permission())) == []
     for name in ("crib_wall_paint", "crib_wall_look"):
         with pytest.raises(Denied):
-            await Door(Bus()).call(asked(STRANGER, shelf), called(name, '{"colour":"red"}'))
+            await call(project, name, '{"colour":"red"}', STRANGER)
+    # The command checks its caller too, should the policy ever let one through.
+    past_the_door = ToolCall(name="wall_paint", params={"arguments": msgspec.Raw(b'{"colour":"red"}')})
+    result = json.loads((await server.call(asked(STRANGER), past_the_door)).result or b"")
+    assert result["isError"] is True
+    assert "may not use" in result["content"][0]["text"]
 
 
-async def test_even_past_the_door_a_stranger_changes_nothing(small: CommandRegistry) -> None:
-    """Two locks: should the policy ever let a caller through, the command itself still asks who it is."""
-    server = wired(small)
-    call = ToolCall(name="wall_paint", params={"arguments": msgspec.Raw(b'{"colour":"red"}')})
-    answer = await server.call(asked(STRANGER), call)
-    told = json.loads(answer.result or b"")
-    assert told["isError"] is True
-    assert "may not use" in told["content"][0]["text"]
+def test_the_effect_of_a_command_decides_who_may_use_it():
+    (found,) = [command for command in registry.all() if command.name == "raw:command"]
+    may = {effect: replace(found, effect=effect) for effect in CommandEffect}
+    assert all(command.open_to(OWNER) for command in may.values())
+    open_effects = {CommandEffect.READS, CommandEffect.CARRIES, CommandEffect.WORKS}
+    assert {effect for effect, command in may.items() if command.open_to(STRANGER)} == open_effects
 
 
-async def test_an_error_of_a_command_is_told_to_the_model() -> None:
-    made = CommandRegistry()
-
-    @made.command("wall:break", CommandEffect.READS, Availability.EVERYWHERE)
-    async def fail(context: CommandContext, _: Parameters) -> dict[str, Any]:
-        """Fail."""
-        raise UsageError("It is a wall.", remedy="Leave it.")
-
-    outcome = await Door(Bus()).call(asked(OWNER, Shelf(wired(made))), called("crib_wall_break"))
-    told = json.loads(outcome.answer.result or b"")
-    assert (told["isError"], told["content"][0]["text"]) == (True, "It is a wall. Leave it.")
+def offered_commands() -> Catalog:
+    tools = CommandServer(registry, NoHost()).tools
+    return Catalog.build({"crib": tools}, version=1, trusted=frozenset({"crib"}))
 
 
-async def test_commands_that_are_not_wired_yet_say_so(small: CommandRegistry) -> None:
-    server = CommandServer(small, NoHost())
-    with pytest.raises(RuntimeError, match="before `refresh`"):
-        await server.call(asked(OWNER), ToolCall(name="wall_look"))
+def shown_to(caller: Principal) -> set[str]:
+    listing = ListingCache(NameStyle.SERVER).tools(offered_commands(), caller.permission())
+    return {tool["name"] for tool in json.loads(listing)}
 
 
-def test_a_command_knows_to_whom_it_is_open() -> None:
-    async def run(context: CommandContext, params: Parameters) -> dict[str, Any]:
-        """Do nothing."""
-        await asyncio.sleep(0)
-        return {}
-
-    def made(effect: CommandEffect) -> Command:
-        registry = CommandRegistry()
-        registry.command("a:b", effect, Availability.EVERYWHERE)(run)
-        return registry.find("a:b")
-
-    assert made(CommandEffect.CHANGES).open_to(OWNER)
-    assert not made(CommandEffect.CHANGES).open_to(STRANGER)
-    assert not made(CommandEffect.REVEALS).open_to(STRANGER)
-    assert made(CommandEffect.READS).open_to(STRANGER)
-    assert made(CommandEffect.CARRIES).open_to(STRANGER), "what it carries is judged by itself"
-
-
-@pytest.mark.req("KSI-6")
-def test_a_client_at_the_bridge_sees_and_uses_only_commands_that_change_nothing() -> None:
-    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
-    shown = {tool["name"] for tool in json.loads(ListingCache(NameStyle.SERVER).tools(catalog, CLIENT.permission()))}
+def test_a_client_without_an_agent_uses_all_tools_but_only_commands_that_change_nothing():
     jobs = {"submit_job", "list_jobs", "get_job_result", "cancel_job"}
-    assert shown == {"crib_system_health", "crib_system_stats", "crib_server_list", *jobs}
-    assert CLIENT.permission().decide(catalog.find("crib_server_add"), None).verdict is Verdict.DENY
-    assert CLIENT.permission().decide(catalog.find("crib_system_health"), None).verdict is Verdict.ALLOW
-
-
-@pytest.mark.req("KSI-6")
-def test_another_server_s_tools_are_the_client_s_whatever_they_claim() -> None:
-    definition = b'{"name":"delete","annotations":{"readOnlyHint":false}}'
-    catalog = Catalog.build({"files": (definition,)}, version=1)
-    assert CLIENT.permission().decide(catalog.find("files:delete"), None).verdict is Verdict.ALLOW
-
-
-TRUSTED = Principal.fixed("t", Permission(BUILTIN["trusted"]))
+    assert shown_to(CLIENT) == {"crib_system_health", "crib_system_stats", "crib_server_list", *jobs}
+    files = Catalog.build({"files": (b'{"name":"delete","annotations":{"readOnlyHint":false}}',)}, version=1)
+    decisions = {"crib_server_add": Verdict.DENY, "crib_system_health": Verdict.ALLOW, "files:delete": Verdict.ALLOW}
+    for name, verdict in decisions.items():
+        catalog = files if name == "files:delete" else offered_commands()
+        assert CLIENT.permission().decide(catalog.find(name), None).verdict is verdict
 
 
 @pytest.mark.parametrize(("caller", "may"), [(OWNER, True), (TRUSTED, True), (CLIENT, False), (STRANGER, False)])
-def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Principal, may: bool) -> None:
-    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1, trusted=frozenset({"crib"}))
-    shown = {tool["name"] for tool in json.loads(ListingCache(NameStyle.SERVER).tools(catalog, caller.permission()))}
-    assert ("crib_raw_command" in shown) is may
+def test_raw_commands_are_shown_only_to_trusted_agents_and_the_owner(caller, may):
+    assert ("crib_raw_command" in shown_to(caller)) is may
 
 
 def at_the_door(caller: Principal, made: CommandRegistry = registry) -> CommandContext:
@@ -320,23 +261,22 @@ def at_the_door(caller: Principal, made: CommandRegistry = registry) -> CommandC
     crib = SimpleNamespace(services=SimpleNamespace(door=Door(Bus())))
     server = CommandServer(made, NoHost())
     server.crib = cast(Crib, crib)
-    return replace(context(), crib=cast(Crib, crib), request=asked(caller, Shelf(server)), via=Via.MCP)
+    return replace(context(), crib=cast(Crib, crib), request=asked(caller, FakeProject(server)), via=Via.MCP)
 
 
 @pytest.mark.parametrize("command", ["agent:add", "audit:query", "permission:allow", "server:add", "session:end"])
-async def test_a_raw_command_reaches_only_what_its_caller_may_use(command: str) -> None:
+async def test_a_raw_command_reaches_only_commands_that_its_caller_may_use(command):
     with pytest.raises(Denied, match=f"t may not use crib:{command.replace(':', '_')}"):
         await registry.run("raw:command", {"command": command}, at_the_door(TRUSTED))
 
 
-async def test_a_raw_command_reaches_no_command_of_the_command_line() -> None:
-    with pytest.raises(UsageError, match="system:stop is only for the command line"):
-        await registry.run("raw:command", {"command": "system:stop"}, at_the_door(OWNER))
-
-
-async def test_a_raw_command_does_not_run_itself() -> None:
-    with pytest.raises(UsageError, match="does not run itself"):
-        await registry.run("raw:command", {"command": "raw:command"}, at_the_door(OWNER))
+async def test_a_raw_command_runs_neither_itself_nor_a_command_of_the_command_line():
+    for command, message in {
+        "system:stop": "system:stop is only for the command line",
+        "raw:command": "does not run itself",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            await registry.run("raw:command", {"command": command}, at_the_door(OWNER))
 
 
 @pytest.mark.parametrize(
@@ -353,24 +293,12 @@ async def test_a_raw_command_does_not_run_itself() -> None:
         ("permission:why", {"agent": "x", "tool": "a:b"}, {"a"}),
     ],
 )
-def test_a_command_without_a_daemon_starts_only_the_servers_it_needs(
-    name: str, params: dict[str, Any], servers: set[str] | None
-) -> None:
+def test_a_command_without_a_daemon_starts_only_the_servers_it_needs(name, params, servers):
     assert _needed(registry.find(name), params) == servers
 
 
-def test_what_a_daemon_holds_in_memory_is_changed_only_while_none_can_start() -> None:
-    assert {command.name for command in registry.all() if excludes_daemon(command.name)} == {
-        "agent:add",
-        "agent:remove",
-        "agent:rotate",
-        "permission:allow",
-        "permission:deny",
-        "profile:put",
-        "profile:remove",
-        "server:trust",
-        "server:untrust",
-        "session:end",
-        "trust:add",
-        "trust:remove",
-    }
+def test_data_that_a_daemon_caches_is_changed_only_while_none_can_start():
+    cached = {"agent": "add remove rotate", "permission": "allow deny", "profile": "put remove", "session": "end"}
+    cached |= {"server": "trust untrust", "trust": "add remove"}
+    expected = {f"{namespace}:{action}" for namespace, actions in cached.items() for action in actions.split()}
+    assert {command.name for command in registry.all() if excludes_daemon(command.name)} == expected

@@ -1,6 +1,4 @@
-"""Adding and removing a server in a person's own file, and what is shown of it."""
-
-from __future__ import annotations
+"""Adding and removing a server in a configuration file, and `config show`."""
 
 import json
 import multiprocessing
@@ -40,7 +38,7 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.req("BNS-3")
 @pytest.mark.parametrize("name", ["config.yml", "config.json"])
-def test_the_first_server_makes_the_file_for_its_owner_alone(tmp_path: Path, name: str) -> None:
+def test_the_first_server_creates_a_file_for_its_owner_only(tmp_path, name):
     path = tmp_path / "deep" / "folder" / name
     add_server(path, ENTRY)
     assert read(path) == {"servers": {"new": BODY}}
@@ -66,25 +64,15 @@ names: plain
 """
 
 
-def test_comments_and_layout_of_a_yaml_file_survive(tmp_path: Path) -> None:
+def test_comments_and_layout_of_a_yaml_file_are_kept(tmp_path):
     path = tmp_path / "config.yml"
     path.write_text(COMMENTED)
     add_server(path, {"name": "new", "command": "npx", "args": ["-y", "x"], "env": {"K": "${K}"}})
-    added = """\
-    new:
-      command: npx
-      args: ["-y", x]
-      env:
-        K: "${K}"
-"""
+    lines = ["new:", "  command: npx", '  args: ["-y", x]', "  env:", '    K: "${K}"']
+    added = "".join(f"    {line}\n" for line in lines)
     assert path.read_text() == COMMENTED.replace("# the end\n", added + "# the end\n")
     remove_server(path, "new")
     assert path.read_text() == COMMENTED
-
-
-def test_removing_takes_only_the_entry_s_own_lines(tmp_path: Path) -> None:
-    path = tmp_path / "config.yml"
-    path.write_text(COMMENTED)
     remove_server(path, "files")
     gone = "    files:\n        command: npx   # node\n        args:\n            - one\n"
     assert path.read_text() == COMMENTED.replace(gone, "")
@@ -93,36 +81,23 @@ def test_removing_takes_only_the_entry_s_own_lines(tmp_path: Path) -> None:
     assert "# all of them" in path.read_text()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "# only a comment\n",
-        "port: 1",
-        "port: 1\n# end",
-        "servers:\n",
-        "servers:",
-        "servers: # none\nport: 1\n",
-        "servers: {}\n",
-        "servers: {} # none\nport: 1\n",
-        "servers: {a: {command: x}}\n",
-        "servers: {a: {command: x}} # flow\nport: 1\n",
-        "{servers: {a: {command: x},}}",
-        "servers:\n  a:\n    command: |\n      x\n\nport: 1\n",
-        "servers:\n- name: a\n  command: x\n",
-        "servers:\n  - {name: a, command: x} # list\nport: 1\n",
-        "servers: [{name: a, command: x}]\n",
-        "servers: []\n",
-        "mcpServers:\n  a: {command: x}\n",
-        '"servers" : \n  a: {command: x}\n',
-        "base: &b {command: x}\nservers:\n  a: *b\n",
-        "servers:\r\n  a:\r\n    command: x\r\n",
-        "---\nservers:\n  a: {command: x}\n...\n",
-        "servers: {a: {command: x},\n  # why\n  }\n",
-        "servers:\n  a:\n    command: x\n    args:\n    - b   ",
-    ],
-)
-def test_a_server_is_added_to_any_layout_and_removed_again(tmp_path: Path, text: str) -> None:
+# fmt: off
+LAYOUTS = [
+    "", "# only a comment\n", "port: 1", "port: 1\n# end", "servers:\n", "servers:", "servers: # none\nport: 1\n",
+    "servers: {}\n", "servers: {} # none\nport: 1\n", "servers: {a: {command: x}}\n",
+    "servers: {a: {command: x}} # flow\nport: 1\n", "{servers: {a: {command: x},}}",
+    "servers:\n  a:\n    command: |\n      x\n\nport: 1\n", "servers:\n- name: a\n  command: x\n",
+    "servers:\n  - {name: a, command: x} # list\nport: 1\n", "servers: [{name: a, command: x}]\n", "servers: []\n",
+    "mcpServers:\n  a: {command: x}\n", '"servers" : \n  a: {command: x}\n',
+    "base: &b {command: x}\nservers:\n  a: *b\n", "servers:\r\n  a:\r\n    command: x\r\n",
+    "---\nservers:\n  a: {command: x}\n...\n", "servers: {a: {command: x},\n  # why\n  }\n",
+    "servers:\n  a:\n    command: x\n    args:\n    - b   ",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_a_server_is_added_to_any_layout_and_removed_again(tmp_path, text):
     path = tmp_path / "config.yml"
     path.write_bytes(text.encode())
     before = read(path) or {}
@@ -141,19 +116,27 @@ def test_a_server_is_added_to_any_layout_and_removed_again(tmp_path: Path, text:
     assert (again.pop("servers", None) or again.pop("mcpServers", None) or type(held)()) == held
 
 
-def test_a_layout_that_cannot_be_changed_without_loss_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_layout_that_cannot_be_changed_without_loss_is_refused(tmp_path):
     path = tmp_path / "config.yml"
-    text = "servers: {a: {command: x}, # why\n  b: {command: y}}\n"
-    path.write_text(text)
+    path.write_text(text := "servers: {a: {command: x}, # why\n  b: {command: y}}\n")
     with pytest.raises(ConfigError) as caught:
         remove_server(path, "a")
     assert "by hand" in caught.value.remedy
+    assert (path.read_text(), left_in(tmp_path)) == (text, ["config.yml"])
+
+
+@pytest.mark.parametrize("text", ["servers: [\n", "a: 1\na: 2\n", "servers: 3\n", "{", "[]"])
+def test_an_invalid_file_is_not_changed(tmp_path, text):
+    path = tmp_path / ("config.json" if text in ("{", "[]") else "config.yml")
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        add_server(path, ENTRY)
+    assert str(path) in caught.value.message
     assert path.read_text() == text
-    assert left_in(tmp_path) == ["config.yml"]
 
 
 @pytest.mark.parametrize("indent", [2, 4, "\t", None])
-def test_a_json_file_keeps_its_indentation_and_everything_else(tmp_path: Path, indent: Any) -> None:
+def test_a_json_file_keeps_its_indentation_and_everything_else(tmp_path, indent):
     path = tmp_path / "config.json"
     data = {"$schema": "ü", "mcpServers": {"b": {"command": "x"}, "a": {"command": "y", "alwaysAllow": ["z"]}}}
     path.write_text(json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
@@ -166,7 +149,7 @@ def test_a_json_file_keeps_its_indentation_and_everything_else(tmp_path: Path, i
 
 
 @pytest.mark.parametrize("name", ["config.yml", "config.json"])
-def test_a_name_that_exists_is_refused_unless_replacing_is_asked_for(tmp_path: Path, name: str) -> None:
+def test_an_existing_name_is_refused_without_replace(tmp_path, name):
     path = tmp_path / name
     add_server(path, {"name": "Files", "command": "old"})
     before = path.read_text()
@@ -178,7 +161,7 @@ def test_a_name_that_exists_is_refused_unless_replacing_is_asked_for(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
         ({"command": "x"}, "a name"),
         ({"name": "crib", "command": "x"}, "another name"),
@@ -189,15 +172,15 @@ def test_a_name_that_exists_is_refused_unless_replacing_is_asked_for(tmp_path: P
         ({"name": "a", "command": "x", "cwd": "here"}, "absolute"),
     ],
 )
-def test_an_entry_that_would_not_load_is_not_written(tmp_path: Path, entry: dict[str, Any], told: str) -> None:
+def test_an_invalid_entry_is_not_written(tmp_path, entry, message):
     with pytest.raises(ConfigError) as caught:
         add_server(tmp_path / "config.yml", entry)
-    assert told in caught.value.text()
+    assert message in caught.value.text()
     assert "hunter2" not in caught.value.text()
     assert left_in(tmp_path) == []
 
 
-def test_removing_what_is_not_there_says_what_is_near(tmp_path: Path) -> None:
+def test_removing_an_unknown_server_suggests_a_similar_name(tmp_path):
     path = tmp_path / "config.yml"
     add_server(path, {"name": "Files", "command": "x"})
     with pytest.raises(UnknownServer) as caught:
@@ -207,26 +190,7 @@ def test_removing_what_is_not_there_says_what_is_near(tmp_path: Path) -> None:
         remove_server(tmp_path / "config.json", "files")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("config.yml", "servers: [\n"),
-        ("config.yml", "a: 1\na: 2\n"),
-        ("config.yml", "servers: 3\n"),
-        ("config.json", "{"),
-        ("config.json", "[]"),
-    ],
-)
-def test_a_broken_file_is_left_as_it_is(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        add_server(path, ENTRY)
-    assert str(path) in caught.value.message
-    assert path.read_text() == text
-
-
-def test_mode_and_link_of_the_file_stay(tmp_path: Path) -> None:
+def test_the_mode_and_the_link_of_a_file_are_kept(tmp_path):
     real = tmp_path / "dotfiles" / "crib.yaml"
     real.parent.mkdir()
     real.write_text("port: 1\n")
@@ -242,57 +206,49 @@ def test_mode_and_link_of_the_file_stay(tmp_path: Path) -> None:
 
 @pytest.mark.req("BNS-10")
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_a_project_s_link_never_leads_a_change_elsewhere(tmp_path: Path, linked: str) -> None:
-    root, outside = tmp_path / "project", tmp_path / "outside"
-    root.mkdir()
+def test_a_link_in_a_project_never_redirects_a_change(tmp_path, linked):
+    project, outside = ProjectEdit(root=tmp_path / "project", trusted=()), tmp_path / "outside"
+    project.root.mkdir()
     outside.mkdir()
     (outside / "config.yml").write_text("port: 1\n")
-    path = root / ".toolcrib" / "config.yml"
+    path = project.root / ".toolcrib" / "config.yml"
     if linked == "file":
         path.parent.mkdir()
         path.symlink_to(outside / "config.yml")
     else:
         path.parent.symlink_to(outside)
     with pytest.raises(ConfigError, match="link"):
-        add_server(path, ENTRY, project=ProjectEdit(root=root, trusted=()))
+        add_server(path, ENTRY, project=project)
     with pytest.raises(ConfigError, match="link"):
-        remove_server(path, "new", project=ProjectEdit(root=root, trusted=()))
+        remove_server(path, "new", project=project)
     assert (outside / "config.yml").read_text() == "port: 1\n"
 
 
-def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path: Path) -> None:
+@pytest.mark.req("BNS-10")
+def test_a_projects_file_is_changed_only_while_all_of_it_is_trusted(tmp_path):
     path = tmp_path / ".toolcrib" / "config.yml"
     new = ProjectEdit(root=tmp_path, trusted=())
     digest = add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=new).digest
     assert digest == trust_digest(path)
     assert read(path) == {"servers": {"a": {"command": "x", "cwd": "sub"}}}
-    digest = remove_server(path, "a", project=ProjectEdit(root=tmp_path, trusted={digest})).digest
-    assert digest == trust_digest(path)
+    project = ProjectEdit(root=tmp_path, trusted={digest})
+    path.write_text((before := path.read_text()) + "  evil: {command: touch, args: [x]}\n")
+    with pytest.raises(ConfigError, match="not trusted"):
+        add_server(path, {"name": "b", "command": "y"}, project=project)
+    with pytest.raises(ConfigError, match="not trusted"):
+        remove_server(path, "a", project=project)
+    assert path.read_text().startswith(before)
+    assert "evil" in path.read_text()
+    path.write_text(before)
+    assert remove_server(path, "a", project=project).digest == trust_digest(path)
     assert read(path) == {"servers": {}}
 
 
-@pytest.mark.req("BNS-10")
-def test_a_project_s_file_that_says_what_nobody_trusted_is_not_changed(tmp_path: Path) -> None:
-    path = tmp_path / ".toolcrib" / "config.yml"
-    trusted = add_server(path, ENTRY, project=ProjectEdit(root=tmp_path, trusted=())).digest
-    path.write_text(path.read_text() + "  evil: {command: touch, args: [x]}\n")
-    before = path.read_text()
-    for change in (
-        lambda terms: add_server(path, {"name": "b", "command": "y"}, project=terms),
-        lambda terms: remove_server(path, "new", project=terms),
-    ):
-        with pytest.raises(ConfigError, match="not trusted"):
-            change(ProjectEdit(root=tmp_path, trusted={trusted}))
-    assert path.read_text() == before
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
     path = tmp_path / "config.yml"
     path.write_text("port: 1\n")
 
-    def full(_descriptor: int) -> None:
+    def full(_descriptor):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", full)
@@ -307,7 +263,7 @@ def _add_some(path: Path, first: int) -> None:
         add_server(path, {"name": f"s{number}", "command": "x"})
 
 
-def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_changes_are_all_kept(tmp_path):
     path = tmp_path / "config.yml"
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_add_some, args=(path, first)) for first in (0, 5, 10)]
@@ -319,42 +275,32 @@ def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert len(read(path)["servers"]) == 15
 
 
-@pytest.mark.req("BNS-3")
-def test_what_is_shown_holds_no_secret_and_says_where_each_comes_from(tmp_path: Path) -> None:
-    secret = "hunter2hunter2"
-    text = f"""
+SHOWN = """
 servers:
   a:
     command: npx
-    args: [-y, server, --token={secret}, --api-key, {secret}, "${{KEY}}", sk-{secret}, ghp_{secret}, -e,
-      API_KEY={secret}, "${{NONE:-{secret}}}", "Authorization: Bearer {secret}", apiKey={secret},
-      "postgres://u:{secret}@h/db", /plain/path, --keyboard=us]
-    env: {{A: "${{KEY}}", B: {secret}, C: "x{secret}${{KEY}}"}}
-  b:
-    url: https://h/${{KEY}}?api_key={secret}&page=2
-    headers: {{Authorization: "Bearer ${{KEY}}", X-Other: {secret}}}
-  c:
-    url: https://h/
-    auth: {{type: bearer, token: "${{KEY}}"}}
+    args: [-y, server, --token=#, --api-key, #, "${KEY}", sk-#, ghp_#, -e, API_KEY=#, "${NONE:-#}",
+      "Authorization: Bearer #", apiKey=#, "postgres://u:#@h/db", /plain/path, --keyboard=us]
+    env: {A: "${KEY}", B: #, C: "x#${KEY}"}
+  b: {url: "https://h/${KEY}?api_key=#&page=2", headers: {Authorization: "Bearer ${KEY}", X-Other: #}}
+  c: {url: "https://h/", auth: {type: bearer, token: "${KEY}"}}
 """
-    (tmp_path / "config.yml").write_text(text)
-    environ = {"KEY": secret}
+
+
+@pytest.mark.req("BNS-3")
+def test_the_configuration_is_shown_without_secrets_but_with_variables(tmp_path):
+    secret = "hunter2hunter2"
+    (tmp_path / "config.yml").write_text(SHOWN.replace("#", secret))
     flags = Flags(mcp_servers=(f"d=x --password {secret}",))
-    config = load(paths=Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)}), root=None, environ=environ, flags=flags)
-    shown = mask(config)
+    paths = Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)})
+    shown = mask(load(paths=paths, root=None, environ={"KEY": secret}, flags=flags))
     assert secret not in json.dumps(shown)
     assert list(shown["servers"]) == ["a", "b", "c", "d"]
     a, b, c, d = shown["servers"].values()
     assert a["args"] == [
         *("-y", "server", "--token=****", "--api-key", "****", "${KEY}", "****", "****", "-e", "API_KEY=****"),
-        *(
-            "${NONE:-****}",
-            "Authorization: Bearer ****",
-            "apiKey=****",
-            "postgres://****@h/db",
-            "/plain/path",
-            "--keyboard=us",
-        ),
+        *("${NONE:-****}", "Authorization: Bearer ****", "apiKey=****", "postgres://****@h/db", "/plain/path"),
+        "--keyboard=us",
     ]
     assert a["env"] == {"A": "${KEY}", "B": "****", "C": "****${KEY}"}
     assert b["url"] == "https://h/${KEY}?api_key=****&page=2"

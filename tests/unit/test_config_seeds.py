@@ -1,6 +1,4 @@
-"""Every configuration example of the documents Toolcrib is made from loads as it stands there."""
-
-from __future__ import annotations
+"""The configuration examples of the documents that Toolcrib is based on load unchanged."""
 
 from pathlib import Path
 
@@ -11,81 +9,45 @@ from toolcrib.config.model import Config, Retry, ServerConfig, Severity, Transpo
 from toolcrib.config.paths import Paths
 
 BEANS = """
-{
-  "servers": {
-    "database": {
-      "transport": "stdio",
-      "command": "npx",
-      "args": ["-y", "@modelcontextprotocol/server-postgres"],
-      "env": {
-        "DATABASE_URL": "postgresql://localhost/mydb"
-      }
-    },
-    "github": {
-      "transport": "stdio",
-      "command": "npx",
-      "args": ["-y", "@modelcontextprotocol/server-github"],
-      "env": {
-        "GITHUB_TOKEN": "${GITHUB_TOKEN}"
-      }
-    },
-    "custom-api": {
-      "transport": "http",
-      "url": "https://api.example.com/mcp",
-      "auth": {
-        "type": "api_key",
-        "headerName": "X-API-Key",
-        "apiKey": "${CUSTOM_API_KEY}"
-      }
-    }
+{"servers": {
+  "database": {
+    "transport": "stdio", "command": "npx", "args": ["-y", "@modelcontextprotocol/server-postgres"],
+    "env": {"DATABASE_URL": "postgresql://localhost/mydb"}
+  },
+  "github": {
+    "transport": "stdio", "command": "npx", "args": ["-y", "@modelcontextprotocol/server-github"],
+    "env": {"GITHUB_TOKEN": "${GITHUB_TOKEN}"}
+  },
+  "custom-api": {
+    "transport": "http", "url": "https://api.example.com/mcp",
+    "auth": {"type": "api_key", "headerName": "X-API-Key", "apiKey": "${CUSTOM_API_KEY}"}
   }
-}
+}}
 """
 
 KSI = """
-{
-  "mcpServers": {
-    "ksi": {
-      "type": "streamable-http",
-      "url": "http://localhost:8080",
-      "headers": {
-        "X-KSI-Agent-ID": "agent_123",
-        "X-KSI-Conversation-ID": "conv_456"
-      },
-      "verifySsl": false,
-      "retry": {
-        "maxAttempts": 3,
-        "backoffMs": 1000
-      }
-    }
-  }
-}
+{"mcpServers": {"ksi": {
+  "type": "streamable-http",
+  "url": "http://localhost:8080",
+  "headers": {"X-KSI-Agent-ID": "agent_123", "X-KSI-Conversation-ID": "conv_456"},
+  "verifySsl": false,
+  "retry": {"maxAttempts": 3, "backoffMs": 1000}
+}}}
 """
 
 KAI_HTTP = """
 model: "anthropic/claude-3.5-sonnet"
 apiKey: "..."
 mcpServers: [
-    {
-      name: "backbone-jobs",
-      transport: { type: "http", url: "http://localhost:8004/mcp" }
-    }
+    {name: "backbone-jobs", transport: { type: "http", url: "http://localhost:8004/mcp" }}
   ]
 """
 
 KAI_STDIO = """
 {
-  model: "anthropic/claude-3.5-sonnet",
-  apiKey: "...",
+  model: "anthropic/claude-3.5-sonnet", apiKey: "...",
   mcpServers: [
-    {
-      name: "github",
-      transport: {
-        type: "stdio",
-        command: "npx",
-        args: ["-y", "@modelcontextprotocol/server-github"]
-      }
-    }
+    {name: "github", transport: {type: "stdio", command: "npx", args: ["-y", "@modelcontextprotocol/server-github"]}}
   ]
 }
 """
@@ -98,8 +60,7 @@ mcpServers:
 
 ENG_STDIO = """
 {
-  serverName: 'filesystem-mcp',
-  transport: 'stdio',
+  serverName: 'filesystem-mcp', transport: 'stdio',
   connection: {
     command: 'npx',
     args: ['-y', '@modelcontextprotocol/server-filesystem', '/path/to/allowed/dir'],
@@ -109,15 +70,8 @@ ENG_STDIO = """
 
 ENG_SSE = """
 {
-  serverName: 'api-mcp',
-  transport: 'sse',
-  connection: {
-    url: 'https://mcp.example.com/sse',
-  },
-  auth: {
-    type: 'bearer',
-    token: 'your-api-token',
-  },
+  serverName: 'api-mcp', transport: 'sse', connection: {url: 'https://mcp.example.com/sse',},
+  auth: {type: 'bearer', token: 'your-api-token',},
 }
 """
 
@@ -125,9 +79,7 @@ ENG_WEBSOCKET = """
 {
   serverName: 'cloud-mcp',
   transport: 'websocket', # Maps to StreamableHTTPClientTransport
-  connection: {
-    url: 'https://mcp.cloud.example.com',
-  },
+  connection: {url: 'https://mcp.cloud.example.com',},
 }
 """
 
@@ -135,34 +87,29 @@ ENG_ENGINE = """
 {
   model: myModel,
   mcpServers: {
-    filesystem: {
-      command: 'npx',
-      args: ['-y', '@modelcontextprotocol/server-filesystem', '/allowed/path'],
-    },
+    filesystem: {command: 'npx', args: ['-y', '@modelcontextprotocol/server-filesystem', '/allowed/path'],},
   },
 }
 """
+
 
 ENVIRON = {"GITHUB_TOKEN": "gh-value", "CUSTOM_API_KEY": "custom-value"}
 
 
 def load_file(folder: Path, name: str, text: str) -> Config:
     (folder / name).write_text(text)
-    return load(paths=Paths.of_user({"TOOLCRIB_HOME": str(folder)}), root=None, environ=ENVIRON)
+    config = load(paths=Paths.of_user({"TOOLCRIB_HOME": str(folder)}), root=None, environ=ENVIRON)
+    assert [str(problem) for problem in config.problems if problem.severity is Severity.ERROR] == []
+    return config
 
 
-def errors(config: Config) -> list[str]:
-    return [str(problem) for problem in config.problems if problem.severity is Severity.ERROR]
-
-
-def only_server(config: Config) -> ServerConfig:
-    assert errors(config) == []
-    (server,) = config.servers.values()
+def only_server(folder: Path, text: str) -> ServerConfig:
+    (server,) = load_file(folder, "config.yml", text).servers.values()
     return server
 
 
 @pytest.mark.req("BNS-3")
-def test_the_three_servers_of_the_client_document_load(tmp_path: Path) -> None:
+def test_the_three_servers_of_the_client_document_load(tmp_path):
     config = load_file(tmp_path, "config.json", BEANS)
     assert config.problems == ()
     database, github, custom = config.servers.values()
@@ -175,10 +122,10 @@ def test_the_three_servers_of_the_client_document_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("BNS-3")
-def test_the_daemon_document_s_client_configuration_loads(tmp_path: Path) -> None:
+def test_the_client_configuration_of_the_daemon_document_loads(tmp_path):
     config = load_file(tmp_path, "config.json", KSI)
     assert config.problems == ()
-    server = only_server(config)
+    (server,) = config.servers.values()
     assert (server.name, server.transport, server.url) == ("ksi", Transport.HTTP, "http://localhost:8080")
     assert server.headers == {"X-KSI-Agent-ID": "agent_123", "X-KSI-Conversation-ID": "conv_456"}
     assert server.verify_tls is False
@@ -186,49 +133,26 @@ def test_the_daemon_document_s_client_configuration_loads(tmp_path: Path) -> Non
 
 
 @pytest.mark.req("BNS-3")
-def test_a_list_with_an_http_transport_mapping_loads(tmp_path: Path) -> None:
-    server = only_server(load_file(tmp_path, "config.yml", KAI_HTTP))
-    assert (server.name, server.transport, server.url) == (
-        "backbone-jobs",
-        Transport.HTTP,
-        "http://localhost:8004/mcp",
-    )
-
-
-@pytest.mark.req("BNS-3")
-def test_a_list_with_a_stdio_transport_mapping_loads(tmp_path: Path) -> None:
-    server = only_server(load_file(tmp_path, "config.yml", KAI_STDIO))
+def test_lists_with_transport_mappings_load(tmp_path):
+    server = only_server(tmp_path, KAI_HTTP)
+    assert (server.name, server.transport, server.url) == ("backbone-jobs", Transport.HTTP, "http://localhost:8004/mcp")
+    server = only_server(tmp_path, KAI_STDIO)
     assert (server.name, server.transport, server.command) == ("github", Transport.STDIO, "npx")
     assert server.args == ("-y", "@modelcontextprotocol/server-github")
-
-
-@pytest.mark.req("BNS-3")
-def test_headers_inside_a_transport_mapping_are_kept(tmp_path: Path) -> None:
-    assert only_server(load_file(tmp_path, "config.yml", KAI_HEADERS)).headers == {"X-Team": "blue"}
+    assert only_server(tmp_path, KAI_HEADERS).headers == {"X-Team": "blue"}
 
 
 @pytest.mark.req("ENG-1", "BNS-3")
 @pytest.mark.parametrize("wrap", ["{}", "servers: [{}]", "mcpServers: [{}]"])
-def test_the_engine_document_s_entries_load_alone_and_in_lists(tmp_path: Path, wrap: str) -> None:
-    def server(text: str) -> ServerConfig:
-        return only_server(load_file(tmp_path, "config.yml", wrap.replace("{}", text)))
-
-    stdio = server(ENG_STDIO)
+def test_the_entries_of_the_engine_document_load_alone_and_in_lists(tmp_path, wrap):
+    stdio, sse, cloud = (
+        only_server(tmp_path, wrap.replace("{}", text)) for text in (ENG_STDIO, ENG_SSE, ENG_WEBSOCKET)
+    )
     assert (stdio.name, stdio.transport, stdio.command) == ("filesystem-mcp", Transport.STDIO, "npx")
     assert stdio.args == ("-y", "@modelcontextprotocol/server-filesystem", "/path/to/allowed/dir")
-    sse = server(ENG_SSE)
     assert (sse.name, sse.transport, sse.url) == ("api-mcp", Transport.SSE, "https://mcp.example.com/sse")
     assert sse.headers == {"Authorization": "Bearer your-api-token"}
-    cloud = server(ENG_WEBSOCKET)
-    assert (cloud.name, cloud.transport, cloud.url) == (
-        "cloud-mcp",
-        Transport.HTTP,
-        "https://mcp.cloud.example.com",
-    )
-
-
-@pytest.mark.req("ENG-1", "BNS-3")
-def test_servers_in_an_engine_s_configuration_load(tmp_path: Path) -> None:
-    server = only_server(load_file(tmp_path, "config.yml", ENG_ENGINE))
+    assert (cloud.name, cloud.transport, cloud.url) == ("cloud-mcp", Transport.HTTP, "https://mcp.cloud.example.com")
+    server = only_server(tmp_path, ENG_ENGINE)
     assert (server.name, server.transport, server.command) == ("filesystem", Transport.STDIO, "npx")
     assert server.args == ("-y", "@modelcontextprotocol/server-filesystem", "/allowed/path")

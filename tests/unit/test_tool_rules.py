@@ -1,6 +1,4 @@
-"""`tools:` in configuration files: what is read, what is wrong with it, what the catalog and the door make of it."""
-
-from __future__ import annotations
+"""`tools:` in configuration files: reading, mistakes, and their effect on the catalog and on calls."""
 
 import asyncio
 import dataclasses
@@ -66,15 +64,11 @@ def read(given_rules: Any, environ: Mapping[str, str] | None = None) -> tuple[tu
 
 
 def listings() -> dict[str, tuple[bytes, ...]]:
-    return {
-        server: tuple(
-            msgspec.json.encode(
-                {"name": name, "description": f"Does {name}.", "inputSchema": REPO, "annotations": hints, "x": 1.0}
-            )
-            for name, hints in tools.items()
-        )
-        for server, tools in LISTED.items()
-    }
+    def listed(name: str, hints: dict[str, Any]) -> bytes:
+        about = {"name": name, "description": f"Does {name}.", "annotations": hints}
+        return msgspec.json.encode({**about, "inputSchema": REPO, "x": 1.0})
+
+    return {server: tuple(listed(*tool) for tool in tools.items()) for server, tools in LISTED.items()}
 
 
 def catalog(*given_rules: Any, previous: Catalog | None = None, version: int = 1) -> Catalog:
@@ -85,10 +79,7 @@ def names(made: Catalog, style: NameStyle = NameStyle.SERVER) -> dict[str, str]:
     return {tool.display: tool.public(style) for tool in made.tools if tool.server != "crib"}
 
 
-# Reading.
-
-
-def test_every_rule_is_read() -> None:
+def test_every_rule_is_read():
     made = rules(
         {"keep": ["git:*", {"annotation": "readOnly"}, {"not": "svn:*"}]},
         {"drop": {"annotation": "destructive"}, "only": "git:*"},
@@ -107,7 +98,7 @@ def test_every_rule_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "key", "told"),
+    ("wrong", "key", "message"),
     [
         ({"drop": "x"}, "tools", "expected a list of rules"),
         (["x"], "tools[0]", 'found "x", expected a rule'),
@@ -133,9 +124,9 @@ def test_every_rule_is_read() -> None:
         ([{"prefix": "ok", "only": 7}], "tools[0].only", "found 7"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_only_its_rule_is_left_out(wrong: Any, key: str, told: str) -> None:
+def test_a_mistake_is_reported_with_its_key_and_only_its_rule_is_ignored(wrong, key, message):
     made, problems = read([*wrong, {"prefix": "fine"}] if isinstance(wrong, list) else wrong)
-    assert any(problem.key.startswith(key) and told in str(problem) for problem in problems), problems
+    assert any(problem.key.startswith(key) and message in str(problem) for problem in problems), problems
     assert all(problem.severity is Severity.ERROR for problem in problems)
     assert [rule.value for rule in made] == (["fine"] if isinstance(wrong, list) else [])
 
@@ -151,7 +142,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_nothing_that_stands_there_breaks_the_reading_or_the_catalog(written: Any) -> None:
+def test_any_data_results_in_problems_and_a_catalog(written):
     made, problems = read(written)
     assert all(problem.key.startswith("tools") for problem in problems)
     built = Catalog.build(listings(), version=1, rules=made)
@@ -180,19 +171,23 @@ class Person:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
+def person(tmp_path):
     return Person(tmp_path)
 
 
-def test_a_problem_names_file_and_line(person: Person) -> None:
+def test_a_problem_names_file_and_line_and_rules_with_a_duplicate_key_are_ignored(person):
     person.write(user="tools:\n  - keep: git:*\n  - drop:\n      anotation: destructive\n")
     config = person.load()
     assert [rule.action for rule in config.tools] == [RuleAction.KEEP]
     assert f"{person.home}/config.yml:4: tools[1].drop.anotation:" in str(config.problems[0])
+    person.write(user="tools:\n  - prefix: a\n    prefix: b\n  - prefix: c\n")
+    config = person.load()
+    assert [rule.value for rule in config.tools] == ["c"]
+    assert "duplicate key" in str(config.problems[0])
 
 
 @pytest.mark.req("BNS-10")
-def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_persons(person: Person) -> None:
+def test_a_projects_rules_apply_when_trusted_and_after_the_users(person):
     person.write(
         user="tools:\n  - drop: '*_push'\n",
         project="tools:\n  - prefix: mcp\n  - fix: {arguments: {api_token: abcdef-123456, note: sk-abcdefghijkl}}\n",
@@ -207,86 +202,56 @@ def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_p
     assert [rule.action for rule in person.load().tools] == [RuleAction.DROP, RuleAction.PREFIX, RuleAction.FIX]
 
 
-def test_what_is_shown_hides_secrets_and_the_audit_log_knows_them(person: Person) -> None:
-    person.write(
-        user="tools:\n  - fix: {arguments: {api_key: plain-secret, user: '${LOGIN}', zone: UTC}}\n  - prefix: mcp\n"
-    )
+def test_secrets_are_hidden_in_output_and_known_to_the_audit_log(person):
+    rule = "fix: {arguments: {api_key: plain-secret, user: '${LOGIN}', zone: UTC}}"
+    person.write(user=f"tools:\n  - {rule}\n  - prefix: mcp\n")
     config = person.load(LOGIN="ada-the-first")
-    assert mask(config)["tools"] == [
-        {"fix": {"arguments": {"api_key": "****", "user": "${LOGIN}", "zone": "UTC"}}},
-        {"prefix": "mcp"},
-    ]
+    expected = [{"fix": {"arguments": {"api_key": "****", "user": "${LOGIN}", "zone": "UTC"}}}, {"prefix": "mcp"}]
+    assert mask(config)["tools"] == expected
     assert secrets_of(config).keys() == {"plain-secret", "ada-the-first"}
     assert "plain-secret" not in repr(config)
-
-
-def test_a_rule_in_which_a_key_stands_twice_is_left_out(person: Person) -> None:
-    person.write(user="tools:\n  - prefix: a\n    prefix: b\n  - prefix: c\n")
-    config = person.load()
-    assert [rule.value for rule in config.tools] == ["c"]
-    assert "duplicate key" in str(config.problems[0])
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text().partition("\n## Tools\n")[2]
 
 
-def test_the_documented_example_is_read_and_every_rule_is_documented(person: Person) -> None:
+def test_the_documented_examples_work_and_every_rule_is_documented(person):
     person.write(user=re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)[0])
     config = person.load()
     assert config.problems == ()
     assert len(config.tools) == 5
     rows = re.findall(r"^\| (`.*?) \|", DOCS.partition("\n## ")[0], re.MULTILINE)
     assert [word for row in rows for word in re.findall(r"`(\w+)`", row)] == [*RuleAction, "only"]
-
-
-def test_the_documented_transform_of_ones_own_does_what_is_said() -> None:
-    found: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[0], found)  # noqa: S102
+    example = {}
+    exec(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[0], example)  # noqa: S102
     offer = OfferedTool.of(catalog().find("git:log"))
-    short = found["first_sentence"](dataclasses.replace(offer, description="One. Two."))
+    short = example["first_sentence"](dataclasses.replace(offer, description="One. Two."))
     assert (short.name, short.description) == ("git_log", "One")
 
 
-# The catalog.
-
-
 @pytest.mark.req("ENG-5", "ENG-6")
-def test_the_catalog_names_describes_and_hides_as_the_rules_say() -> None:
+def test_the_catalog_names_describes_and_drops_tools_by_the_rules():
     made = catalog(
         {"drop": {"annotation": "destructive"}},
         {"rename": {"git_status": "status", "svn:log": "history"}},
         {"prefix": "x", "only": "git:*"},
         {"describe": "[{server}] {description}"},
     )
-    assert names(made) == {
-        "git:git_status": "git_x_status",
-        "git:log": "git_x_log",
-        "svn:log": "svn_history",
-        "workspace:read_file": "workspace_read_file",
-    }
+    of_git = {"git:git_status": "git_x_status", "git:log": "git_x_log"}
+    assert names(made) == {**of_git, "svn:log": "svn_history", "workspace:read_file": "workspace_read_file"}
     assert names(made, NameStyle.PLAIN)["svn:log"] == "history"
-    shown = json.loads(made.find("history").render("history"))
-    assert shown == {
-        "name": "history",
-        "description": "[svn] Does log.",
-        "inputSchema": REPO,
-        "annotations": READS,
-        "x": 1.0,
-    }
-    assert made.find("svn:log").description == "Does log.", "the tool itself is as its server has it"
-
-
-@pytest.mark.req("ENG-5")
-def test_what_was_dropped_is_not_there_under_any_name_and_commands_always_are() -> None:
+    expected = {"name": "history", "description": "[svn] Does log.", "inputSchema": REPO, "annotations": READS}
+    assert json.loads(made.find("history").render("history")) == {**expected, "x": 1.0}
+    assert made.find("svn:log").description == "Does log.", "the tool itself does not change"
     made = catalog({"keep": "git:log"})
     assert names(made) == {"git:log": "git_log"}
     for name in ("git:git_push", "git_git_push", "git_push", "mcp_git_git_push", "svn:log"):
         with pytest.raises(UnknownTool):
             made.find(name)
-    assert made.find("crib_system_stop").override is None
+    assert made.find("crib_system_stop").override is None, "rules don't apply to commands"
 
 
-def test_two_tools_of_one_new_name_give_way_as_others_do() -> None:
+def test_two_tools_with_the_same_new_name_get_different_names():
     made = catalog({"rename": {"git_status": "same", "git_push": "same"}})
     given_names = names(made)
     assert len(set(given_names.values())) == len(given_names)
@@ -294,14 +259,14 @@ def test_two_tools_of_one_new_name_give_way_as_others_do() -> None:
     assert made.find(given_names["git:git_push"]).name == "git_push"
 
 
-def test_options_are_kept_for_offers() -> None:
+def test_offered_tools_have_the_options():
     made = catalog({"options": {"anthropic": {"cache_control": {"type": "ephemeral"}}}, "only": "git:log"})
     offered = {offer.tool.display: offer.options for offer in map(OfferedTool.of, made.tools)}
     assert offered["git:log"] == {"anthropic": {"cache_control": {"type": "ephemeral"}}}
     assert offered["svn:log"] == {}
 
 
-def test_unchanged_tools_stay_the_same_objects_while_the_rules_do() -> None:
+def test_tools_stay_the_same_objects_until_they_or_the_rules_change():
     some = ({"prefix": "x"}, {"drop": "git_push"})
     first = catalog(*some)
     assert catalog(*some, previous=first, version=2).tools == first.tools
@@ -311,7 +276,7 @@ def test_unchanged_tools_stay_the_same_objects_while_the_rules_do() -> None:
     assert names(catalog(previous=other, version=4))["git:log"] == "git_log"
 
 
-def test_a_rule_that_does_not_fit_a_tool_leaves_it_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tool_that_cannot_accept_a_fixed_argument_is_not_offered(caplog):
     with caplog.at_level(logging.WARNING, logger="toolcrib"):
         made = catalog({"fix": {"tool": "git:log", "arguments": {"depth": "deep"}}})
     assert "git:log" not in made
@@ -334,7 +299,7 @@ def test_a_rule_that_does_not_fit_a_tool_leaves_it_out_and_says_so(caplog: pytes
         max_size=4,
     )
 )
-def test_public_names_are_legal_and_mean_one_tool_whatever_the_rules_are(chain: list[Any]) -> None:
+def test_public_names_are_valid_and_unique_with_any_rules(chain):
     made = catalog(*chain)
     for style in NameStyle:
         public = made.by_public(style)
@@ -344,7 +309,7 @@ def test_public_names_are_legal_and_mean_one_tool_whatever_the_rules_are(chain: 
     assert made.find("crib_system_stop").server == "crib"
 
 
-def test_what_rules_name_and_no_tool_has_is_told() -> None:
+def test_rules_for_unknown_tools_and_arguments_are_reported():
     made = catalog(
         {"rename": {"git_statsu": "x"}},
         {"fix": {"tool": "git:lgo", "arguments": {"depth": 1}}},
@@ -354,16 +319,9 @@ def test_what_rules_name_and_no_tool_has_is_told() -> None:
         {"drop": "nothing"},
         {"drop": "git:*"},
     )
-    assert [error.data for error in made.unmatched_rules()] == [
-        {"tool": "git_statsu"},
-        {"tool": "git:lgo"},
-        {"argument": "dept"},
-        {"argument": "repo"},
-    ]
+    expected = [{"tool": "git_statsu"}, {"tool": "git:lgo"}, {"argument": "dept"}, {"argument": "repo"}]
+    assert [error.data for error in made.unmatched_rules()] == expected
     assert catalog().unmatched_rules() == []
-
-
-# The door.
 
 
 class Gate:
@@ -412,20 +370,20 @@ SHAPED = (
 
 @pytest.mark.req("ENG-6")
 @pytest.mark.parametrize("name", ["git_publish", "publish", "mcp_git_publish", "git:git_push"])
-async def test_a_call_by_any_name_reaches_the_tool_with_its_own_name_and_arguments(name: str) -> None:
+async def test_a_call_by_any_name_reaches_the_tool_with_its_original_name_and_arguments(name):
     gate = Gate(*SHAPED)
-    finished: list[Any] = []
+    finished = []
     gate.bus.subscribe(finished.append, CallFinished)
     await gate.use(name, {"folder": "/srv"})
     assert gate.forwarded == [("git:git_push", {"repo_path": "/srv", "depth": 3})]
     intent = gate.written[0]
     assert (intent.tool, intent.arguments) == ("git:git_push", b'{"repo_path":"/srv","depth":3}')
     assert finished[0].tool == "git:git_push"
-    assert finished[0].arguments == b'{"folder":"/srv"}', "whoever follows the caller sees what the caller sent"
+    assert finished[0].arguments == b'{"folder":"/srv"}', "events have the arguments as sent by the caller"
 
 
 @pytest.mark.req("KSI-3")
-async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_that_it_gets() -> None:
+async def test_permissions_apply_to_the_original_tool_and_its_final_arguments():
     when = (Condition(argument="repo_path", test=OneOf(("/srv",))),)
     allowed = (Rule(effect=Verdict.ALLOW, tools="git:git_push", when=when, origin=RuleOrigin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=allowed)
@@ -441,7 +399,7 @@ async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_th
     assert fixed.forwarded == []
 
 
-async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
+async def test_an_approval_shows_the_final_arguments():
     asks = (Rule(effect=Verdict.ASK, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=asks)
     calling = asyncio.create_task(gate.use("publish", {"folder": "/srv"}))
@@ -458,7 +416,7 @@ async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_arguments", "told"),
+    ("given_arguments", "message"),
     [
         ({}, 'needs the property "folder"'),
         ({"folder": 3}, "arguments.folder must be of type string"),
@@ -467,54 +425,41 @@ async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
         ([], "must be an object"),
     ],
 )
-async def test_wrong_arguments_are_told_in_the_words_that_were_shown(given_arguments: Any, told: str) -> None:
+async def test_invalid_arguments_are_reported_with_the_names_that_the_caller_sees(given_arguments, message):
     gate = Gate(*SHAPED)
     with pytest.raises(InvalidArguments) as raised:
         await gate.use("publish", given_arguments)
-    assert told in raised.value.message
+    assert message in raised.value.message
     assert raised.value.data["schema"]["required"] == ["folder"]
     assert gate.forwarded == []
     assert [entry.outcome for entry in gate.written] == ["invalid"]
 
 
-async def test_a_default_that_is_not_given_is_filled_in() -> None:
+async def test_a_missing_argument_gets_its_default():
     gate = Gate({"default": {"arguments": {"repo_path": ".", "depth": 1}}})
     await gate.use("git_status", {"depth": 2})
     assert gate.forwarded == [("git:git_status", {"repo_path": ".", "depth": 2})]
 
 
 @pytest.mark.parametrize(
-    ("rule", "given", "told"),
+    ("action", "given", "message"),
     [
-        (
-            {"fix": {"tool": "git:git_push", "arguments": {"depth": 77_777}}},
-            {"repo_path": "x"},
-            "conflict with fixed arguments",
-        ),
-        ({"default": {"tool": "git:git_push", "arguments": {"depth": 77_777}}}, {"repo_path": "x"}, "do not fit"),
-        (
-            {"default": {"tool": "git:git_push", "arguments": {"depth": 77_777}}},
-            {"repo_path": "x", "depth": 1},
-            "depth",
-        ),
+        ("fix", {"repo_path": "x"}, "conflict with fixed arguments"),
+        ("default", {"repo_path": "x"}, "do not fit"),
+        ("default", {"repo_path": "x", "depth": 1}, "depth"),
     ],
 )
-async def test_what_the_rules_give_is_not_told_to_a_caller_whose_call_fails(
-    rule: Any, given: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    never = {"depth": {"minimum": 90_000}}
-    monkeypatch.setitem(REPO, "allOf", [{"patternProperties": {f"^{name}": one for name, one in never.items()}}])
-    gate = Gate(rule)
-    with pytest.raises(InvalidArguments, match=told) as raised:
+async def test_values_from_rules_are_not_in_the_error_of_a_failed_call(action, given, message, monkeypatch):
+    monkeypatch.setitem(REPO, "allOf", [{"patternProperties": {"^depth": {"minimum": 90_000}}}])
+    gate = Gate({action: {"tool": "git:git_push", "arguments": {"depth": 77_777}}})
+    with pytest.raises(InvalidArguments, match=message) as raised:
         await gate.use("git:git_push", given)
     assert "77777" not in repr((raised.value.text(), raised.value.data["errors"]))
     assert gate.forwarded == []
 
 
 @pytest.mark.req("ENG-6")
-async def test_a_rule_that_names_a_tool_holds_though_its_schema_does_not_say_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_fixed_argument_of_a_named_tool_applies_even_if_its_schema_lists_no_properties(monkeypatch):
     for key in ("properties", "required", "additionalProperties"):
         monkeypatch.delitem(REPO, key)
     gate = Gate({"fix": {"tool": "git:git_push", "arguments": {"dry_run": True}}}, {"fix": {"arguments": {"depth": 1}}})
