@@ -1,6 +1,4 @@
-"""What a client adds to a call for itself does not reach the server."""
-
-from __future__ import annotations
+"""Arguments that a client adds for itself do not reach the server."""
 
 from typing import Any
 
@@ -26,21 +24,19 @@ def tool(**properties: Any) -> Tool:
 PLAIN, WAITING = tool(path={"type": "string"}), tool(wait_for_previous={"type": "boolean"})
 
 
-def test_what_gemini_adds_is_taken_out_and_every_other_value_keeps_its_bytes() -> None:
+def test_an_argument_that_gemini_adds_is_removed_and_other_bytes_stay():
     params = {"arguments": Raw(b'{"size": 1.00, "wait_for_previous": true, "path": "a"}'), "task": Raw(b"{}")}
-    assert without_client_arguments(PLAIN, params) == {
-        "arguments": Raw(b'{"size":1.00,"path":"a"}'),
-        "task": Raw(b"{}"),
-    }
+    expected = {"arguments": Raw(b'{"size":1.00,"path":"a"}'), "task": Raw(b"{}")}
+    assert without_client_arguments(PLAIN, params) == expected
 
 
-def test_a_tool_that_has_such_a_parameter_gets_it() -> None:
+def test_a_tool_with_such_a_parameter_gets_it():
     params = {"arguments": Raw(b'{"wait_for_previous": true}')}
     assert without_client_arguments(WAITING, params) is params
 
 
 @given(st.one_of(st.none(), st.binary(), st.just(b'["wait_for_previous"]'), st.just(b'{"text": "wait_for_previous"}')))
-def test_whatever_else_comes_passes_as_it_is(arguments: bytes | None) -> None:
+def test_all_other_arguments_are_passed_unchanged(arguments):
     params = {} if arguments is None else {"arguments": Raw(arguments)}
     passed = without_client_arguments(PLAIN, params)
     if passed is not params:

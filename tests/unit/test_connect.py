@@ -1,12 +1,10 @@
-"""Clients' files before and after: only the entry for Toolcrib differs, and it goes as it came."""
-
-from __future__ import annotations
+"""Clients' files before and after: only the entry for Toolcrib differs, and removing it restores the file."""
 
 import json
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from toolcrib.coding_agents.client_files import (
     renew_private_files,
     write_private_file,
 )
-from toolcrib.coding_agents.client_spec import ClientScope, ClientSpec, labels
+from toolcrib.coding_agents.client_spec import ClientScope, labels
 from toolcrib.coding_agents.clients import CLIENTS, client_named
 from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.agent_folders import AgentFolders
@@ -85,7 +83,7 @@ def connection(name: str, home: Path, *, scope: ClientScope = ClientScope.USER, 
     )
 
 
-def test_claude_gets_the_entry_and_everything_else_keeps_its_bytes(tmp_path: Path) -> None:
+def test_an_entry_is_added_and_removed_and_all_other_bytes_stay(tmp_path):
     file = tmp_path / ".claude.json"
     file.write_text(CLAUDE_BEFORE)
     file.chmod(0o640)
@@ -94,26 +92,21 @@ def test_claude_gets_the_entry_and_everything_else_keeps_its_bytes(tmp_path: Pat
     assert file.read_text() == CLAUDE_AFTER
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert file.with_name(file.name + BACKUP_SUFFIX).read_text() == CLAUDE_BEFORE
-    assert claude.write() is EntryOutcome.UNCHANGED
-    assert claude.remove() is EntryOutcome.REMOVED
+    assert (claude.write(), claude.remove()) == (EntryOutcome.UNCHANGED, EntryOutcome.REMOVED)
     assert file.read_text() == CLAUDE_BEFORE
-    assert list(tmp_path.iterdir()) == [file], "neither the copy nor a temporary file is left"
+    assert list(tmp_path.iterdir()) == [file], "neither the backup nor a temporary file is left"
     assert claude.remove() is EntryOutcome.ABSENT
-
-
-def test_codex_gets_a_table_at_the_end_and_everything_else_keeps_its_bytes(tmp_path: Path) -> None:
     file = tmp_path / "codex" / "config.toml"
     file.parent.mkdir()
     file.write_text(CODEX_BEFORE)
     codex = connection("codex", tmp_path, CODEX_HOME=str(file.parent))
     assert codex.write() is EntryOutcome.WRITTEN
     assert file.read_text() == f"{CODEX_BEFORE}\n{CODEX_TABLE}"
-    assert codex.write() is EntryOutcome.UNCHANGED
-    assert codex.remove() is EntryOutcome.REMOVED
+    assert (codex.write(), codex.remove()) == (EntryOutcome.UNCHANGED, EntryOutcome.REMOVED)
     assert file.read_text() == CODEX_BEFORE
 
 
-def test_gemini_without_a_file_gets_one_that_goes_again(tmp_path: Path) -> None:
+def test_a_new_file_for_gemini_is_private_and_removed_with_the_entry(tmp_path):
     gemini = connection("gemini", tmp_path)
     file = tmp_path / ".gemini" / "settings.json"
     assert gemini.write() is EntryOutcome.WRITTEN
@@ -125,7 +118,7 @@ def test_gemini_without_a_file_gets_one_that_goes_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
 @pytest.mark.parametrize("scope", list(ClientScope))
-def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str, scope: ClientScope) -> None:
+def test_later_changes_are_kept_when_the_entry_is_removed(tmp_path, name, scope):
     made = connection(name, tmp_path, scope=scope)
     file = made.file
     assert file is not None
@@ -136,7 +129,7 @@ def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str,
     grown = file.read_text().replace("a = 1", "a = 2").replace('"a": 1', '"a": 2') + ("[z]\nb = 3\n" if toml else "\n")
     file.write_text(grown)
     assert made.remove() is EntryOutcome.REMOVED
-    left: dict[str, Any] = tomllib.loads(file.read_text()) if toml else json.loads(file.read_text())
+    left = tomllib.loads(file.read_text()) if toml else json.loads(file.read_text())
     servers = {"mcp_servers": {"x": {"command": "y"}}, "z": {"b": 3}} if toml else {"mcpServers": {"x": {}}}
     assert left == {"a": 2, **servers}
 
@@ -144,41 +137,31 @@ def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str,
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("claude", "{}"),
-        ("claude", ""),
-        ("claude", ' { "mcpServers" : { } } '),
-        ("claude", '{"a":1}'),
+        *(("claude", text) for text in ("{}", "", ' { "mcpServers" : { } } ', '{"a":1}', '\ufeff{\n "a": 1\n}')),
         ("claude", '{"a": 1,\r\n"mcpServers": {\r\n}}'),
-        ("claude", '\ufeff{\n "a": 1\n}'),
-        ("codex", ""),
-        ("codex", "\n\n"),
-        ("codex", "a = 1"),
-        ("codex", "a = 1\r\n\r\n\r\n"),
-        ("codex", "[mcp_servers]"),
-        ("codex", "# nothing here"),
+        *(("codex", text) for text in ("", "\n\n", "a = 1", "a = 1\r\n\r\n\r\n", "[mcp_servers]", "# nothing here")),
     ],
 )
-def test_a_file_of_any_form_gets_its_old_bytes_back(tmp_path: Path, name: str, text: str) -> None:
+def test_a_file_with_any_layout_gets_its_old_bytes_back(tmp_path, name, text):
     made = connection(name, tmp_path)
     file = made.file
     assert file is not None
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(text.encode())
-    assert made.write() is EntryOutcome.WRITTEN
-    assert made.write() is EntryOutcome.UNCHANGED
-    assert made.remove() is EntryOutcome.REMOVED
+    outcomes = [made.write(), made.write(), made.remove()]
+    assert outcomes == [EntryOutcome.WRITTEN, EntryOutcome.UNCHANGED, EntryOutcome.REMOVED]
     assert file.read_bytes() == text.encode()
 
 
-def test_an_older_entry_is_replaced_in_place(tmp_path: Path) -> None:
+def test_an_older_entry_is_replaced_in_place(tmp_path):
     file = tmp_path / ".codex" / "config.toml"
     file.parent.mkdir()
     before = '[mcp_servers."toolcrib"]\ncommand = "old"\n[mcp_servers.toolcrib.env]\nA = "b"\n\n# about z\n[z]\nb = 3\n'
     file.write_text(before)
     codex = connection("codex", tmp_path)
     assert codex.write() is EntryOutcome.WRITTEN
-    as_it_was_quoted = CODEX_TABLE.replace("toolcrib]", '"toolcrib"]', 1)
-    assert file.read_text() == f"{as_it_was_quoted}\n# about z\n[z]\nb = 3\n"
+    quoted = CODEX_TABLE.replace("toolcrib]", '"toolcrib"]', 1)
+    assert file.read_text() == f"{quoted}\n# about z\n[z]\nb = 3\n"
     assert codex.remove() is EntryOutcome.REMOVED
     assert tomllib.loads(file.read_text()) == {"z": {"b": 3}}
 
@@ -195,9 +178,7 @@ def test_an_older_entry_is_replaced_in_place(tmp_path: Path) -> None:
         ("codex", ".codex/config.toml", "[[mcp_servers]]\na = 1\n"),
     ],
 )
-def test_a_file_that_cannot_be_edited_safely_is_left_and_the_text_to_paste_is_shown(
-    tmp_path: Path, name: str, file: str, text: str
-) -> None:
+def test_a_file_that_cannot_be_edited_safely_is_not_changed_and_the_text_to_paste_is_shown(tmp_path, name, file, text):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
@@ -209,7 +190,7 @@ def test_a_file_that_cannot_be_edited_safely_is_left_and_the_text_to_paste_is_sh
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
-def test_a_copy_of_a_file_whose_entry_was_taken_out_by_hand_goes_too(tmp_path: Path) -> None:
+def test_the_backup_is_deleted_even_if_the_entry_was_removed_by_hand(tmp_path):
     file = tmp_path / ".claude.json"
     file.write_text('{"secret": 1}')
     claude = connection("claude", tmp_path)
@@ -220,12 +201,12 @@ def test_a_copy_of_a_file_whose_entry_was_taken_out_by_hand_goes_too(tmp_path: P
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_the_client_writes_at_the_same_moment_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_change_by_the_client_is_not_lost(tmp_path, monkeypatch):
     file = tmp_path / ".claude.json"
     file.write_text('{"n": 1}')
     real = os.fsync
 
-    def fsync(handle: int) -> None:
+    def fsync(handle):
         real(handle)
         file.write_text('{"n": 2}')
 
@@ -235,11 +216,9 @@ def test_what_the_client_writes_at_the_same_moment_is_not_lost(tmp_path: Path, m
     assert file.read_text() == '{"n": 2}'
 
 
-def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
-    real = tmp_path / "dotfiles" / "claude.json"
-    real.parent.mkdir()
+def test_a_linked_file_stays_a_link(tmp_path):
+    real, link = tmp_path / "claude.json", tmp_path / ".claude.json"
     real.write_text("{}\n")
-    link = tmp_path / ".claude.json"
     link.symlink_to(real)
     connection("claude", tmp_path).write()
     assert link.is_symlink()
@@ -258,7 +237,7 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
         ('{"a\\"{": "}", "s": {"\\u0074": 0}}', '{"a\\"{": "}", "s": {"\\u0074": 1}}'),
     ],
 )
-def test_json_is_written_the_way_the_file_writes_it(text: str, after: str) -> None:
+def test_json_is_written_in_the_style_of_the_file(text, after):
     assert json_entry.put_entry(text, ("s",), "t", 1) == after
 
 
@@ -274,77 +253,53 @@ _VALUES = st.recursive(
     servers=st.none() | st.dictionaries(st.sampled_from(["a", "b", "toolcrib"]), _VALUES, max_size=3),
     indent=st.sampled_from([None, 2, 4, "\t"]),
 )
-def test_only_the_entry_differs_in_any_json_file(data: dict[str, Any], servers: Any, indent: Any) -> None:
+def test_only_the_entry_differs_in_any_json_file(data, servers, indent):
     if servers is not None:
         data = {**data, "mcpServers": servers}
-    text = json.dumps(data, indent=indent)
     value = {"command": "x"}
-    after = json_entry.put_entry(text, ("mcpServers",), "toolcrib", value)
-    expected = (
-        {**data, "mcpServers": {**data.get("mcpServers", {}), "toolcrib": value}} if servers is not None else None
-    )
-    if expected is not None:
-        assert json.loads(after) == expected
+    after = json_entry.put_entry(json.dumps(data, indent=indent), ("mcpServers",), "toolcrib", value)
+    if servers is not None:
+        assert json.loads(after) == {**data, "mcpServers": {**servers, "toolcrib": value}}
     else:
         assert json_entry.get_entry(after, ("mcpServers",), "toolcrib") == value
     gone = json.loads(json_entry.drop_entry(after, ("mcpServers",), "toolcrib"))
     assert gone.get("mcpServers", {}) == {k: v for k, v in (servers or {}).items() if k != "toolcrib"}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "gone"),
-    [
-        pytest.param(
-            '[s."t"] # mine\n# first\nv = "old" # why\nw = 2\n[s.t.env]\nA = "b"\n\n# about z\n[z]\nb = 3 # three\n',
-            '[s."t"] # mine\n# first\nv = "new" # why\nl = [1, "a"]\n\n# about z\n[z]\nb = 3 # three\n',
-            "\n# about z\n[z]\nb = 3 # three\n",
-            id="a table is updated in its place, with its comments",
-        ),
-        pytest.param(
-            "[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n",
-            '[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n\n[s.t]\nv = "new"\nl = [1, "a"]\n',
-            "[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n",
-            id="a new table comes last",
-        ),
-        pytest.param(
-            "s = { a = { x = 1 } } # all\n[z]\n",
-            's = { a = { x = 1 }, t = {v = "new", l = [1, "a"]}} # all\n[z]\n',
-            "s = { a = { x = 1 } } # all\n[z]\n",
-            id="servers on one line",
-        ),
-        pytest.param(
-            '[s]\n# ours\nt = { v = "old" } # why\nu = 1\n',
-            '[s]\n# ours\nt = {v = "new", l = [1, "a"]} # why\nu = 1\n',
-            "[s]\n# ours\nu = 1\n",
-            id="an entry on one line",
-        ),
-        pytest.param(
-            's.t.v = "old" # why\nb = 2\n',
-            's.t.v = "new" # why\ns.t.l = [1, "a"]\nb = 2\n',
-            "b = 2\n",
-            id="dotted keys",
-        ),
-        pytest.param(
-            "s.a.x = 1\nb = 2\n",
-            's.a.x = 1\nb = 2\n\n[s.t]\nv = "new"\nl = [1, "a"]\n',
-            "s.a.x = 1\nb = 2\n",
-            id="dotted keys of another",
-        ),
-        pytest.param(
-            'a = """\n[s.t]\n"""\n',
-            'a = """\n[s.t]\n"""\n\n[s.t]\nv = "new"\nl = [1, "a"]\n',
-            'a = """\n[s.t]\n"""\n',
-            id="a text that looks like the table",
-        ),
-        pytest.param(
-            "a = 1\r\n[s.t]\r\nv = 1\r\n\r\n# z\r\n[z]\r\n",
-            'a = 1\r\n[s.t]\r\nv = "new"\r\nl = [1, "a"]\r\n\r\n# z\r\n[z]\r\n',
-            "a = 1\r\n\r\n# z\r\n[z]\r\n",
-            id="lines that end as on Windows",
-        ),
-    ],
-)
-def test_comments_and_formatting_in_toml_survive(before: str, after: str, gone: str) -> None:
+NEW = 'v = "new"\nl = [1, "a"]\n'
+INLINE = '{v = "new", l = [1, "a"]}'
+ABOUT_Z = "\n# about z\n[z]\nb = 3 # three\n"
+LIST_Z = "[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n"
+TOML = {
+    "a table is updated in its place, with its comments": (
+        '[s."t"] # mine\n# first\nv = "old" # why\nw = 2\n[s.t.env]\nA = "b"\n' + ABOUT_Z,
+        '[s."t"] # mine\n# first\nv = "new" # why\nl = [1, "a"]\n' + ABOUT_Z,
+        ABOUT_Z,
+    ),
+    "a new table comes last": (LIST_Z, f"{LIST_Z}\n[s.t]\n{NEW}", LIST_Z),
+    "servers on one line": (
+        "s = { a = { x = 1 } } # all\n[z]\n",
+        f"s = {{ a = {{ x = 1 }}, t = {INLINE}}} # all\n[z]\n",
+        "s = { a = { x = 1 } } # all\n[z]\n",
+    ),
+    "an entry on one line": (
+        '[s]\n# ours\nt = { v = "old" } # why\nu = 1\n',
+        f"[s]\n# ours\nt = {INLINE} # why\nu = 1\n",
+        "[s]\n# ours\nu = 1\n",
+    ),
+    "dotted keys": ('s.t.v = "old" # why\nb = 2\n', 's.t.v = "new" # why\ns.t.l = [1, "a"]\nb = 2\n', "b = 2\n"),
+    "dotted keys of another": ("s.a.x = 1\nb = 2\n", f"s.a.x = 1\nb = 2\n\n[s.t]\n{NEW}", "s.a.x = 1\nb = 2\n"),
+    "a text like the table": ('a = """\n[s.t]\n"""\n', f'a = """\n[s.t]\n"""\n\n[s.t]\n{NEW}', 'a = """\n[s.t]\n"""\n'),
+    "Windows line ends": (
+        "a = 1\r\n[s.t]\r\nv = 1\r\n\r\n# z\r\n[z]\r\n",
+        'a = 1\r\n[s.t]\r\nv = "new"\r\nl = [1, "a"]\r\n\r\n# z\r\n[z]\r\n',
+        "a = 1\r\n\r\n# z\r\n[z]\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "gone"), TOML.values(), ids=TOML)
+def test_comments_and_formatting_in_toml_are_kept(before, after, gone):
     assert toml_entry.put_entry(before, ("s",), "t", {"v": "new", "l": [1, "a"]}) == after
     assert toml_entry.drop_entry(after, ("s",), "t") == gone
 
@@ -357,20 +312,20 @@ def test_comments_and_formatting_in_toml_survive(before: str, after: str, gone: 
         max_size=4,
     )
 )
-def test_any_table_reads_back_as_it_was_written(value: Mapping[str, Any]) -> None:
+def test_any_table_reads_back_unchanged(value):
     text = toml_entry.put_entry("", ("a",), "b", value)
     assert tomllib.loads(text) == {"a": {"b": value}}
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_an_http_entry_names_a_variable_instead_of_the_token(client: ClientSpec) -> None:
+def test_an_http_entry_names_a_variable_instead_of_the_token(client):
     entry = json.dumps(client.http(url="http://127.0.0.1:8765/mcp", labels=labels("reviewer", "nightly")))
     for output in ("TOOLCRIB_TOKEN", "http://127.0.0.1:8765/mcp", '"X-Toolcrib-Agent": "reviewer"', '"nightly"'):
         assert output in entry
     assert "X-Toolcrib" not in json.dumps(client.http(url="http://127.0.0.1:8765/mcp", labels=labels("")))
 
 
-def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path: Path) -> None:
+def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path):
     generic = connection("generic", tmp_path)
     assert json.loads(generic.text)["mcpServers"]["toolcrib"]["args"] == ["stdio"]
     with pytest.raises(UsageError, match="does not know"):
@@ -380,7 +335,7 @@ def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def person(tmp_path, monkeypatch):
     """A home with a project in it, where the command line is used without a daemon."""
     (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
@@ -391,14 +346,15 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Say = Callable[..., Any]
+def agents(say: Callable[..., Any]) -> dict[str, str]:
+    return {agent["name"]: agent["profile"] for agent in say("agent", "list")["agents"]}
 
 
 @pytest.fixture
-def say(person: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+def say(person, capsys):
     """Runs a command with --json: `say("agent", "list")["agents"]`."""
 
-    def run_it(*words: str, code: int = 0) -> Any:
+    def run_it(*words, code=0):
         capsys.readouterr()
         assert run([*words, "--json"]) == code
         return json.loads(capsys.readouterr().out)
@@ -406,11 +362,7 @@ def say(person: Path, capsys: pytest.CaptureFixture[str]) -> Say:
     return run_it
 
 
-def agents(say: Say) -> dict[str, str]:
-    return {agent["name"]: agent["profile"] for agent in say("agent", "list")["agents"]}
-
-
-def test_the_command_writes_and_removes(person: Path, say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_and_removes(person, say, capsys):
     reported = say("connect", "claude", "--write")
     assert (reported["outcome"], reported["file"]) == ("written", str(person / ".claude.json"))
     assert reported["backup"] is None, "there was no file to keep"
@@ -427,7 +379,7 @@ def test_the_command_writes_and_removes(person: Path, say: Say, capsys: pytest.C
     assert (person / ".claude.json.before-toolcrib").read_text() == '{"theme": "dark"}'
 
 
-def test_writing_makes_an_agent_for_the_client_and_removing_ends_it(person: Path, say: Say) -> None:
+def test_writing_creates_an_agent_for_the_client_and_removing_ends_it(person, say):
     reported = say("connect", "claude", "--write")
     assert (reported["agent"], reported["made"]) == ("claude", True)
     assert agents(say) == {"claude": "developer"}
@@ -441,26 +393,20 @@ def test_writing_makes_an_agent_for_the_client_and_removing_ends_it(person: Path
     assert not (person / "crib" / "state" / "agents" / "claude").exists()
 
 
-def test_an_agent_that_the_person_made_outlives_every_entry(person: Path, say: Say) -> None:
+def test_only_an_agent_that_was_created_for_an_entry_ends_with_it(person, say):
     say("agent", "add", "claude", "--profile", "read-only")
     say("agent", "add", "reviewer", "--profile", "read-only")
     assert say("connect", "claude", "--write")["made"] is False
     assert say("connect", "claude", "--write", "--agent", "reviewer")["ended"] == []
     assert say("connect", "claude", "--remove")["ended"] == []
+    say("connect", "codex", "--write")
+    assert say("connect", "codex", "--write", "--agent", "reviewer")["ended"] == ["codex"]
+    entry = tomllib.loads((person / ".codex" / "config.toml").read_text())["mcp_servers"]["toolcrib"]
+    assert entry["args"][-2:] == ["--agent", "reviewer"]
     assert agents(say) == {"claude": "read-only", "reviewer": "read-only"}
 
 
-def test_an_agent_made_for_an_entry_ends_when_the_entry_names_another(person: Path, say: Say) -> None:
-    say("connect", "codex", "--write")
-    say("agent", "add", "reviewer", "--profile", "read-only")
-    reported = say("connect", "codex", "--write", "--agent", "reviewer")
-    assert reported["ended"] == ["codex"]
-    entry = tomllib.loads((person / ".codex" / "config.toml").read_text())["mcp_servers"]["toolcrib"]
-    assert entry["args"][-2:] == ["--agent", "reviewer"]
-    assert agents(say) == {"reviewer": "read-only"}
-
-
-def test_an_agent_that_two_files_use_ends_with_the_last(person: Path, say: Say, monkeypatch: Any) -> None:
+def test_an_agent_that_two_files_use_ends_with_the_last(person, say, monkeypatch):
     say("connect", "codex", "--write")
     monkeypatch.setenv("CODEX_HOME", str(person / "other"))
     assert say("connect", "codex", "--write")["made"] is False
@@ -469,9 +415,7 @@ def test_an_agent_that_two_files_use_ends_with_the_last(person: Path, say: Say, 
     assert say("connect", "codex", "--remove")["ended"] == ["codex"]
 
 
-def test_removing_an_agent_lists_the_entries_that_still_name_it(
-    person: Path, say: Say, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removing_an_agent_lists_the_entries_that_still_name_it(person, say, capsys):
     say("agent", "add", "reviewer", "--profile", "read-only")
     say("agent", "add", "kid", "--parent", "reviewer")
     say("connect", "claude", "--write", "--agent", "reviewer")
@@ -490,28 +434,23 @@ def test_removing_an_agent_lists_the_entries_that_still_name_it(
     assert say("agent", "remove", "plain")["named_in"] == {}
 
 
-def test_an_agent_with_an_invalid_note_can_be_removed(person: Path, say: Say) -> None:
-    say("agent", "add", "reviewer")
-    (person / "crib" / "state" / "agents" / "reviewer" / "connected.json").write_text("[1")
-    assert say("agent", "remove", "reviewer")["named_in"] == {}
-
-
-def test_nothing_is_made_for_a_file_that_cannot_be_written(person: Path, say: Say) -> None:
+def test_no_agent_is_created_for_an_entry_that_is_only_shown_or_cannot_be_written(person, say):
+    assert say("connect", "claude")["outcome"] == "shown"
+    assert say("connect", "generic")["entry"]["args"][-1] == "stdio", "without an agent"
     (person / ".claude.json").write_text("{ // mine\n}")
     say("connect", "claude", "--write", code=3)
-    assert agents(say) == {}
     say("connect", "claude", "--write", "--agent", "nobody", code=4)
     say("connect", "generic", "--write", code=2)
     assert agents(say) == {}
 
 
-def test_showing_an_entry_makes_no_agent(person: Path, say: Say) -> None:
-    assert say("connect", "claude")["outcome"] == "shown"
-    assert say("connect", "generic")["entry"]["args"][-1] == "stdio", "no agent is made for it, so none is named"
-    assert agents(say) == {}
+def test_an_agent_with_an_invalid_note_can_be_removed(person, say):
+    say("agent", "add", "reviewer")
+    (person / "crib" / "state" / "agents" / "reviewer" / "connected.json").write_text("[1")
+    assert say("agent", "remove", "reviewer")["named_in"] == {}
 
 
-def test_a_projects_file_names_no_agent_by_default(person: Path, say: Say) -> None:
+def test_a_projects_file_has_no_agent_by_default(person, say):
     file = person / "project" / ".gemini" / "settings.json"
     assert say("connect", "gemini", "--scope", "project", "--write")["agent"] is None
     assert json.loads(file.read_text())["mcpServers"]["toolcrib"] == {"command": "toolcrib", "args": ["stdio"]}
@@ -527,7 +466,7 @@ def test_a_projects_file_names_no_agent_by_default(person: Path, say: Say) -> No
     assert json.loads(file.read_text())["mcpServers"]["toolcrib"]["args"] == ["stdio", "--agent", "reviewer"]
 
 
-def test_no_entry_and_no_note_ever_holds_a_token(person: Path, say: Say) -> None:
+def test_entries_and_notes_never_contain_a_token(person, say):
     token = say("agent", "add", "reviewer", "--profile", "read-only")["token"]
     for client in CLIENTS:
         for http in ([], ["--http"]):
@@ -540,28 +479,19 @@ def test_no_entry_and_no_note_ever_holds_a_token(person: Path, say: Say) -> None
 
 
 HEADERS = {"Authorization": "Bearer @TOKEN@", "X-Toolcrib-Agent": "reviewer", "X-Toolcrib-Conversation": "nightly"}
+URL = "http://127.0.0.1:8665/mcp"
+CODEX = {"default_tools_approval_mode": "approve", "required": True, "startup_timeout_sec": 20}
+RETRY = {"maxAttempts": 3, "backoffMs": 1000}
 GENERATED: dict[str, Any] = {
-    "claude": {"type": "http", "url": "http://127.0.0.1:8665/mcp", "headers": HEADERS},
-    "codex": {
-        "url": "http://127.0.0.1:8665/mcp",
-        "http_headers": HEADERS,
-        "default_tools_approval_mode": "approve",
-        "required": True,
-        "startup_timeout_sec": 20,
-    },
-    "gemini": {"httpUrl": "http://127.0.0.1:8665/mcp", "headers": HEADERS, "trust": True},
-    "generic": {
-        "type": "streamable-http",
-        "url": "http://127.0.0.1:8665/mcp",
-        "headers": HEADERS,
-        "verifySsl": True,
-        "retry": {"maxAttempts": 3, "backoffMs": 1000},
-    },
+    "claude": {"type": "http", "url": URL, "headers": HEADERS},
+    "codex": {"url": URL, "http_headers": HEADERS, **CODEX},
+    "gemini": {"httpUrl": URL, "headers": HEADERS, "trust": True},
+    "generic": {"type": "streamable-http", "url": URL, "headers": HEADERS, "verifySsl": True, "retry": RETRY},
 }
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_private_file_is_generated_for_an_agent_and_goes_with_it(person: Path, say: Say, client: ClientSpec) -> None:
+def test_a_private_file_is_generated_for_an_agent_and_removed_with_it(person, say, client):
     token = say("agent", "add", "reviewer", "--profile", "read-only")["token"]
     reported = say("connect", client.name, "--agent", "reviewer", "--conversation", "nightly")
     file = Path(reported["generated"])
@@ -571,12 +501,12 @@ def test_a_private_file_is_generated_for_an_agent_and_goes_with_it(person: Path,
     text = file.read_text()
     holding = tomllib.loads(text)["mcp_servers"] if file.suffix == ".toml" else json.loads(text)["mcpServers"]
     assert holding == {"toolcrib": json.loads(json.dumps(GENERATED[client.name]).replace("@TOKEN@", token))}
-    assert not (person / ".claude.json").exists(), "the person's own files are changed by --write alone"
+    assert not (person / ".claude.json").exists(), "only --write changes the user's own files"
     say("agent", "remove", "reviewer")
     assert not file.parent.exists()
 
 
-def test_generated_files_follow_the_endpoint_and_the_token_and_keep_their_label(tmp_path: Path) -> None:
+def test_generated_files_follow_the_endpoint_and_the_token_and_keep_their_label(tmp_path):
     folders = AgentFolders(tmp_path)
     folders.make("reviewer", "tcb_one")
     for client in CLIENTS[:2]:
