@@ -1,10 +1,7 @@
-"""No text makes a command fail in a way that nobody foresaw: every field of every declared command."""
-
-from __future__ import annotations
+"""Every text field of every command either works or fails with a Toolcrib error."""
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -34,8 +31,8 @@ def fields(model: type[Parameters]) -> Iterator[tuple[str, dict[str, Any], bool]
     """Each field that takes text: its name, its schema, and whether its text is passed on unchanged."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
-        told = schema["properties"][field.alias or name]
-        yield field.alias or name, told, VERBATIM in field.metadata
+        about = schema["properties"][field.alias or name]
+        yield field.alias or name, about, VERBATIM in field.metadata
 
 
 def holding(schema: Mapping[str, Any], text: str) -> Any:
@@ -64,22 +61,22 @@ def calls(text: str) -> Iterator[tuple[str, str, dict[str, Any], bool]]:
 
 
 @pytest.fixture
-async def context(tmp_path: Path) -> AsyncIterator[CommandContext]:
+async def context(tmp_path):
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "PATH": os.defpath}
     host = NoDaemon()
     crib = Crib(paths=Paths.of_user(environ), root=tmp_path, environ=environ, builtins=builtins(registry, host))
 
-    async def nowhere(event: dict[str, Any]) -> None:
-        raise AssertionError(f"nobody streams: {event}")
+    async def unexpected(event):
+        raise AssertionError(f"unexpected event: {event}")
 
     async with crib:
         await crib.services.agents.add("x", profile="read-only", workdir=tmp_path)
         yield CommandContext(
-            crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=nowhere
+            crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=unexpected
         )
 
 
-async def test_text_that_no_field_can_use_is_refused_with_the_name_of_the_field(context: CommandContext) -> None:
+async def test_unusable_text_is_refused_with_the_name_of_the_field(context):
     tried = 0
     for text in REFUSED:
         for command, field, params, verbatim in calls(text):
@@ -93,7 +90,7 @@ async def test_text_that_no_field_can_use_is_refused_with_the_name_of_the_field(
     assert tried > 60 * len(REFUSED)
 
 
-async def test_odd_text_gets_an_answer_or_an_error_of_ours(context: CommandContext) -> None:
+async def test_unusual_text_leads_to_a_result_or_a_toolcrib_error(context):
     tried = 0
     for text in ODD:
         for command, _, params, _ in calls(text):
@@ -107,7 +104,7 @@ async def test_odd_text_gets_an_answer_or_an_error_of_ours(context: CommandConte
     assert tried > 60 * len(ODD)
 
 
-async def test_a_folder_that_cannot_be_looked_at_is_no_folder(context: CommandContext, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_opened_is_refused(context, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "loop", tmp_path / ("x" * 300), tmp_path / "loop" / "x"):
         with pytest.raises(UsageError, match="is no folder"):
@@ -117,6 +114,6 @@ async def test_a_folder_that_cannot_be_looked_at_is_no_folder(context: CommandCo
 
 
 @pytest.mark.parametrize("root", ["/a\\u0000b", "x", "/" + "x" * 300])
-async def test_a_root_that_is_no_path_is_refused_at_the_socket(root: str) -> None:
+async def test_an_invalid_root_is_refused_at_the_socket(root):
     with pytest.raises(UsageError, match="root: "):
         await _read_command(b'{"id":1,"method":"system:status","params":{},"root":"%s"}' % root.encode())
