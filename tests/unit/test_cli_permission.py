@@ -136,10 +136,10 @@ def test_the_commands_that_why_suggests_lead_to_an_allow(cli, reviewer, rule):
     [
         (["allow", "nobody", "files:*"], 4, "There is no agent 'nobody'."),
         (["allow", "reviewer", "files"], 2, 'Write "files:*" or "*:files".'),
-        (["deny", "reviewer", ""], 2, 'No tools are named. Write `server:tool`, for instance "git:*"'),
+        (["deny", "reviewer", ""], 2, 'The rule names no tools. Write `server:tool`, for instance "git:*"'),
         (["allow", "reviewer", "files:*", "--when", "path inside src"], 2, "Write `path under src`"),
         (["allow", "reviewer", "files:*", "--when", "a under b", "--when", "a under c"], 2, "Write two rules instead."),
-        (["allow", "reviewer", "files:*", "--when", "a matches ("], 2, "not a pattern that can be used"),
+        (["allow", "reviewer", "files:*", "--when", "a matches ("], 2, "not a valid pattern"),
         (["allow", "reviewer", "files:*", "--where", "never read_only"], 2, "--where 'not destructive'"),
         (["allow", "reviewer", "files:*", "--where", "readonly"], 2, "Did you mean read_only?"),
         (["deny", "reviewer", "files:*", "--ask"], 2, "--ask"),
@@ -158,7 +158,7 @@ def test_tools_that_stay_denied_are_listed_apart_from_those_that_no_rule_can_all
     cli("deny", reviewer, "crib:s*")
     _, _, err = cli("allow", reviewer, "crib:*")
     assert err.count("Still denied: crib:s") == err.count("agent reviewer: deny crib:s*") > 0
-    assert "stay denied, and no rule can change that: built-in: what manages Toolcrib is for the owner alone." in err
+    assert "stay denied, and no rule can change that: built-in: only the owner may manage Toolcrib." in err
     (example,) = [line for line in err.splitlines() if "shows how to change that" in line]
     words = shlex.split(example.split("`")[1])[1:]
     assert "`toolcrib deny reviewer 'crib:s*' --remove`" in cli(*words)[1]

@@ -59,7 +59,7 @@ async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
     approvals = Approvals(bus, limit=0.01)
     async with asyncio.timeout(60):
         answer = await asking(approvals)
-    assert (answer.approved, answer.why) == (False, "nobody answered within 0.01 s")
+    assert (answer.approved, answer.why) == (False, "there was no answer within 0.01 s")
     assert "toolcrib approvals" in answer.remedy
     assert approvals.waiting() == ()
 
@@ -74,9 +74,9 @@ async def test_who_waits_while_toolcrib_stops_is_told_so(approvals: Approvals) -
 
 
 async def test_an_answer_that_comes_too_late_is_told_what_waits(approvals: Approvals) -> None:
-    with pytest.raises(NotFound, match="No call 'a1' waits") as caught:
+    with pytest.raises(NotFound, match="No call 'a1' is waiting") as caught:
         approvals.answer("a1", approved=True)
-    assert "None waits" in caught.value.remedy
+    assert "No calls are waiting" in caught.value.remedy
     call = asking(approvals)
     (waiting,) = await approvals.next(5)
     with pytest.raises(NotFound) as caught:
@@ -114,7 +114,10 @@ async def test_only_so_many_wait_for_one_agent_and_in_all(approvals: Approvals) 
     await approvals.next(5)
     assert len(approvals.waiting()) == MAX_WAITING
     assert len({one.id for one in approvals.waiting()}) == MAX_WAITING
-    for agent, why in (("agent0", f"{MAX_WAITING_PER_AGENT} calls of agent0"), ("late", f"{MAX_WAITING} calls wait")):
+    for agent, why in (
+        ("agent0", f"{MAX_WAITING_PER_AGENT} calls of agent0"),
+        ("late", f"{MAX_WAITING} calls are already"),
+    ):
         answer = await asking(approvals, agent)
         assert not answer.approved
         assert answer.why.startswith(why)

@@ -139,7 +139,7 @@ def test_two_databases_share_a_folder_without_clearing_each_others_agents(base: 
     one, other = AgentFolders(base, store="sqlite"), AgentFolders(base, store="postgresql")
     one.make("a", "tcb_1")
     assert other.sweep(()) == ()
-    with pytest.raises(StoreError, match="in another database"):
+    with pytest.raises(StoreError, match="Another of your databases"):
         other.make("a", "tcb_2")
     assert one.get("a") == "tcb_1"
     assert one.sweep(()) == ("a",)

@@ -190,7 +190,7 @@ async def test_what_a_rotation_says_is_that_the_agent_returns(quick: World) -> N
 @given(name=st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,47}", fullmatch=True))
 def test_a_plain_name_can_be_had_unless_it_is_ours(name: str) -> None:
     if name in {"owner", "client"}:
-        with pytest.raises(UsageError, match="taken by Toolcrib"):
+        with pytest.raises(UsageError, match="reserved by Toolcrib"):
             checked_name(name)
     else:
         assert checked_name(name) == name
@@ -232,14 +232,14 @@ async def test_unknown_names_are_told_with_the_nearest(quick: World) -> None:
 
 async def test_the_owners_profile_is_for_no_agent(quick: World) -> None:
     registry = await quick.registry()
-    with pytest.raises(UsageError, match="nobody's but yours"):
+    with pytest.raises(UsageError, match="only for you"):
         await registry.add("boss", profile="owner")
 
 
 @pytest.mark.parametrize("workdir", [Path("relative"), Path("/does/not/exist"), Path(__file__)])
 async def test_a_workdir_is_a_folder_that_exists(quick: World, workdir: Path) -> None:
     registry = await quick.registry()
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         await registry.add("reviewer", profile="developer", workdir=workdir)
 
 
@@ -292,7 +292,7 @@ async def test_agents_do_not_stand_above_one_another_without_end(quick: World) -
     await registry.add("a0", profile="developer")
     for depth in range(1, DEEPEST):
         await registry.add(f"a{depth}", profile="developer", parent=f"a{depth - 1}")
-    with pytest.raises(UsageError, match="stands below"):
+    with pytest.raises(UsageError, match="levels of parents"):
         await registry.add("last", profile="developer", parent=f"a{DEEPEST - 1}")
     assert await registry.remove("a1") == tuple(f"a{depth}" for depth in range(1, DEEPEST))
 
@@ -513,7 +513,7 @@ async def test_a_narrowing_holds_although_the_store_fails_and_can_be_repeated(wo
         registry.add_rule("reviewer", deny("git:reset")),
         registry.rotate("rotated"),
     ):
-        with pytest.raises(StoreError, match="will not outlast a restart") as caught:
+        with pytest.raises(StoreError, match="until a restart, because that could not be stored") as caught:
             await change
         assert caught.value.remedy.endswith("repeat the command.")
     assert world.events() == [
@@ -610,7 +610,7 @@ async def test_a_profile_that_became_narrower_holds_although_the_store_fails(qui
     await registry.put_profile(profile_from("gitter", {"rules": [{"allow": "git:*"}]}))
     await registry.add("a", profile="gitter")
     quick.store.fails = "before"
-    with pytest.raises(StoreError, match="will not outlast a restart"):
+    with pytest.raises(StoreError, match="until a restart, because that could not be stored"):
         await registry.put_profile(profile_from("gitter", {"rules": []}))
     assert registry.find("a").permission.decide(LOG, {}).verdict is Verdict.DENY
     with pytest.raises(StoreError, match="disk is full"):
@@ -663,7 +663,7 @@ async def test_a_name_that_is_taken_in_another_database_costs_that_agent_nothing
             stack.push_async_callback(registry.close)
             rosters.append(registry)
         minted = await rosters[0].add("a", profile="developer")
-        with pytest.raises(StoreError, match="in another database"):
+        with pytest.raises(StoreError, match="Another of your databases"):
             await rosters[1].add("a", profile="developer")
         assert minted.token_file.read_text().strip() == minted.token
         assert not rosters[1].knows("a")

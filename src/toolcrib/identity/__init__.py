@@ -1,5 +1,5 @@
-"""Who calls: agents and their tokens, what waits for a person, and the sessions they are in.
+"""Agents and their tokens, approvals, and sessions.
 
-In: the owner's changes, and tokens that callers bring. Out: agents with the permissions of now. Above: `calls`,
-`core`. Below: `policy`, which says what a permission means, and `store`, which keeps the rows.
+In: the owner's changes, and the callers' tokens. Out: agents with their current permissions. Above: `calls`, `core`.
+Below: `policy`, which evaluates permissions, and `store`, which holds the rows.
 """

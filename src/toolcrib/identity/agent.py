@@ -1,8 +1,7 @@
-"""One agent, its token, and what a new one must be like.
+"""Agents, their tokens, and the checks on a new agent.
 
-In: stored rows, or the owner's wish for a new agent; a token that somebody brought. Out: frozen `Agent`s, a checked
-row; new tokens, made of chance and kept as digests. `state` and `registry` make agents, `gateway` and `calls` read
-them.
+In: stored rows, or the owner's request for a new agent. Out: frozen `Agent`s, a validated row, and random tokens, of
+which only digests are stored. `state` and `registry` create agents; `gateway` and `calls` read them.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from toolcrib.policy.profile import BUILTIN, Profile
 from toolcrib.store.clock import DAY
 from toolcrib.store.identity import AgentRow
 
-TOKEN_PREFIX = "tcb_"  # noqa: S105 - what tokens begin with is no secret
-"""So that a token that strayed into a text can be told, and hidden."""
+TOKEN_PREFIX = "tcb_"  # noqa: S105 - the prefix is not secret
+"""Makes a leaked token recognizable, so that it can be masked."""
 
 
 _LENGTH = len(TOKEN_PREFIX) + 43
@@ -35,7 +34,7 @@ def mint_token() -> str:
 
 
 def naming_tokens(text: str, holder: Callable[[str], str]) -> str:
-    """Tokens that have a holder are replaced by a word on whose they are; what only looks like one stays."""
+    """Replaces each token that `holder` knows with the name of its agent; other text stays as it is."""
     shown: list[str] = []
     end = at = 0
     while (at := text.find(TOKEN_PREFIX, at)) >= 0:
@@ -50,20 +49,20 @@ def naming_tokens(text: str, holder: Callable[[str], str]) -> str:
 RESERVED_NAMES = MappingProxyType(
     {
         "owner": "The owner may do everything; there is nothing to allow or deny.",
-        "client": "It stands for whatever starts `toolcrib stdio` without an agent, with the profile developer. "
-        "`toolcrib connect CLIENT --agent NAME` gives a client an agent of its own, with rules.",
+        "client": "It is every program that starts `toolcrib stdio` without an agent, with the profile developer. "
+        "`toolcrib connect CLIENT --agent NAME` gives a client its own agent, with rules.",
     }
 )
-"""Callers that need no minted token: names that are taken, and what to know of them."""
+"""Names of callers without a minted token, each with an explanation for error messages."""
 
 DEEPEST = 8
-"""How many agents may stand above one another: each decision looks at all of them."""
+"""The maximum depth of parents: each decision checks all of them."""
 
 _LONGEST_LIFE = 10 * 366 * 86400.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,47}")
 
 
-# Compared by identity: there is one for each state an agent was in.
+# Compared by identity: every change to an agent creates a new object.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Agent:
     name: str
@@ -76,16 +75,16 @@ class Agent:
     digest: bytes = field(repr=False)
     """SHA-256 of its token."""
     fault: str = ""
-    """Why it may do nothing, where what was kept of it cannot be understood."""
+    """Why it has no permissions, if its stored data is invalid."""
 
     def expired(self, now: float) -> bool:
-        """Also one that was made while the clock was ahead, once that is set back: it would last too long."""
+        """Also true if it was created while the clock was ahead and the clock was set back: it would last too long."""
         return self.expires_at is not None and (self.expires_at <= now or self.created_at > now + DAY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MintedAgent:
-    """An agent with its new token, which nobody can be told again."""
+    """An agent with its new token, which cannot be shown again."""
 
     agent: Agent
     token: str = field(repr=False)
@@ -96,26 +95,27 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name[:80]!r} cannot be an agent's name.",
-            remedy="Use up to 48 small letters, digits, and _ . - after the first.",
+            remedy="Use up to 48 lowercase letters and digits, and _ . - after the first character.",
         )
     if name in RESERVED_NAMES:
-        raise UsageError(f"The name {name!r} is taken by Toolcrib itself.", remedy="Choose another.")
+        raise UsageError(f"The name {name!r} is reserved by Toolcrib.", remedy="Choose another name.")
     return name
 
 
 def new_agent_row(
     name: str, *, profile: Profile, workdir: Path | None, lives: float | None, above: tuple[Agent, ...], digest: bytes
 ) -> AgentRow:
-    """A new agent; `above` are its parent, the parent's parent, and so on. It gets no more than the parent has."""
+    """The row of a new agent. `above` are its parent, the parent's parent, and so on; the parent is the limit."""
     checked_name(name)
     if profile is BUILTIN["owner"]:
         raise UsageError(
-            "The profile owner is nobody's but yours.", remedy="`trusted` is the widest that an agent may have."
+            "No agent can have the profile owner: it is only for you.",
+            remedy="`trusted` is the widest profile for an agent.",
         )
     if len(above) >= DEEPEST:
         raise UsageError(
-            f"{above[0].name} stands below {len(above) - 1} others already.",
-            remedy="Make the agent a child of one further up.",
+            f"{above[0].name} already has {len(above) - 1} levels of parents.",
+            remedy="Make the agent a child of one of those parents.",
         )
     parent = above[0] if above else None
     now = time.time()
@@ -135,13 +135,13 @@ def _folder(workdir: Path | None, parent: Agent | None) -> Path | None:
     bound = None if parent is None else parent.workdir
     if workdir is None:
         return bound
-    # As in `os.path`: pathlib raises for a loop of links, and for a folder that we may not look into.
+    # `os.path`, because pathlib raises for a loop of links and for an unreadable folder.
     folder = Path(os.path.realpath(workdir))
     if not workdir.is_absolute() or not os.path.isdir(folder):  # noqa: PTH112
-        raise UsageError(f"{workdir} is no folder.", remedy="Give the whole path of one that exists.")
+        raise UsageError(f"{workdir} is not a folder.", remedy="Give the absolute path of an existing folder.")
     if parent is not None and bound is not None and not folder.is_relative_to(bound.resolve()):
         raise UsageError(
-            f"{folder} is outside of {bound}, the folder of {parent.name}.", remedy="A child works inside of it."
+            f"{folder} is outside {bound}, the folder of {parent.name}.", remedy="Choose a folder inside it."
         )
     return folder
 
@@ -152,11 +152,12 @@ def _end(now: float, lives: float | None, parent: Agent | None) -> float | None:
         return bound
     if not math.isfinite(lives) or not 0 < lives <= _LONGEST_LIFE:
         raise UsageError(
-            "An agent lives for more than no time and less than ten years.", remedy="Without it: until removed."
+            "An agent's lifetime must be more than zero and less than ten years.",
+            remedy="Without a lifetime, the agent exists until you remove it.",
         )
     if parent is not None and bound is not None and now + lives > bound:
         raise UsageError(
-            f"{parent.name} ends earlier than that, and its children with it.",
-            remedy="Give less time, or none: it then ends with its parent.",
+            f"{parent.name} ends earlier than that, and its children end with it.",
+            remedy="Give a shorter lifetime, or none: the agent then ends with its parent.",
         )
     return now + lives

@@ -1,8 +1,8 @@
-"""A private folder for each agent: its token, and whatever configuration is made for its clients.
+"""A private folder for each agent, with its token and its clients' configuration.
 
-In: an agent's name. Out: `<state>/agents/<name>/`, 0700, for as long as the agent lives. No link is followed on the
-way below the base, files are 0600 and appear whole or not at all. `registry` decides when; `coding_agents` writes
-beside the token.
+In: an agent's name. Out: `<state>/agents/<name>/`, mode 0700, for as long as the agent exists. Links below the base are
+not followed; files have mode 0600 and are written atomically. `registry` creates and removes the folders;
+`coding_agents` adds files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from toolcrib.errors import StoreError
 
 _TOKEN = "token"  # noqa: S105 - a file's name
 _NEXT = "token.new"
-"""A token that is to take the place of the other as soon as the store has its digest."""
+"""A token that replaces the other as soon as its digest is stored."""
 _STORE = "store"
-"""Says which database the agent is in."""
+"""Identifies the agent's database."""
 _ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,23 +31,23 @@ _LARGEST = 64 * 1024
 
 class AgentFolders:
     def __init__(self, base: Path, *, store: str = "") -> None:
-        """`store` is where the agents are kept: two databases may share a base, and neither clears the other's."""
+        """`store` identifies the database: two databases may share a base without removing each other's folders."""
         self._base = base
         self._store = hashlib.sha256(store.encode()).hexdigest()[:16]
 
     def of(self, name: str) -> Path:
-        """Where the agent's files are; all of it goes with the agent."""
+        """The agent's folder; it is removed with the agent."""
         return self._base / name
 
     def token_file(self, name: str) -> Path:
         return self.of(name) / _TOKEN
 
     def make(self, name: str, token: str) -> None:
-        """A new folder with the token in it; what an earlier agent of this name left is gone."""
+        """Creates the folder with the token, and replaces any folder that an earlier agent of this name left."""
         with self._entered_base() as base:
             if self._is_anothers(name, base):
                 raise StoreError(
-                    f"There is an agent {name} already, in another database of yours.", remedy="Choose another name."
+                    f"Another of your databases already has an agent {name}.", remedy="Choose another name."
                 )
             _remove(name, base)
             os.mkdir(name, 0o700, dir_fd=base)
@@ -61,7 +61,7 @@ class AgentFolders:
                 raise
 
     def stage(self, name: str, token: str) -> None:
-        """Puts a new token beside the old one, durably."""
+        """Stores a new token beside the old one, durably."""
         with self._entered_base() as base:
             if not _is_there(name, base):
                 os.mkdir(name, 0o700, dir_fd=base)
@@ -69,7 +69,7 @@ class AgentFolders:
                 _write(_NEXT, token, folder)
 
     def settle(self, name: str, is_current: Callable[[str], bool]) -> None:
-        """A staged token becomes the agent's, if it is the one that counts; otherwise it goes."""
+        """Makes a staged token the agent's token if it is current; otherwise deletes it."""
         with self._entered_base() as base:
             if not _is_there(name, base):
                 return
@@ -85,20 +85,20 @@ class AgentFolders:
                 os.fsync(folder)
 
     def put(self, name: str, file: str, text: str) -> Path:
-        """A file beside the token, of the same kind."""
+        """Writes a private file beside the token."""
         with self._entered_base() as base, _entered(name, base) as folder:
             _write(file, text, folder)
         return self.of(name) / file
 
     def link(self, name: str, file: str, place: Path) -> None:
-        """A link beside the token to what a client has elsewhere; it goes with the agent, and its end stays."""
+        """Links to a client's file elsewhere. The link is removed with the agent, its target is not."""
         with self._entered_base() as base, _entered(name, base) as folder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file, dir_fd=folder)
             os.symlink(place, file, dir_fd=folder)
 
     def get(self, name: str, file: str = _TOKEN) -> str | None:
-        """What a file of the agent's holds; None where there is none, or no agent."""
+        """The content of one of the agent's files; None if the file or the agent does not exist."""
         with self._entered_base() as base:
             try:
                 with _entered(name, base) as folder:
@@ -111,7 +111,7 @@ class AgentFolders:
             _remove(name, base)
 
     def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Removes the folders of agents that are no more; their names."""
+        """Removes the folders of agents that no longer exist, and returns their names."""
         with self._entered_base() as base:
             with os.scandir(base) as found:
                 strays = [e.name for e in found if e.name not in keep and (e.is_symlink() or e.is_dir())]
@@ -125,7 +125,7 @@ class AgentFolders:
             with _entered(name, base) as folder:
                 return _read(_STORE, folder) != self._store
         except OSError:
-            # Half made, or a link: nobody's.
+            # Half created, or a link: it belongs to no database.
             return False
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class AgentFolders:
             where = self._base if error.filename is None else self._base / str(error.filename)
             raise StoreError(
                 f"{where} cannot be used for an agent's files: {error.strerror or error}.",
-                remedy="It must be a folder of yours, not a link, on a disk with room.",
+                remedy="It must be your own folder, not a link, on a disk with free space.",
             ) from error
 
 
@@ -188,5 +188,5 @@ def _remove(name: str, base: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         shutil.rmtree(name, dir_fd=base)
     else:
-        # A link in a folder's place: itself goes, and nothing of where it leads.
+        # A link instead of a folder: remove only the link, never its target.
         os.unlink(name, dir_fd=base)

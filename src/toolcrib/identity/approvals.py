@@ -1,8 +1,7 @@
-"""Calls that wait for a person's word.
+"""Calls that wait for a person's approval.
 
-In: a call whose rule says "ask", and what the person answers. Out: the answer, to the call that waits for it. All of
-it is in memory: a call that waits ends with the process, and with it the question. `calls.door` asks, the commands
-answer.
+In: a call whose rule is `ask`, and the person's answer. Out: the answer, to the waiting call. All of this is in memory:
+a waiting call ends with the process. `calls.door` asks; the commands answer.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
 MAX_WAITING_PER_AGENT = 20
 MAX_WAITING = 200
-"""Calls that may wait, of one agent and of all."""
+"""The maximum number of waiting calls, per agent and in total."""
 
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
-"""No two that look alike, and none that make words."""
+"""No two look alike, and they form no words."""
 
 
 SHOWN = 64 * 1024
-"""Bytes of arguments that a list of waiting calls shows; more is shown of one call at a time."""
+"""Bytes of each call's arguments in the list of waiting calls; `whole` shows all of them."""
 _SEAM = 4096
-"""Bytes that are looked at behind the cut, so that a secret which lies across it is hidden."""
+"""Bytes read beyond the cut, so that a secret across it is masked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Approval:
-    """A call that waits."""
+    """A waiting call."""
 
     id: str
     agent: str
@@ -46,11 +45,11 @@ class Approval:
     tool: str
     """`server:tool`."""
     rule: str
-    """Why a person is asked."""
+    """The rule that requires the approval."""
     arguments: bytes = field(repr=False)
-    """The very bytes that the server gets once a person says yes."""
+    """The exact bytes that the server gets after the approval."""
     besides: bytes = field(default=b"", repr=False)
-    """The other params and the `_meta` that the server gets with them, as one object; empty: none."""
+    """The other params and `_meta` that the server gets, as one JSON object; empty if there are none."""
     asked_at: float
     until: float
 
@@ -60,7 +59,7 @@ class ApprovalAnswer:
     approved: bool
     why: str
     remedy: str = ""
-    """What the caller can do about a no."""
+    """What the caller can do about a refusal."""
 
 
 @dataclass(kw_only=True)
@@ -83,9 +82,9 @@ class Approvals:
     async def ask(
         self, *, call: str, agent: str, conversation: str, tool: str, rule: str, arguments: bytes, besides: bytes = b""
     ) -> ApprovalAnswer:
-        """Waits for a person. No answer in time, or no room to wait, is a no."""
+        """Waits for a person. Without an answer in time, or with too many waiting calls, it refuses."""
         if full := self._full(agent):
-            return ApprovalAnswer(approved=False, why=full, remedy="Wait until some of them are answered.")
+            return ApprovalAnswer(approved=False, why=full, remedy="Wait until some are answered.")
         now = time.time()
         approval = Approval(
             id=self._new_id(),
@@ -107,7 +106,7 @@ class Approvals:
         except TimeoutError:
             return ApprovalAnswer(
                 approved=False,
-                why=f"nobody answered within {self._limit:g} s",
+                why=f"there was no answer within {self._limit:g} s",
                 remedy="Ask the owner to look at `toolcrib approvals`, then call again.",
             )
         finally:
@@ -115,19 +114,19 @@ class Approvals:
             self._none_left()
 
     def close(self) -> None:
-        """Nobody will answer any more: all who wait are told so."""
+        """Refuses all waiting calls, because the process stops."""
         for one in self.waiting():
             self._settle(
                 one.id,
-                ApprovalAnswer(approved=False, why="Toolcrib is stopping", remedy="Call again when it runs again."),
+                ApprovalAnswer(approved=False, why="Toolcrib is stopping", remedy="Call again after it restarts."),
             )
 
     def waiting(self) -> tuple[Approval, ...]:
-        """Who asked first comes first."""
+        """Waiting calls, oldest first."""
         return tuple(one.approval for one in self._waiting.values())
 
     def shown(self, sent: bytes, *, whole: bool) -> Any:
-        """What is sent, for the person's eyes: only known secrets are masked, and each mask says whose."""
+        """What is sent, as the person sees it: only known secrets are masked, and each mask names the secret."""
         if whole or len(sent) <= SHOWN:
             try:
                 return mask_tree(msgspec.json.decode(sent), self._mask)
@@ -141,16 +140,16 @@ class Approvals:
         if found is None:
             known = ", ".join(self._waiting)
             raise NotFound(
-                f"No call {id!r} waits for an answer.",
-                remedy=f"Waiting: {known}." if known else "None waits now: it was answered, or its time is over.",
+                f"No call {id!r} is waiting for an answer.",
+                remedy=f"Waiting: {known}." if known else "No calls are waiting: it was answered, or it timed out.",
             )
         return found.approval
 
     def release(self, call: str, *, why: str) -> None:
-        """The call need not wait any more: a rule allows it now."""
+        """Lets a waiting call continue, because a rule now allows it."""
         for id, one in tuple(self._waiting.items()):
             if one.call == call:
-                self._settle(id, ApprovalAnswer(approved=True, why=f"allowed meanwhile by {why}"))
+                self._settle(id, ApprovalAnswer(approved=True, why=f"now allowed by {why}"))
 
     def answer(self, id: str, *, approved: bool) -> Approval:
         approval = self.find(id)
@@ -159,7 +158,7 @@ class Approvals:
         return approval
 
     async def next(self, timeout: float) -> tuple[Approval, ...]:
-        """What waits, as soon as anything does; nothing, if nothing came in time."""
+        """The waiting calls, as soon as there is one; empty after the timeout."""
         try:
             async with asyncio.timeout(timeout):
                 await self._any.wait()
@@ -169,13 +168,13 @@ class Approvals:
 
     def _full(self, agent: str) -> str:
         if sum(one.approval.agent == agent for one in self._waiting.values()) >= MAX_WAITING_PER_AGENT:
-            return f"{MAX_WAITING_PER_AGENT} calls of {agent} wait for an answer already"
+            return f"{MAX_WAITING_PER_AGENT} calls of {agent} are already waiting for an answer"
         if len(self._waiting) >= MAX_WAITING:
-            return f"{MAX_WAITING} calls wait for an answer already"
+            return f"{MAX_WAITING} calls are already waiting for an answer"
         return ""
 
     def _new_id(self) -> str:
-        """Never the same again, also after a restart: who answers late must not answer another question."""
+        """Random, so that a late answer, even after a restart, does not answer another call."""
         while True:
             made = "a" + "".join(secrets.choice(_LETTERS) for _ in range(4))
             if made not in self._waiting:
@@ -193,7 +192,7 @@ class Approvals:
 
     def _agent_ended(self, event: Event) -> None:
         if isinstance(event, AgentEnded):
-            gone = ApprovalAnswer(approved=False, why="the agent ended meanwhile")
+            gone = ApprovalAnswer(approved=False, why="the agent ended")
             for one in self.waiting():
                 if one.agent == event.agent:
                     self._settle(one.id, gone)

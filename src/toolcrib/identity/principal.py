@@ -1,7 +1,7 @@
-"""Who asks, and the request they make: two types for the gateway, the commands, the door and the library alike.
+"""The caller and the context of a request, shared by the gateway, the commands, the door and the library.
 
-In: a credential that was checked. Out: a `Principal`, whose permission is looked up whenever it is used, and the
-`RequestContext` of what it asks for. `gateway.auth` makes the principals of agents; `calls` and `commands` read them.
+In: a verified credential. Out: a `Principal`, whose permission is looked up at each use, and the `RequestContext` of
+its request. `gateway.auth` creates the principals of agents; `calls` and `commands` read them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Project_co = TypeVar("Project_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Principal:
-    """Proven by a credential, and the same for as long as the credential is."""
+    """A caller, identified by a credential and valid as long as that credential."""
 
     name: str
     permission: Callable[[], Permission] = field(repr=False)
-    """As it is now: between two looks a request may have waited for long."""
+    """The current permission: it can change while a request waits."""
     workdir: Path | None = None
 
     @classmethod
     def fixed(cls, name: str, held: Permission) -> Self:
-        """One whose permission never changes."""
+        """A principal whose permission never changes."""
         return cls(name=name, permission=lambda: held)
 
     @property
@@ -40,28 +40,28 @@ class Principal:
 
 
 OWNER = Principal.fixed("owner", Permission(BUILTIN["owner"], agent="owner"))
-"""The person whose machine this is: the token file's reader, and whoever uses the command line."""
+"""The person who runs the daemon: everyone who can read the token file, and the command line."""
 
 CLIENT = Principal.fixed("client", Permission(BUILTIN["developer"], agent="client"))
-"""A client that `toolcrib stdio` serves: a coding agent, started by the person, that needs no token."""
+"""A client of `toolcrib stdio`: a coding agent that the owner started, without a token."""
 
 
 class ReaderKind(enum.Enum):
-    """Who reads the answers."""
+    """The reader of the answers."""
 
     MODEL = "model"
     PROGRAM = "program"
-    """It is told where each tool is from, and gets errors as such."""
+    """Gets each tool's server, and errors as JSON-RPC errors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestContext(Generic[Project_co]):
-    """Where a request comes from, and what it is counted in."""
+    """The caller of a request, with the project and the session that count it."""
 
     principal: Principal
     project: Project_co
-    """Where names are resolved: a project, or whatever else has tools."""
+    """Resolves tool names: a project, or another tool source."""
     session: Session | None = None
     conversation: str = "default"
-    """A label only: it proves nothing."""
+    """A label without authority."""
     reader: ReaderKind = ReaderKind.MODEL

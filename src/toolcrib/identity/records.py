@@ -1,8 +1,8 @@
-"""Records: which agents there are, with which rules, and the profiles that a person wrote.
+"""All agents, their rules, and the person's own profiles, as stored.
 
-In: rows. Out: a frozen `AgentRecords`, and the difference between two of them written into the store. What is in force
-and what is stored are both records, so what is still to be written is always known. `state` holds them and makes sense
-of the texts.
+In: rows. Out: a frozen `AgentRecords`; `store_records` writes the difference between two of them. The state in force
+and the stored state are both records, so the pending difference is always known. `state` holds them and parses the
+rules.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ StoredRule = tuple[str, str]
 class AgentRecords:
     agents: Mapping[str, AgentRow] = field(default_factory=dict)
     rules: Mapping[str, tuple[StoredRule, ...]] = field(default_factory=dict)
-    """By agent; none is there twice."""
+    """By agent, without duplicates."""
     profiles: Mapping[str, str] = field(default_factory=dict)
-    """A person's own, by name."""
+    """The person's own profiles, by name."""
 
     def family(self, name: str) -> tuple[str, ...]:
-        """The agent and all that descend from it, parents first."""
+        """The agent and all its descendants, parents first."""
         found = [name]
         for one in found:
             found += [child.name for child in self.agents.values() if child.parent == one and child.name not in found]
@@ -78,7 +78,7 @@ class AgentRecords:
         )
 
     def living(self, now: float) -> AgentRecords:
-        """Without those whose time is over, and without whoever descends from one that is gone."""
+        """Without expired agents, and without descendants of missing or expired ones."""
 
         def lives(name: str) -> bool:
             lineage = self.lineage(name)
@@ -89,8 +89,7 @@ class AgentRecords:
         return self.without(gone) if gone else self
 
     def or_else(self, other: AgentRecords) -> AgentRecords:
-        """All that is in one of the two: what the store may hold after a write of which nobody knows whether it was
-        carried out."""
+        """The union: everything the store may hold after a write with an unknown outcome."""
         rules = {
             name: tuple(dict.fromkeys((*self.rules.get(name, ()), *other.rules.get(name, ()))))
             for name in (*self.rules, *other.rules)
@@ -100,7 +99,7 @@ class AgentRecords:
         )
 
     def known_to(self, other: AgentRecords) -> AgentRecords:
-        """Of this only what the other knows of: what another process added is not ours to remove."""
+        """The part that `other` also has: rows that another process added are not ours to remove."""
         return AgentRecords(
             agents={name: row for name, row in self.agents.items() if name in other.agents},
             rules={
@@ -112,7 +111,7 @@ class AgentRecords:
 
 
 def load_records(connection: Connection) -> tuple[AgentRecords, int]:
-    """What the store holds, and the version of permissions it was brought to."""
+    """The stored records and their permission version."""
     agents = {row.name: row for row in all_agents(connection)}
     rules: dict[str, list[StoredRule]] = {name: [] for name in agents}
     for row in all_rules(connection):
@@ -127,8 +126,8 @@ def load_records(connection: Connection) -> tuple[AgentRecords, int]:
 def store_records(
     connection: Connection, stored: AgentRecords, wanted: AgentRecords, *, at_least: int, now: float, sure: bool
 ) -> int:
-    """Writes what makes the one into the other; returns the new version. Not `sure`: what of `stored` is really there
-    is looked up first."""
+    """Writes the difference from `stored` to `wanted` and returns the new version. If not `sure`, it first checks which
+    rows of `stored` exist."""
     if not sure:
         stored = load_records(connection)[0].known_to(stored)
     replaced = _keep_agents(connection, stored, wanted)
@@ -145,7 +144,7 @@ def store_records(
 
 
 def _keep_agents(connection: Connection, stored: AgentRecords, wanted: AgentRecords) -> set[str]:
-    """The names whose rules went with an earlier agent."""
+    """Returns the names of the removed or replaced agents, whose rules were deleted with them."""
     before = stored.agents
     gone = {name for name, row in before.items() if not _is_same(row, wanted.agents.get(name))}
     remove_agents(connection, sorted(gone))
@@ -153,8 +152,8 @@ def _keep_agents(connection: Connection, stored: AgentRecords, wanted: AgentReco
         if name not in before or name in gone:
             if not add_agent(connection, row):
                 raise StoreError(
-                    f"The database has an agent {name!r} that this process knows nothing of.",
-                    remedy="Another process made it: restart the daemon, or choose another name.",
+                    f"The database already has an agent {name!r} that this process did not create.",
+                    remedy="Another process created it: restart the daemon, or choose another name.",
                 )
         elif row != before[name] and not change_token(connection, name, row.digest, row.expires_at):
             raise StoreError(
@@ -165,7 +164,7 @@ def _keep_agents(connection: Connection, stored: AgentRecords, wanted: AgentReco
 
 
 def _is_same(row: AgentRow, other: AgentRow | None) -> bool:
-    """Whether the other is the same agent, perhaps with another token."""
+    """Whether `other` is the same agent, possibly with another token."""
     return other is not None and replace(row, digest=other.digest, expires_at=other.expires_at) == other
 
 

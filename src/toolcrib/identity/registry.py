@@ -1,7 +1,7 @@
-"""The registry of agents: who may come in, by which token, with which permission.
+"""The registry of agents, with their tokens and permissions.
 
-In: the owner's changes. Out: the `Agent` that a token belongs to, as it is now. `gateway` authenticates here, `calls`
-asks for the current permissions, `commands` change them; `state` puts a change in force and stores it.
+In: the owner's changes. Out: the current `Agent` of a token. `gateway` authenticates here, `calls` reads the current
+permissions, `commands` change them; `state` enforces and stores each change.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 _LONGEST_TOKEN = 256
 _LOOK_AGAIN = 60.0
-"""Seconds after which the clock is looked at anyway: it may have been set, or the machine have slept."""
+"""Seconds between checks of the clock, which can be set, or jump after sleep."""
 
 
 def _one_at_a_time(
     change: Callable[Concatenate[AgentRegistry, P], Coroutine[None, None, T]],
 ) -> Callable[Concatenate[AgentRegistry, P], Coroutine[Any, Any, T]]:
-    """One change at a time, and to its end, also if whoever asked for it has left."""
+    """Runs changes one at a time, and each to its end, even if its caller is cancelled."""
 
     @functools.wraps(change)
     async def begun(self: AgentRegistry, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +59,7 @@ def _one_at_a_time(
 
 
 class AgentRegistry:
-    """Made by `open`, ended by `close`."""
+    """Created by `open`, ended by `close`."""
 
     def __init__(
         self, state: PermissionState, folder: AgentFolders, bus: Bus, overdue: Iterable[str], clock: ExpiryClock
@@ -69,7 +69,7 @@ class AgentRegistry:
         self._state = state
         self._clock = clock
         self._overdue = tuple(overdue)
-        """Agents whose time was over before we came."""
+        """Agents that expired before this process started."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._plan_end()
@@ -89,7 +89,7 @@ class AgentRegistry:
         )
 
     async def close(self) -> None:
-        """Changes under way are finished."""
+        """Waits for the changes in progress."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -97,7 +97,7 @@ class AgentRegistry:
 
     @property
     def version(self) -> int:
-        """Grows with every change, also over restarts."""
+        """Increases with every change, and across restarts."""
         return self._state.version
 
     @property
@@ -107,11 +107,11 @@ class AgentRegistry:
 
     @property
     def profiles(self) -> Mapping[str, Profile]:
-        """The built-in ones and the person's own."""
+        """The built-in profiles and the person's own."""
         return self._state.now.profiles
 
     def holds(self, name: str) -> bool:
-        """Whether there is such an agent, also one that cannot be used while the clock is ahead."""
+        """Whether the agent exists, even if it is unusable while the clock is ahead."""
         return name in self._records.agents
 
     def knows(self, name: str) -> bool:
@@ -119,7 +119,7 @@ class AgentRegistry:
         return agent is not None and not self._is_over(agent)
 
     def authenticate(self, token: str) -> Agent | None:
-        """The agent that the token was made for; None for any other token, and for one whose time is over."""
+        """The token's agent; None for unknown tokens and expired agents."""
         if len(token) > _LONGEST_TOKEN:
             return None
         digest = digest_of(token)
@@ -129,7 +129,7 @@ class AgentRegistry:
         return None if agent.expires_at is not None and self._is_over(agent) else agent
 
     def current(self, agent: Agent) -> Agent | None:
-        """The agent as it is now; None if it has ended, or its token was replaced."""
+        """The current state of the agent; None if it ended or its token was replaced."""
         now = self._state.now.agents.get(agent.name)
         # The same name with another token is another agent.
         if now is None or now.digest != agent.digest:
@@ -143,7 +143,7 @@ class AgentRegistry:
         agent = self._state.now.agents.get(name)
         if agent is None or self._is_over(agent):
             if name in RESERVED_NAMES:
-                raise NotFound(f"{name!r} is no agent with rules of its own.", remedy=RESERVED_NAMES[name])
+                raise NotFound(f"{name!r} is not an agent with its own rules.", remedy=RESERVED_NAMES[name])
             raise _unknown("agent", name, (one.name for one in self.agents))
         return agent
 
@@ -154,11 +154,11 @@ class AgentRegistry:
         return found
 
     def rules(self, name: str) -> tuple[Rule, ...]:
-        """The agent's own, in the order in which they were added."""
+        """The agent's own rules, in the order in which they were added."""
         return read_rules(self.find(name).name, self._records.rules.get(name, ()))
 
     def children(self, name: str) -> tuple[str, ...]:
-        """All that descend from the agent."""
+        """All descendants of the agent."""
         return self._records.family(self.find(name).name)[1:]
 
     @_one_at_a_time
@@ -172,11 +172,11 @@ class AgentRegistry:
         parent: str | None = None,
         rules: Sequence[Rule] = (),
     ) -> MintedAgent:
-        """A new agent; `lives` is in seconds. A child gets no more folder and no more time than its parent."""
+        """Creates an agent; `lives` is in seconds. A child stays within its parent's folder and lifetime."""
         await self._end_overdue()
         if self.knows(name):
             raise UsageError(
-                f"There is an agent {name!r} already.",
+                f"An agent {name!r} already exists.",
                 remedy=f"`toolcrib agent rotate {name}` gives it a new token, `toolcrib agent remove {name}` ends it.",
             )
         token = mint_token()
@@ -212,7 +212,7 @@ class AgentRegistry:
 
     @_one_at_a_time
     async def rotate(self, name: str) -> MintedAgent:
-        """A new token; the old one is worth nothing from now on. Children keep theirs."""
+        """Replaces the token; the old one is invalid at once. Children keep theirs."""
         self.find(name)
         token = mint_token()
         row = replace(self._records.agents[name], digest=digest_of(token))
@@ -225,7 +225,7 @@ class AgentRegistry:
             await self._state.narrow(
                 wanted,
                 AuditedChange(what="token rotated", agent=name),
-                said=f"The old token of {name} is void",
+                effect=f"The old token of {name} is invalid",
                 before=stage,
             )
         finally:
@@ -237,9 +237,9 @@ class AgentRegistry:
 
     @_one_at_a_time
     async def remove(self, name: str) -> tuple[str, ...]:
-        """Ends the agent and its children; their names, its own first."""
+        """Removes the agent and its children. Returns their names, its own first."""
         if name not in self._records.agents and name in self._state.stored.agents:
-            # It ended before, but that could not be stored.
+            # Already removed, but that could not be stored.
             await self._state.store_pending()
             return (name,)
         family = self._records.family(self.find(name).name)
@@ -249,20 +249,20 @@ class AgentRegistry:
 
     @_one_at_a_time
     async def add_rule(self, agent: str, rule: Rule) -> bool:
-        """False: the agent has it already."""
+        """Returns False if the agent already has the rule."""
         (own,) = _held_by(self.find(agent).name, [rule])
         return await self._change_rules(agent, (*self.rules(agent), own), "rule added", own)
 
     @_one_at_a_time
     async def drop_rule(self, agent: str, rule: Rule) -> bool:
-        """Drops every rule of the agent that says the same, whatever its origin. False: there is none."""
+        """Drops every equal rule of the agent, of any origin. Returns False if there is none."""
         (own,) = _held_by(self.find(agent).name, [rule])
         rest = tuple(one for one in self.rules(agent) if stored_rule(one)[1] != stored_rule(own)[1])
         return await self._change_rules(agent, rest, "rule dropped", own)
 
     @_one_at_a_time
     async def put_profile(self, profile: Profile) -> bool:
-        """A new profile, or a new content for one of the person's own. False: it is as it was."""
+        """Adds or replaces one of the person's own profiles. Returns False if nothing changes."""
         name = profile.name
         checked = profile_from(name, profile_data(profile))
         records = self._records
@@ -277,16 +277,16 @@ class AgentRegistry:
             detail={"profile": name, "rules": rules, "own_tools": str(checked.own_tools)},
         )
         if before is not None and narrows_profile(before, checked):
-            await self._state.narrow(wanted, change, said=f"The profile {name} is narrower")
+            await self._state.narrow(wanted, change, effect=f"The profile {name} is narrower")
         else:
             await self._state.widen(wanted, change)
         return True
 
     @_one_at_a_time
     async def drop_profile(self, name: str) -> None:
-        """Only one of the person's own, and only if no agent has it."""
+        """Removes one of the person's own profiles, if no agent uses it."""
         if name in BUILTIN:
-            raise UsageError(f"The profile {name} is built in.", remedy="It stays; no agent has to have it.")
+            raise UsageError(f"The profile {name} is built in.", remedy="It cannot be removed; no agent has to use it.")
         records = self._records
         if name not in records.profiles:
             raise _unknown("profile", name, self.profiles)
@@ -302,17 +302,17 @@ class AgentRegistry:
 
     @_one_at_a_time
     async def sweep(self) -> None:
-        """Clears away what a crash or the time left: agents whose time is over, folders without an agent, tokens that
-        were being replaced. Only for the one process that serves: it would take what another is just making."""
+        """Cleans up after a crash: expired agents, folders without an agent, half-replaced tokens. Only for the daemon
+        that serves: it could delete what another process is creating."""
         await self._end_overdue()
         agents = self._records.agents
         try:
             strays = await asyncio.to_thread(self.folder.sweep, agents.keys())
         except StoreError as error:
-            log.warning("the agents' folders could not be cleared: %s", error.text())
+            log.warning("could not clean up the agents' folders: %s", error.text())
             return
         if strays:
-            log.info("removed the folders of agents that are no more: %s", ", ".join(strays))
+            log.info("removed the folders of agents that no longer exist: %s", ", ".join(strays))
         for name, row in agents.items():
             await self._settle_folder(name, functools.partial(_is_token_of, row.digest))
 
@@ -327,13 +327,13 @@ class AgentRegistry:
             return False
         change = AuditedChange(what=what, agent=agent, detail={"rule": rule.text})
         if narrows(self.rules(agent), rules):
-            await self._state.narrow(wanted, change, said=f"{what.capitalize()} ({rule.text})")
+            await self._state.narrow(wanted, change, effect=f"{what.capitalize()} ({rule.text})")
         else:
             await self._state.widen(wanted, change)
         return True
 
     async def _end_overdue(self) -> None:
-        """Ends agents whose time is over, also those that ended while nobody was there to see it."""
+        """Ends expired agents, including those that expired while the daemon was not running."""
         living = self._records.living(self._clock.patient())
         gone = (*self._overdue, *(name for name in self._records.agents if name not in living.agents))
         self._overdue = ()
@@ -345,7 +345,7 @@ class AgentRegistry:
 
     async def _end(self, names: Sequence[str], *changes: AuditedChange) -> None:
         try:
-            await self._state.narrow(self._records.without(names), *changes, said=f"Ended: {', '.join(names)}")
+            await self._state.narrow(self._records.without(names), *changes, effect=f"Ended: {', '.join(names)}")
         finally:
             await self._remove_folders(*names)
 
@@ -354,19 +354,19 @@ class AgentRegistry:
             try:
                 await asyncio.to_thread(self.folder.remove, name)
             except StoreError as error:
-                log.warning("the folder of agent %s could not be removed: %s", name, error.text())
+                log.warning("could not remove the folder of agent %s: %s", name, error.text())
 
     async def _settle_folder(self, name: str, is_current: Callable[[str], bool]) -> None:
         try:
             await asyncio.to_thread(self.folder.settle, name, is_current)
         except StoreError as error:
-            log.warning("the new token of agent %s could not be put in its place: %s", name, error.text())
+            log.warning("could not install the new token of agent %s: %s", name, error.text())
 
     def _minted(self, name: str, token: str) -> MintedAgent:
         return MintedAgent(agent=self._state.now.agents[name], token=token, token_file=self.folder.token_file(name))
 
     def _plan_end(self) -> None:
-        """For the next agent whose time is over."""
+        """Schedules the end of the next agent to expire."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -384,7 +384,7 @@ class AgentRegistry:
 
 
 def digest_of(token: str) -> bytes:
-    """A token has 256 bits of chance in it: no salt and no slow hash would make its digest harder to turn back."""
+    """A token has 256 random bits, so a salt or a slow hash would not make its digest harder to reverse."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 

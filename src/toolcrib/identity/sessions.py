@@ -1,10 +1,10 @@
-"""Sessions: one per agent and conversation, in memory and in the store, so that a restart loses none.
+"""Sessions: one per agent and conversation, in memory and in the store, so that they survive a restart.
 
-In: an agent's name and the label of a conversation, proven and checked by the gateway. Out: the `Session` they have,
-with what was done in it. It grants nothing: who may do what is asked anew for every request. Legacy clients hold an
-id of their own, bound to the session; another agent's id is as unknown as one that never was.
+In: an authenticated agent and the label of a conversation. Out: their `Session`, with its counts. A session grants
+nothing: every request is authorized anew. Legacy clients have their own ids, bound to a session; an id of another
+agent is treated as unknown.
 
-What happened in a session is written a moment later and many at once; that it began, before anybody is told.
+The start of a session is durable before the client gets it. Its counts are written later, in batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Session:
     started_at: float
     used_at: float
     idle_since: float
-    """The same moment by the clock that nobody sets."""
+    """The same moment, by the monotonic clock."""
     catalog_version: int = 0
     permission_version: int = 0
     mode: str = "full"
@@ -53,28 +53,28 @@ class Session:
     result_bytes: int = 0
     tokens: int = 0
     tokens_estimated: bool = False
-    """Whether a part of them was estimated."""
+    """Whether some of them are estimates."""
     legacy: tuple[str, ...] = ()
-    """Ids that legacy clients have of it, the one used last at the end."""
+    """Its legacy clients' ids, the last used at the end."""
     open_requests: set[Callable[[], None]] | None = None
-    """What ends each request and stream that is open now."""
+    """Callbacks that end the open requests and streams."""
     kept: bool = False
-    """Whether its beginning was written down, or cannot be for now."""
+    """Whether its start is durable, or the store gave no answer in time."""
     ended: bool = False
     changed: bool = False
-    """Whether it waits to be written."""
+    """Whether it has unwritten changes."""
     mark: Callable[[Session], None]
-    """Has it written."""
+    """Schedules it to be written."""
 
     def add_tokens(self, counted: tuple[int, bool]) -> None:
-        """What the results of a call came to, once they were counted, and whether that is an estimate."""
+        """Adds the token count of a call's results, and whether it is an estimate."""
         tokens, estimated = counted
         self.tokens += tokens
         self.tokens_estimated |= estimated
         self.mark(self)
 
     def begin(self, end: Callable[[], None]) -> None:
-        """A request or stream is open from now on; `end` cuts it short."""
+        """Registers an open request or stream; `end` interrupts it."""
         if self.open_requests is None:
             self.open_requests = {end}
         else:
@@ -87,7 +87,7 @@ class Session:
                 self.open_requests = None
 
     def interrupt(self) -> None:
-        """Cuts short all that is open."""
+        """Ends all open requests and streams."""
         for end in tuple(self.open_requests or ()):
             end()
 
@@ -109,11 +109,11 @@ class LegacyIdEnded(NamedTuple):
 
 
 SessionChange = SessionRow | LegacySessionRow | SessionEnded | LegacyIdEnded
-"""What is written of sessions."""
+"""A change of a session to write."""
 
 
 def write_session_changes(connection: Connection, items: list[SessionChange]) -> None:
-    """One kind of work for all of them: only then are they written in the order in which they came about."""
+    """One function for all kinds, because the group commit keeps the order only within one function."""
     for kind, group in itertools.groupby(items, type):
         _WRITERS[kind](connection, list(group))
 
@@ -129,14 +129,14 @@ _WRITERS: Mapping[type, Callable[[Connection, list[Any]], None]] = {
 MOST_OF_AN_AGENT = 1_000
 MOST = 20_000
 MOST_LEGACY_IDS = 100
-"""Of one session. A client that begins again and again under one label leaves its earlier ids behind."""
+"""Per session. A client that initializes repeatedly under one label leaves its earlier ids behind."""
 
 _WRITE_AFTER = 1.0
-"""Seconds after which what a session counted is written; a crash loses no more than that of the counts."""
+"""Seconds until a session's counts are written; a crash loses at most these."""
 _WRITTEN_AT_ONCE = 500
-"""Sessions in one batch, so that taking down many delays nobody."""
+"""Sessions per batch, so that writing many does not block the event loop."""
 _PATIENCE = 2.0
-"""Seconds that a beginning waits for a store which does not answer; without it, the session is in memory alone."""
+"""Seconds that a new session waits for a store that does not answer; then it exists only in memory."""
 
 
 class SessionRegistry:
@@ -145,12 +145,12 @@ class SessionRegistry:
         self._idle = idle
         self._loop = asyncio.get_running_loop()
         self._by_agent: dict[str, OrderedDict[str, Session]] = {}
-        """Each agent's by conversation, the one unused for longest first."""
+        """Each agent's sessions by conversation, least recently used first."""
         self._by_legacy_id: dict[str, Session] = {}
         self._count = 0
         self._changed: list[Session] = []
         self._marker = self._mark
-        """Made once: every session has it."""
+        """One bound method, shared by all sessions."""
         self._writing: asyncio.TimerHandle | None = None
         self._sweeping = self._loop.call_later(self._pause, self._sweep)
         self._unsubscribe = bus.subscribe(self._agent_ended, AgentEnded)
@@ -166,15 +166,14 @@ class SessionRegistry:
         idle: float,
         clock: ExpiryClock | None = None,
     ) -> Self:
-        """`exists` says whether there is an agent of this name: the sessions of others are over, as are those that
-        nobody used for `idle` seconds."""
+        """Loads the stored sessions. Those of agents that no longer exist, and those unused for `idle` seconds, end."""
         known, ids = await store.read(rows.all_sessions), await store.read(rows.all_legacy_sessions)
         sessions = cls(commits, bus=bus, idle=idle)
         sessions._load(known, ids, exists, (clock or ExpiryClock()).patient())
         return sessions
 
     async def close(self) -> None:
-        """Writes what is left to be written."""
+        """Writes the remaining changes."""
         self._unsubscribe()
         self._sweeping.cancel()
         if self._writing is not None:
@@ -194,7 +193,7 @@ class SessionRegistry:
         return session if session is not None and session.kept else None
 
     async def begin(self, agent: str, conversation: str) -> Session:
-        """The session of these two; made where there is none, and durable when this returns."""
+        """Returns the session of this agent and conversation, and creates it if needed. It is durable on return."""
         session = self._had(agent, conversation) or self._made(agent, conversation)
         await self._settle()
         session.kept = True
@@ -212,7 +211,7 @@ class SessionRegistry:
             self._mark(session)
 
     def count(self, session: Session, outcome: CallOutcome, size: int) -> None:
-        """A call that came to this outcome, with so many bytes of a result."""
+        """Counts a call with this outcome and a result of `size` bytes."""
         session.calls += 1
         session.result_bytes += size
         if outcome is CallOutcome.DENIED:
@@ -232,7 +231,7 @@ class SessionRegistry:
         await self._settle()
 
     async def end_agent(self, agent: str) -> int:
-        """Ends all of an agent's sessions; returns how many they were."""
+        """Ends all of an agent's sessions and returns their number."""
         held = self._of(agent)
         for session in held:
             self._forget(session)
@@ -247,7 +246,7 @@ class SessionRegistry:
         raise NotFound(f"There is no session {id!r}.", remedy="`toolcrib sessions` lists them.")
 
     async def begin_legacy(self, agent: str, conversation: str | None) -> tuple[str, Session]:
-        """A legacy client's id and the session it is bound to; without a label the id is the conversation as well."""
+        """Returns a new legacy id and its session. Without a label, the id is also the conversation."""
         id = secrets.token_hex(16)
         label = conversation or id
         session = self._had(agent, label) or self._made(agent, label)
@@ -269,7 +268,7 @@ class SessionRegistry:
         return session
 
     async def end_legacy(self, id: str) -> None:
-        """The client has left. A session that was only its own ends with it."""
+        """Ends a client's id, and its session if the client gave it no label."""
         session = self._by_legacy_id.get(id)
         if session is None:
             return
@@ -319,7 +318,7 @@ class SessionRegistry:
             if not exists(row.agent) or row.used_at < oldest:
                 self._put(SessionEnded(row.agent, row.conversation))
                 continue
-            # A clock that was set back must not make a session immortal.
+            # A clock that was set back must not keep a session forever.
             idle_since = clock - max(0.0, now - row.used_at)
             self._hold(Session.of(row, idle_since=idle_since, mark=self._marker))
         for one in ids:
@@ -329,7 +328,7 @@ class SessionRegistry:
                 bound.legacy += (one.id,)
 
     def _make_room(self, agent: str) -> None:
-        """Where all places are taken, the session unused for longest goes; never one with something under way."""
+        """At a limit, ends the least recently used session, but never one with open requests."""
         held = self._by_agent.get(agent)
         if held is not None and len(held) >= MOST_OF_AN_AGENT:
             self._evict(_first_idle(held), f"{agent} has {MOST_OF_AN_AGENT}")
@@ -340,7 +339,7 @@ class SessionRegistry:
     def _evict(self, session: Session | None, full: str) -> None:
         if session is None:
             raise TooManySessions(
-                f"{full} active sessions.", remedy="Wait for some to end, or end some: `toolcrib sessions`."
+                f"{full} active sessions.", remedy="Wait for some to end, or end some with `toolcrib sessions`."
             )
         self._forget(session)
 
@@ -362,7 +361,7 @@ class SessionRegistry:
         if not isinstance(event, AgentEnded):
             return
         for session in self._of(event.agent):
-            # Where only the token was replaced, the conversation may go on with the new one.
+            # If only the token was replaced, the conversation may continue with the new one.
             if not event.returns:
                 self._forget(session)
             session.interrupt()
@@ -408,7 +407,7 @@ class SessionRegistry:
         self._commits.add(write_session_changes, item)
 
     async def _settle(self) -> None:
-        """A store that fails ends no conversation: `status` tells of it, and what waits is written when it is back."""
+        """A failing store ends no conversation: `status` reports it, and the changes are written when it recovers."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 await self._commits.flush()

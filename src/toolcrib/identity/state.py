@@ -1,9 +1,9 @@
-"""The permissions in force and the stored ones, and how the one follows the other.
+"""The permissions in force, and the stored ones.
 
-In: `AgentRecords` as they shall be, and the change that led to them. Out: a frozen `PermissionSnapshot` is in force,
-stored and in the audit log, and subscribers have been notified, before the change returns. What takes something away is
-in force in memory first, so that it holds also where the store cannot be written; what gives something is stored and
-noted first. What cannot be understood allows nothing. `registry` says what changes; `records` writes it.
+In: the wanted `AgentRecords`, and the change behind them. Out: before a change returns, a frozen `PermissionSnapshot`
+is in force, stored and in the audit log, and subscribers are notified. A change that narrows takes effect in memory
+first, so that it applies even if the store fails; a change that widens is stored and audited first. Invalid stored
+data allows nothing. `registry` makes the changes; `records` writes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class PermissionSnapshot:
     records: AgentRecords
     profiles: Mapping[str, Profile]
-    """The built-in ones and the person's own."""
+    """The built-in profiles and the person's own."""
     agents: Mapping[str, Agent]
     by_digest: Mapping[bytes, Agent]
 
@@ -64,7 +64,7 @@ def _profiles(records: AgentRecords, before: PermissionSnapshot | None) -> dict[
         try:
             found[name] = profile_from(name, _decoded(text))
         except ConfigError as error:
-            log.warning("the profile %s cannot be used; its agents may do nothing: %s", name, error.text())
+            log.warning("the profile %s is invalid; its agents have no permissions: %s", name, error.text())
     return found
 
 
@@ -91,12 +91,12 @@ def _agent(
     try:
         rules = read_rules(row.name, records.rules.get(row.name, ()))
         if profile is None:
-            fault = f"its profile {row.profile} cannot be used"
+            fault = f"its profile {row.profile} is missing or invalid"
     except ConfigError as error:
-        # To leave out one rule might leave out a deny.
-        fault = f"one of its rules cannot be read: {error.message}"
+        # Skipping one rule could skip a deny.
+        fault = f"one of its rules is invalid: {error.message}"
     if profile is None or fault:
-        log.warning("agent %s may do nothing: %s", row.name, fault)
+        log.warning("agent %s has no permissions: %s", row.name, fault)
         profile, rules = BUILTIN["nothing"], ()
     return Agent(
         name=row.name,
@@ -126,7 +126,7 @@ def _rule(agent: str, origin: str, text: str) -> Rule:
     try:
         known = RuleOrigin(origin)
     except ValueError:
-        raise ConfigError(f"a rule of the unknown origin {origin!r}") from None
+        raise ConfigError(f"unknown rule origin {origin!r}") from None
     return rule_from(_decoded(text), where=f"agent {agent}", origin=known, holder=agent)
 
 
@@ -134,7 +134,7 @@ def _decoded(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"it is no JSON: {error}") from None
+        raise ConfigError(f"invalid JSON: {error}") from None
 
 
 def stored_rule(rule: Rule) -> StoredRule:
@@ -146,7 +146,7 @@ def stored_profile(profile: Profile) -> str:
 
 
 def narrows(before: Iterable[Rule], after: Iterable[Rule]) -> bool:
-    """Whether the change can give nobody more than a question to a person: no new allow, no deny and no ask lost."""
+    """Whether the change allows nothing new: it adds no allow and removes no deny and no ask."""
 
     def those(rules: Iterable[Rule], *effects: Verdict) -> set[str]:
         return {rule.meaning for rule in rules if rule.effect in effects}
@@ -163,7 +163,7 @@ def narrows_profile(before: Profile, after: Profile) -> bool:
 
 
 def nothing_changed(error: ToolcribError) -> StoreError:
-    """For a change that was taken back, because it could not be noted."""
+    """For a change that was undone because it could not be audited."""
     return StoreError(
         f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
     )
@@ -180,10 +180,10 @@ class PermissionState:
     ) -> None:
         self.version = version
         self.now = PermissionSnapshot.of(held, version=version)
-        """What holds."""
+        """The state in force."""
         self.stored = stored
         self.sure = True
-        """Whether `stored` is what the store holds; otherwise it is all that it may hold."""
+        """Whether `stored` is exactly what the store holds; otherwise it is everything the store may hold."""
         self._store = store
         self._bus = bus
         self._note = note
@@ -191,7 +191,7 @@ class PermissionState:
         self._work: set[asyncio.Task[Any]] = set()
 
     def begin(self, change: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Carries the change out when all before it are done, and to its end: half a change is none."""
+        """Runs the change after all earlier ones, and to its end: cancelling the caller does not interrupt it."""
 
         async def alone() -> T:
             async with self._changing:
@@ -203,18 +203,18 @@ class PermissionState:
         return task
 
     async def settled(self) -> None:
-        """Nothing is under way any more."""
+        """Waits until no change is in progress."""
         await asyncio.gather(*self._work, return_exceptions=True)
 
     async def narrow(
         self,
         wanted: AgentRecords,
         *changes: AuditedChange,
-        said: str,
+        effect: str,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """A change that gives nobody more. `before` is done between its taking force and its being stored, and may fail
-        as the store may."""
+        """Makes a change that only takes permissions away. `before` runs after the change is in force and before it is
+        stored, and may raise `StoreError`; `effect` describes the change in error messages."""
         self._enforce(wanted, self.version + 1)
         lost: StoreError | None = None
         try:
@@ -228,17 +228,17 @@ class PermissionState:
         except StoreError as error:
             if lost is None:
                 raise StoreError(
-                    f"{said}, now and after a restart, but the audit log could not be written: {error.message}",
+                    f"{effect}, now and after a restart, but the audit log could not be written: {error.message}",
                     remedy=error.remedy,
                 ) from error
         if lost is not None:
             raise StoreError(
-                f"{said} from now on, but that could not be stored and will not outlast a restart: {lost.message}",
+                f"{effect} until a restart, because that could not be stored: {lost.message}",
                 remedy=f"{lost.remedy} Then repeat the command.".lstrip(),
             ) from lost
 
     async def widen(self, wanted: AgentRecords, *changes: AuditedChange) -> None:
-        """A change that gives somebody more: only what is stored and in the audit log holds."""
+        """Makes a change that adds permissions: it takes effect only after it is stored and audited."""
         version = await self._store_records(wanted, at_least=self.version + 1)
         try:
             await self._write_audit(changes)
@@ -246,17 +246,17 @@ class PermissionState:
             try:
                 await self._store_records(self.now.records, at_least=version)
             except StoreError as worse:
-                log.warning("a change that was taken back may be there after a restart: %s", worse.text())
+                log.warning("an undone change may reappear after a restart: %s", worse.text())
             raise nothing_changed(error) from error
         self._enforce(wanted, version)
 
     async def store_pending(self) -> None:
-        """Stores what holds already, if an earlier try failed."""
+        """Stores the state in force, if an earlier attempt failed."""
         if not self.sure or self.stored is not self.now.records:
             self.version = await self._store_records(self.now.records, at_least=self.version)
 
     async def _store_records(self, wanted: AgentRecords, *, at_least: int) -> int:
-        """The version that the store was brought to."""
+        """Returns the stored version."""
         try:
             reached = await self._store.write(
                 store_records, self.stored, wanted, at_least=at_least, now=time.time(), sure=self.sure
@@ -268,14 +268,14 @@ class PermissionState:
         return reached
 
     async def _write_audit(self, changes: Iterable[AuditedChange]) -> None:
-        # Begun in this order, settled together.
+        # Started in this order, awaited together.
         results = await asyncio.gather(*(self._note(change) for change in changes), return_exceptions=True)
         for failure in results:
             if isinstance(failure, BaseException):
                 raise failure
 
     def _enforce(self, records: AgentRecords, version: int) -> None:
-        """From here on this is in force; subscribers are notified."""
+        """Puts the records in force and notifies subscribers."""
         before = self.now.agents
         self.version = version
         self.now = PermissionSnapshot.of(records, version=self.version, before=self.now)
@@ -291,4 +291,4 @@ class PermissionState:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
-            log.debug("a change of the agents failed: %s", failure)
+            log.debug("a change to the agents failed: %s", failure)

@@ -1,7 +1,7 @@
-"""Who may use what: (permission, tool, arguments) → a decision that carries the rule that made it.
+"""Permissions: (permission, tool, arguments) → a decision with the rule behind it.
 
-In: profiles and rules; tools of the catalog. Out: a `Decision`. One function serves listing, searching and
-calling. Above: `identity`, which keeps who has which rules, and all who ask. Below: `catalog`.
+In: profiles and rules; tools of the catalog. Out: a `Decision`. One function serves listing, searching and calling.
+Above: `identity`, which stores the rules, and every caller of `decide`. Below: `catalog`.
 """
 
 from toolcrib.policy.condition import Condition, Matches, OneOf, Under, condition_from

@@ -1,11 +1,11 @@
 """A condition on a call's arguments: `path under src`, `mode one_of a, b`, `sql matches select .*`.
 
-In: the decoded arguments of a call, and the `PathContext` for paths. Out: whether the condition surely holds (what an
-allow needs), or whether it may hold (what is enough for a deny). Whatever cannot be judged is never sure, and always
-may. `rule` holds conditions; nothing else asks them.
+In: the decoded arguments of a call, and the `PathContext` for paths. Out: whether the condition surely holds (required
+for an allow), or whether it may hold (enough for a deny). A value that cannot be checked never surely holds and always
+may hold. Only `rule` evaluates conditions.
 
-A condition reads arguments as the most careless server might: keys whatever their case, `a.b` as one key or as two,
-every element of a list.
+A condition reads arguments as the most lenient server might: keys in any case, `a.b` as one key or as two, every
+element of a list.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from toolcrib.policy.paths import MOST_PATHS, PathContext, encodable, folded_tex
 Scalar = str | int | float | bool | None
 
 LONGEST = 10_000
-"""Characters of a value that are looked at; a longer one cannot be judged."""
+"""Maximum length of a checked value; longer values cannot be checked."""
 MOST_VALUES = 256
-"""Values of one argument; of more, none can be judged."""
+"""Maximum number of values of one argument; with more, none can be checked."""
 MOST_CHOICES = 1000
 LONGEST_WORD = 1000
-"""Characters of a pattern, a folder or a choice in a rule."""
+"""Maximum length of a pattern, a folder or a choice in a rule."""
 
 _LINE = re.compile(r"(.+?) (under|one_of|matches) (.+)", re.DOTALL)
 _CHOICES = re.compile(r'\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|[^,"]+(?=,|$)')
@@ -41,7 +41,7 @@ _LINEAR = RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20)
 
 @dataclass(frozen=True)
 class Under:
-    """A path inside a folder: as it is written, and where its links lead."""
+    """A path inside a folder, both as written and after resolving links."""
 
     path: str
 
@@ -50,7 +50,7 @@ class Under:
         if not is_plain(self.path):
             raise ConfigError(
                 f"{self.path!r} cannot be used as a folder.",
-                remedy='Write it whole ("/srv/data") or from the agent\'s folder ("src").',
+                remedy='Give an absolute path ("/srv/data") or one relative to the agent\'s folder ("src").',
             )
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Under:
 
     @property
     def relative(self) -> bool:
-        """Whether it starts at the agent's folder."""
+        """Whether it is relative to the agent's folder."""
         return not self.path.startswith("/")
 
     def surely(self, value: Any, paths: PathContext) -> bool:
@@ -74,7 +74,7 @@ class Under:
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Exactly one of these values; a number is never a text, and true is never 1."""
+    """Exactly one of these values; a number never equals a string, and true never equals 1."""
 
     values: tuple[Scalar, ...]
 
@@ -86,7 +86,7 @@ class OneOf:
                 isinstance(value, float) and not math.isfinite(value)
             ):
                 raise ConfigError(
-                    f"one_of takes texts, numbers, true, false and null, not {type(value).__name__}.",
+                    f"one_of takes strings, numbers, true, false and null, not {type(value).__name__}.",
                     remedy='For instance ["read", "list"].',
                 )
             if isinstance(value, str) and value:
@@ -116,7 +116,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Matches:
-    """A text that fits a regular expression from its first to its last character."""
+    """A string that matches a regular expression in full."""
 
     pattern: str
 
@@ -126,8 +126,8 @@ class Matches:
             _fits(self.pattern)
         except ValueError:
             raise ConfigError(
-                f"{self.pattern!r} is not a pattern that can be used.",
-                remedy="Write a regular expression without look-around and back references, and with small counts.",
+                f"{self.pattern!r} is not a valid pattern.",
+                remedy="Write a regular expression with small counts, without look-around or backreferences.",
             ) from None
 
     def __str__(self) -> str:
@@ -146,41 +146,41 @@ ConditionTest = Under | OneOf | Matches
 @dataclass(frozen=True, kw_only=True)
 class Condition:
     argument: str
-    """The way to a value: `path`, `filter.name`."""
+    """The path to a value: `path`, `filter.name`."""
     test: ConditionTest
 
     def __post_init__(self) -> None:
         _word(self.argument, "an argument's name")
         if not all(self.argument.split(".")):
-            raise ConfigError(f"{self.argument!r} names no argument.", remedy="Write `name` or `outer.inner`.")
+            raise ConfigError(f"{self.argument!r} is not an argument's name.", remedy="Write `name` or `outer.inner`.")
 
     def __str__(self) -> str:
         return f"{self.argument} {self.test}"
 
     def surely(self, arguments: Any, paths: PathContext) -> bool:
-        """Every value is there and holds."""
+        """There is a value, and every value passes the test."""
         found = self._found(arguments)
         return found.whole and bool(found.values) and all(self.test.surely(value, paths) for value in found.values)
 
     def maybe(self, arguments: Any, paths: PathContext) -> bool:
-        """One value holds, or is there and cannot be judged."""
+        """A value passes the test or cannot be checked."""
         found = self._found(arguments)
         return found.unclear or any(self.test.maybe(value, paths) for value in found.values)
 
     def _found(self, arguments: Any) -> _Found:
         found = _find(arguments, self.argument)
-        # Each path costs a look at every folder on its way.
+        # Each path needs a lookup of every folder on its way.
         if isinstance(self.test, Under) and len(found.values) > MOST_PATHS:
             found.unclear = True
         return found
 
 
 def condition_from(text: str) -> Condition:
-    """The condition that a line says, as `str` writes it: `path under src`, `mode one_of read, list`."""
+    """Parses a condition as `str` writes it: `path under src`, `mode one_of read, list`."""
     found = _LINE.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"{text!r} is no condition.",
+            f"{text!r} is not a condition.",
             remedy="Write `path under src`, `mode one_of read, list` or `sql matches select .*`.",
         )
     argument, test, rest = found.groups()
@@ -197,18 +197,18 @@ _TESTS: Mapping[str, Callable[[str], ConditionTest]] = {
 def _choices(text: str) -> tuple[Scalar, ...]:
     words = _CHOICES.findall(text)
     if ",".join(words) != text:
-        raise ConfigError(f"{text!r} is no list of values.", remedy='Write `read, list`; in quotes: `"a, b", "1"`.')
+        raise ConfigError(f"{text!r} is not a list of values.", remedy='Write `read, list`; in quotes: `"a, b", "1"`.')
     return tuple(_value(word.strip()) for word in words)
 
 
 def _value(word: str) -> Scalar:
-    """As in JSON, but that a plain word needs no quotes."""
+    """As in JSON, except that a plain word needs no quotes."""
     if not word.startswith('"') and not _JSON_WORD.fullmatch(word):
         return word
     try:
         value: Scalar = json.loads(word)
     except ValueError:
-        raise ConfigError(f"{word} has a mistake in its quotes.", remedy="Quote as in JSON.") from None
+        raise ConfigError(f"{word} is not quoted correctly.", remedy="Quote as in JSON.") from None
     return value
 
 
@@ -221,7 +221,7 @@ def _choice(value: Scalar) -> str:
 
 
 class _Found:
-    """The values at a place, and whether that is all there is to know."""
+    """The values of an argument, and whether they are complete."""
 
     __slots__ = ("missing", "unclear", "values")
 
@@ -262,7 +262,7 @@ def _find(arguments: Any, argument: str) -> _Found:
 
 
 def _steps(node: Mapping[Any, Any], keys: tuple[str, ...]) -> list[tuple[Any, tuple[str, ...]]]:
-    """Every key of the object that the next keys, alone or joined by dots, may mean."""
+    """Every key of the object that the next keys, alone or joined by dots, may refer to."""
     wanted = {".".join(keys[:count]): keys[count:] for count in range(1, len(keys) + 1)}
     return [
         (value, wanted[folded_text])
@@ -299,8 +299,8 @@ def _readable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _fits(pattern: str) -> Callable[[Any], bool]:
-    """Raises ValueError. The engine takes time in proportion to the text, whatever the pattern is."""
-    # By itself first: a pattern must not close the group that is put around it.
+    """Raises ValueError. The engine needs linear time for every pattern."""
+    # Alone first: a pattern must not close the group around it.
     for whole in (pattern, f"^(?s:{pattern})$"):
         validator = validator_for({"pattern": whole}, pattern_options=_LINEAR, offline=True)
     return validator.is_valid
@@ -309,6 +309,6 @@ def _fits(pattern: str) -> Callable[[Any], bool]:
 def _word(text: Any, what: str) -> None:
     if not isinstance(text, str) or not text.strip() or len(text) > LONGEST_WORD or not text.isprintable():
         raise ConfigError(
-            f"{what.capitalize()} is a printable text of 1 to {LONGEST_WORD} characters.",
+            f"{what.capitalize()} must be printable text of 1 to {LONGEST_WORD} characters.",
             remedy=f"Give {what} on one line.",
         )

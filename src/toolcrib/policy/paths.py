@@ -1,8 +1,8 @@
-"""Which file a path means, for one decision.
+"""Resolves paths for one decision.
 
-In: paths as a call or a rule gives them, and the folders that relative ones start at. Out: where they are, as they are
-written and where links lead; None for whatever cannot be judged. `condition` asks; `permission` makes a `PathResolver`
-for each decision. Reads links, and nothing else.
+In: the paths of a call or a rule, and the folders that relative paths start from. Out: each path as written and after
+resolving links; None if it cannot be checked. `condition` uses it; `permission` creates a `PathResolver` for each
+decision. It reads links, and nothing else on the disk.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, NamedTuple
 LONGEST_PATH = 1024
 DEEPEST_PATH = 32
 MOST_PATHS = 64
-"""Paths in one argument; of more, none can be judged."""
+"""Maximum number of paths in one argument; with more, none can be checked."""
 LONGEST_WAY = 256
-"""Names on the way to a file, those in links included: more than any real one has, and a circle of links ends here."""
+"""Maximum number of names in a resolved path, including links: more than real paths have. It ends a loop of links."""
 MOST_LOOKS = 2048
-"""Names that one decision looks up on the disk: nobody else is served meanwhile."""
+"""Maximum number of lookups on the disk per decision, because they block the event loop."""
 
-# What a server may take for something else than a path from the folder it works in: home, a variable, an option,
-# a quoted or padded name. A `./` before it makes it plain.
+# Text that a server may not read as a path relative to its folder: a home folder, a variable, an option, a quoted or
+# padded name. A leading `./` makes it plain.
 _ODD_START = re.compile(r"[~$'\"\s-]|[a-zA-Z][a-zA-Z0-9+.-]*://|file:", re.IGNORECASE)
 _ODD_PART = re.compile(r"[\\\0]|%[0-9a-fA-F]{2}|\s\Z")
 
 
 def is_plain(path: str) -> bool:
-    """Whether all servers read it as the same path."""
+    """Whether every server reads it as the same path."""
     if not path or len(path) > LONGEST_PATH or path.count("/") > DEEPEST_PATH or not encodable(path) or _odd(path):
         return False
-    # A server may read letters by what they stand for. Then they must stand for no `..`, separator or escape; an
-    # accent that is a letter of its own is no harm, nor is one dot of an ellipsis among other letters.
+    # A server may normalize Unicode. The result must contain no new `..`, separator or escape; a combining accent is
+    # harmless, and so is the dot of an ellipsis among other letters.
     meant = unicodedata.normalize("NFKC", path)
     return meant == path or (not _odd(meant) and _turns(meant) == _turns(path))
 
@@ -54,17 +54,15 @@ def encodable(text: str) -> bool:
 
 
 def folded_text(text: str) -> str:
-    """The same for all that a lenient file system or server does not tell apart: cases, compositions of letters."""
+    """The same for all spellings that a lenient file system or server treats alike: case, Unicode composition."""
     return unicodedata.normalize("NFKC", text).casefold()
 
 
 class ResolvedPath(NamedTuple):
-    """One path."""
-
     written: str
     """Without `.`, `..` and repeated slashes."""
     real: tuple[str, ...]
-    """Where links lead; of a call's path also where they lead if `..` is taken away first, as some servers do."""
+    """After resolving links; for a call's path also after removing `..` first, as some servers do."""
     folded: frozenset[str]
 
     def surely_in(self, folder: ResolvedPath) -> bool:
@@ -78,12 +76,12 @@ class ResolvedPath(NamedTuple):
 
 
 class PathResolver:
-    """What one decision sees of the disk: every name once, and no more than `MOST_LOOKS` of them."""
+    """Looks up links for one decision: every name once, and at most `MOST_LOOKS` names."""
 
     __slots__ = ("_folder", "_home", "_links", "_roots", "_values")
 
     def __init__(self, folder: str | None) -> None:
-        """`folder` is where the server works that gets the call. None: nobody knows."""
+        """`folder` is the working folder of the called server, None if unknown."""
         self._folder = folder
         self._home: str | None = None
         self._links: dict[str, str | None] = {}
@@ -91,7 +89,7 @@ class PathResolver:
         self._roots: dict[str, ResolvedPath | None] = {}
 
     def value(self, value: Any) -> ResolvedPath | None:
-        """A path in a call: a relative one means what it means to the server, wherever the agent itself works."""
+        """A path in a call. A relative path starts at the server's folder, not at the agent's."""
         if not isinstance(value, str):
             return None
         if value not in self._values:
@@ -99,7 +97,7 @@ class PathResolver:
         return self._values[value]
 
     def root(self, path: str) -> ResolvedPath | None:
-        """A folder in a rule, whole."""
+        """An absolute folder of a rule."""
         if path not in self._roots:
             written = _normal(path)
             self._roots[path] = _places(written, [self._followed(written)])
@@ -111,7 +109,7 @@ class PathResolver:
         raw = value
         if not value.startswith("/"):
             if self._home is None:
-                # A process works in the real folder, whatever links it was sent there by.
+                # The working folder of a process has its links resolved.
                 self._home = self._followed(self._folder) if self._folder else None
             if self._home is None:
                 return None
@@ -121,7 +119,7 @@ class PathResolver:
         return _places(written, [self._followed(way) for way in ways])
 
     def _followed(self, path: str) -> str | None:
-        """Where links lead, as the system goes: a link before the `..` after it."""
+        """Resolves links like the operating system: a link before the `..` after it."""
         if not path.startswith("/"):
             return None
         done, rest = "", path.split("/")[::-1]
@@ -149,15 +147,15 @@ class PathResolver:
 
 
 class PathContext:
-    """What the paths of one agent's rules, and of one call, are judged on."""
+    """Resolves the paths of one agent's rules and of one call."""
 
     __slots__ = ("base", "resolver")
 
     def __init__(self, base: str | None, resolver: PathResolver) -> None:
         self.base = base
-        """The agent's folder, where relative folders of its rules start. None: it has none."""
+        """The agent's folder, where its rules' relative folders start; None if it has none."""
         self.resolver = resolver
-        """Shared by all agents whose rules take part in the decision."""
+        """Shared by the agent and its parents in one decision."""
 
     def folder(self, path: str) -> ResolvedPath | None:
         """The folder that a rule names."""
@@ -174,15 +172,15 @@ def _places(written: str, real: list[str | None]) -> ResolvedPath | None:
 
 
 def _link(path: str) -> str | None:
-    """None: it is no link, or is not there."""
+    """None if it is not a link or does not exist."""
     try:
-        return os.readlink(path)  # noqa: PTH115 - a Path would take away what it thinks is superfluous
+        return os.readlink(path)  # noqa: PTH115 - a Path would normalize the target
     except OSError:
         return None
 
 
 def _normal(path: str) -> str:
-    """Without `.`, `..` and repeated slashes; also without the two at the front that POSIX would keep."""
+    """Without `.`, `..` and repeated slashes, including the two leading ones that POSIX keeps."""
     return "/" + os.path.normpath(path).lstrip("/")
 
 

@@ -1,12 +1,12 @@
-"""What one agent may do: its profile, its own rules and its parent's, made ready for quick decisions.
+"""The compiled permission of one agent: its profile's rules, its own rules and its parent's.
 
-In: a profile, rules, the agent's folder, the parent's permission; a `Tool`, with a call's arguments if they are known.
-Out: a `Permission` that decides about a tool and a call's arguments, and remembers per tool what it found. `decide` is
-the one function that listing, searching and calling use, so that what is shown and what may be called never differ.
-`identity` makes a new permission at every change.
+In: a profile, rules, the agent's folder, the parent's permission; a `Tool`, with a call's arguments if known. Out: a
+`Permission` that decides on a tool and a call's arguments, and caches its work per tool. Listing, searching and calling
+all use `decide`, so the listed and the callable tools never differ. `identity` creates a new permission at every
+change.
 
-Which rule decides, whatever their order: a deny; then a standing approval; then the agent's own asks and allows; then
-the profile's. Where nothing matches it is a deny. A child gets the stricter of its own and its parent's decision.
+Precedence, whatever the order of the rules: a deny; then an "always" approval; then the agent's own asks and allows;
+then the profile's. Without a match, the call is denied. A child gets the stricter of its own and its parent's decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toolcrib.policy.profile import BUILTIN, Profile
 from toolcrib.policy.rule import Rule, RuleOrigin, Verdict, is_glob
 
 OWNER_MARK = "toolcrib/owner"
-"""The annotation of a command that is for the owner alone."""
+"""The annotation of a command that only the owner may use."""
 RAW_COMMAND = "raw_command"
 _MAY_RAW = frozenset({"owner", "trusted"})
 
@@ -37,21 +37,21 @@ _MAY_RAW = frozenset({"owner", "trusted"})
 class Decision:
     verdict: Verdict
     rule: str
-    """The rule that decided, in words."""
+    """The text of the rule that decided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleMatch:
-    """A rule that speaks of a tool, and whether it applies to the arguments."""
+    """A rule that covers a tool, and whether it applies to the arguments."""
 
     rule: Rule
     applies: bool
 
 
 NO_RULE = Decision(Verdict.DENY, "no rule allows it")
-OWNER_ONLY = Decision(Verdict.DENY, "built-in: what manages Toolcrib is for the owner alone")
+OWNER_ONLY = Decision(Verdict.DENY, "built-in: only the owner may manage Toolcrib")
 TASKS_ONLY = Decision(Verdict.DENY, "built-in: it runs only as a task, which Toolcrib does not support")
-RAW_RESTRICTED = Decision(Verdict.DENY, "built-in: raw commands are for the profiles owner and trusted alone")
+RAW_RESTRICTED = Decision(Verdict.DENY, "built-in: only the profiles owner and trusted may use raw commands")
 
 _RANKS = {
     (RuleOrigin.APPROVAL, Verdict.ALLOW): 1,
@@ -65,7 +65,7 @@ _SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 
 
 class Permission:
-    """Compared by identity; never changes."""
+    """Immutable and compared by identity."""
 
     __slots__ = ("__weakref__", "_index", "_plans", "agent", "folder", "key", "parent", "profile", "rules", "version")
 
@@ -87,45 +87,45 @@ class Permission:
         self.parent = parent
         self.version = version
         self.folder = None if workdir is None else os.path.abspath(workdir)  # noqa: PTH100 - links stay as they are
-        """Where relative folders of its rules start; None: nowhere, so they cannot be judged."""
+        """Where its rules' relative folders start. If None, they cannot be checked."""
         self.key = self._digest()
         self._index: _Index | None = None
         self._plans: WeakKeyDictionary[Tool, Decision | _Plan] = WeakKeyDictionary()
 
     def decide(self, tool: Tool, arguments: Mapping[str, Any] | None) -> Decision:
-        """The decision on a call with these arguments. None: they are not known yet, as in a listing; then an allow
-        or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
+        """The decision on a call with these arguments. With None, as in a listing, an allow or ask with conditions
+        applies, because a call may fulfil them; a deny with conditions does not."""
         plan = self._plans.get(tool) or self._plan(tool)
         return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
 
     def shows(self, tool: Tool) -> bool:
-        """Whether a call can be allowed, or asked for, with some arguments: then the tool is listed."""
+        """Whether to list the tool: with some arguments, a call is allowed or needs approval."""
         return self.decide(tool, None).verdict is not Verdict.DENY
 
     def folder_of(self, tool: Tool) -> str | None:
-        """Where the tool works for this caller: the workspace serves every agent in the agent's own folder."""
+        """The folder the tool works in for this caller: the workspace uses each agent's own folder."""
         own = self.folder if tool.server == WORKSPACE else None
         return own or tool.folder
 
     @property
     def allows_nothing(self) -> bool:
-        """Whether no tool at all can be used with it, whatever tools there are."""
+        """Whether it denies every possible tool."""
         above = self.parent is not None and self.parent.allows_nothing
         return above or all(rule.effect is Verdict.DENY for rule in self.rules)
 
     def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None, *, without: Collection[Rule] = ()) -> Decision:
-        """The decision as if there were no parent, and none of the rules in `without`."""
+        """The decision without the parent and without the rules in `without`."""
         plan = self.fixed_denial(tool) or self._ruled(tool, without)
         return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
 
     def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[RuleMatch, ...]:
-        """Every rule that speaks of this tool, the strongest first."""
+        """Every rule that covers this tool, the strongest first."""
         steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
         paths = PathContext(self.folder, PathResolver(self.folder_of(tool)))
         return tuple(RuleMatch(rule=step.rule, applies=step.applies(arguments, paths)) for step in steps)
 
     def fixed_denial(self, tool: Tool) -> Decision | None:
-        """The decision that no rule changes."""
+        """A built-in denial that rules cannot change."""
         if tool.needs_task:
             return TASKS_ONLY
         if tool.server not in RESERVED_SERVER_NAMES or self.profile == "owner":
@@ -177,13 +177,13 @@ class Permission:
 
 
 class _Plan(Protocol):
-    """How to decide about one tool where that depends on the arguments."""
+    """Decides on one tool if the decision depends on the arguments."""
 
     def decide(self, arguments: Mapping[str, Any] | None, resolver: PathResolver) -> Decision: ...
 
 
 class _Step:
-    """A rule that speaks of the tool."""
+    """A rule that covers the tool."""
 
     __slots__ = ("decision", "rank", "rule")
 
@@ -193,7 +193,7 @@ class _Step:
         self.decision = Decision(rule.effect, rule.text)
 
     def order(self) -> tuple[int, bool, str]:
-        """The strongest first; among equals one without conditions, then by their words: never as they came."""
+        """The strongest first; among equals, rules without conditions, then by text: never by insertion order."""
         return self.rank, bool(self.rule.when), self.decision.rule
 
     def applies(self, arguments: Mapping[str, Any] | None, paths: PathContext) -> bool:
@@ -207,7 +207,7 @@ class _Step:
 
 
 class _Steps:
-    """Rules to go through, the strongest first, until one applies."""
+    """Tries rules, the strongest first, until one applies."""
 
     __slots__ = ("_base", "_steps")
 
@@ -220,7 +220,7 @@ class _Steps:
         doubtful: Decision | None = None
         for step in self._steps:
             if step.applies(arguments, paths):
-                # What may be a case for asking is asked before a weaker allow lets it pass; denies came first.
+                # An ask that may apply takes precedence over a weaker allow; denies came first.
                 return doubtful or step.decision
             if doubtful is None and step.rule.effect is Verdict.ASK and step.rule.maybe(arguments, paths):
                 doubtful = step.decision
@@ -228,7 +228,7 @@ class _Steps:
 
 
 class _Bound:
-    """A child's plan beside its parent's."""
+    """A child's plan and its parent's."""
 
     __slots__ = ("_above", "_own", "_parent")
 
@@ -252,7 +252,7 @@ def _stricter(own: Decision, above: Decision, parent: Permission) -> Decision:
 
 
 class _Index:
-    """Rules by the names they give, so that a thousand of them need not all be tried on each tool."""
+    """Rules by server and tool name, so that a lookup does not try every rule."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules: dict[tuple[str | None, str | None], list[Rule]] = {}
@@ -263,11 +263,11 @@ class _Index:
     def covering(self, tool: Tool) -> list[Rule]:
         server, name = tool.server.casefold(), tool.name.casefold()
         keys = ((server, name), (server, None), (None, name), (None, None))
-        # A rule with several readings may stand in several places.
+        # A rule with several readings may have several entries.
         found = {id(rule): rule for key in keys for rule in self._rules.get(key, ())}
         return [rule for rule in found.values() if rule.covers(tool)]
 
 
 def _literal(pattern: str) -> str | None:
-    """None: it has no single name."""
+    """None for a glob."""
     return None if is_glob(pattern) else pattern.casefold()

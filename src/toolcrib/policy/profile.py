@@ -1,9 +1,9 @@
-"""Named sets of rules, and what a coding agent may do with its own tools.
+"""Profiles: named sets of rules, and limits on a coding agent's own tools.
 
-In: a profile as a person or the store wrote it; the settings of a folder's `workspace.yml`. Out: a frozen `Profile`;
-an `OwnToolsLimit`. The built-in profiles are here; `permission` holds a profile's rules. A coding agent's own tools do
-not pass our door, and no program understands `workspace.yml`: where one of its settings forbids something, the program
-loses the tools that could do it. `coding_agents` knows what a level means for each program.
+In: a profile from a person or the store; the settings of a folder's `workspace.yml`. Out: a frozen `Profile`; an
+`OwnToolsLimit`. The built-in profiles are here; `permission` uses a profile's rules. A coding agent's own tools bypass
+the door, and no coding agent understands `workspace.yml`: if one of its settings forbids an action, the coding agent
+loses the tools for it. `coding_agents` maps each level to each program.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from toolcrib.workspace.settings.model import GUARDED, SHELL_TOOLS, WorkspaceSet
 
 class OwnTools(enum.StrEnum):
     NONE = "none"
-    """Only what Toolcrib hands out."""
+    """Only the tools that Toolcrib offers."""
     READ = "read"
-    """It may look at files; nothing that writes, runs or fetches."""
+    """It may read files, but not write, run or fetch."""
     EDIT = "edit"
-    """It may also change files in its folder; commands only where its program confines them to that folder."""
+    """It may also change files in its folder, and run commands if its program confines them to that folder."""
     ALL = "all"
-    """Whatever its program can do, without asking."""
+    """Everything its program can do, without asking."""
 
     def exceeds(self, other: OwnTools) -> bool:
         order = list(OwnTools)
@@ -37,15 +37,15 @@ class OwnTools(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnToolsLimit:
-    """The most that a program may do by itself in a folder."""
+    """The limit on a program's own tools in a folder."""
 
     tools: OwnTools = OwnTools.ALL
     shell: bool = True
     """Whether it may run commands, confined or not."""
     guarded: tuple[str, ...] = ()
-    """Names and `*.ending`s of files that it may not write, below `all`."""
+    """Names and `*.ext` patterns of files that it may not write, at levels below `all`."""
     why: tuple[str, ...] = ()
-    """What limits it, in words of `workspace.yml`."""
+    """The settings of `workspace.yml` behind the limit."""
 
     def __and__(self, other: OwnToolsLimit) -> OwnToolsLimit:
         tools = other.tools if self.tools.exceeds(other.tools) else self.tools
@@ -60,10 +60,10 @@ _CHANGES = frozenset({"write_file", "edit_file"})
 
 
 def own_tools_limit(settings: WorkspaceSettings, *, ci: str) -> OwnToolsLimit:
-    """`ci`: the variable that says that the run is in CI, if any."""
+    """`ci` is the variable that indicates a run in CI, if any."""
     limit = OwnToolsLimit(guarded=tuple(one for one in settings.guarded if one in GUARDED))
     if settings.broken:
-        return OwnToolsLimit(tools=OwnTools.NONE, shell=False, why=("workspace.yml cannot be used",))
+        return OwnToolsLimit(tools=OwnTools.NONE, shell=False, why=("workspace.yml is invalid",))
     if settings.hidden:
         limit &= OwnToolsLimit(tools=OwnTools.NONE, shell=False, why=("`hidden` in workspace.yml",))
     if settings.read_only:
@@ -96,7 +96,7 @@ class Profile:
     description: str = ""
     rules: tuple[Rule, ...] = ()
     own_tools: OwnTools = OwnTools.NONE
-    """What a coding agent with this profile may do with its own tools, where Toolcrib runs it."""
+    """The limit on a coding agent's own tools when Toolcrib runs it with this profile."""
     builtin: bool = False
 
 
@@ -113,7 +113,7 @@ BUILTIN: Mapping[str, Profile] = MappingProxyType(
         for profile in (
             _builtin(
                 "owner",
-                "Everything, also what manages Toolcrib itself.",
+                "Everything, including managing Toolcrib.",
                 (Verdict.ALLOW, "*:*", {}),
                 own_tools=OwnTools.ALL,
             ),
@@ -125,49 +125,49 @@ BUILTIN: Mapping[str, Profile] = MappingProxyType(
             ),
             _builtin(
                 "developer",
-                "Every tool of every server; of Toolcrib itself, what only reads, and jobs.",
+                "Every tool of every server; of Toolcrib's own tools, the read-only ones and jobs.",
                 (Verdict.ALLOW, "*:*", {}),
-                # Of what does not only read, jobs alone reach beyond Toolcrib.
+                # Of the tools that are not read-only, only those for jobs are open-world.
                 (Verdict.DENY, "crib:*", {"read_only": False, "open_world": False}),
                 own_tools=OwnTools.EDIT,
             ),
             _builtin(
                 "read-only",
-                "Only tools that are trusted to change nothing.",
+                "Only tools that are trusted to be read-only.",
                 (Verdict.ALLOW, "*:*", {"read_only": True}),
                 own_tools=OwnTools.READ,
             ),
-            _builtin("nothing", "Nothing, but for what an agent's own rules add."),
+            _builtin("nothing", "Nothing, except what an agent's own rules add."),
         )
     }
 )
 
 
 def profile_from(name: Any, data: Any) -> Profile:
-    """The profile that `{"description": …, "rules": [{"allow": "git:*"}, …]}` says. Raises `ConfigError`."""
+    """Parses `{"description": …, "rules": [{"allow": "git:*"}, …]}`. Raises `ConfigError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be a profile's name.",
-            remedy="Use up to 48 small letters, digits, and _ . - after the first.",
+            remedy="Use up to 48 lowercase letters and digits, and _ . - after the first character.",
         )
     if name in BUILTIN:
         raise ConfigError(
-            f"{name} is a built-in profile, which does not change.", remedy="Give your profile another name."
+            f"{name} is a built-in profile and cannot be changed.", remedy="Give your profile another name."
         )
     if not isinstance(data, Mapping) or not data.keys() <= {"description", "rules", "own_tools"}:
         raise ConfigError(
-            f"profile {name}: it is an object with a description, rules and own_tools.",
+            f"profile {name}: it must be an object with a description, rules and own_tools.",
             remedy='For instance {"description": "Reads git.", "rules": [{"allow": "git:*"}]}.',
         )
     description, rules = data.get("description", ""), data.get("rules", [])
     if not isinstance(description, str) or len(description) > _LONGEST_DESCRIPTION or not description.isprintable():
         raise ConfigError(
-            f"profile {name}: its description is no text of one line.",
+            f"profile {name}: its description must be one line of text.",
             remedy=f"Write at most {_LONGEST_DESCRIPTION} characters.",
         )
     if not isinstance(rules, list | tuple) or len(rules) > MOST_RULES:
         raise ConfigError(
-            f"profile {name}: its rules are no list of at most {MOST_RULES}.",
+            f"profile {name}: its rules must be a list of at most {MOST_RULES}.",
             remedy='For instance [{"allow": "git:*"}, {"deny": "git:git_reset"}].',
         )
     made = tuple(
@@ -190,5 +190,5 @@ def _own_tools(name: str, data: Mapping[Any, Any]) -> OwnTools:
 def profile_data(profile: Profile) -> dict[str, Any]:
     """The inverse of `profile_from`; the name is not part of it."""
     data = {"description": profile.description, "rules": [rule_data(rule) for rule in profile.rules]}
-    # What is the default is not written: profiles that were stored before there was one read and compare as ever.
+    # The default is left out, so that profiles stored before `own_tools` existed still compare equal.
     return data if profile.own_tools is OwnTools.NONE else {**data, "own_tools": str(profile.own_tools)}

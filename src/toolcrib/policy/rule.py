@@ -1,10 +1,10 @@
-"""One rule: allow, deny or ask, for the tools that a glob covers, whose annotations and arguments are as it says.
+"""One rule: allow, deny or ask, for tools that match a glob, annotations and conditions on arguments.
 
-In: a rule as a person or the store wrote it. Out: a frozen `Rule` that says of a tool whether it covers it, and of a
-call's arguments whether it applies. `profile` and `permission` hold rules; what decides among them stands there.
+In: a rule from a person or the store. Out: a frozen `Rule` that checks whether it covers a tool and applies to a call's
+arguments. `profile` and `permission` hold rules; `permission` decides among them.
 
-An allow means exactly what it says. A deny or an ask holds for every spelling that may be meant: other cases, and a
-`:` that is part of a server's name.
+An allow is matched exactly. A deny or an ask matches every possible spelling: any case, and a `:` that is part of a
+server's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TESTS = ("under", "one_of", "matches")
 
 
 class Verdict(enum.StrEnum):
-    """What a rule says of a call, and a decision."""
+    """The effect of a rule, and the result of a decision."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -40,12 +40,12 @@ class Verdict(enum.StrEnum):
 
 
 class RuleOrigin(enum.StrEnum):
-    """Where a rule stands."""
+    """Where a rule comes from."""
 
     PROFILE = "profile"
     AGENT = "agent"
     APPROVAL = "approval"
-    """A person approved or refused a call, and said "always"."""
+    """A person approved or refused a call with "always"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Rule:
     tools: str
     """A glob over server and tool: `git:*`, `*:read_*`. `*` alone is `*:*`."""
     annotations: Mapping[str, bool] = field(default_factory=dict)
-    """Annotations of the tool (`ANNOTATIONS`) that must be so; `trusted_annotations` says whose count."""
+    """Required annotations of the tool (`ANNOTATIONS`), as `trusted_annotations` returns them."""
     when: tuple[Condition, ...] = ()
     """All must hold."""
     origin: RuleOrigin = RuleOrigin.PROFILE
@@ -66,7 +66,7 @@ class Rule:
         unknown = [name for name in self.annotations if name not in ANNOTATIONS]
         if unknown or not all(isinstance(value, bool) for value in self.annotations.values()):
             raise ConfigError(
-                f"annotations take {', '.join(ANNOTATIONS)}, each true or false.", remedy=_near(unknown, ANNOTATIONS)
+                f"Annotations are {', '.join(ANNOTATIONS)}, each true or false.", remedy=_near(unknown, ANNOTATIONS)
             )
         if len({(c.argument, type(c.test)) for c in self.when}) < len(self.when):
             raise ConfigError("One argument has the same test twice.", remedy="Write two rules instead.")
@@ -93,12 +93,12 @@ class Rule:
 
     @functools.cached_property
     def meaning(self) -> str:
-        """The same for rules that decide the same, whoever holds them."""
+        """Equal for rules with the same effect, whatever their holder."""
         return json.dumps([self.origin, rule_data(self)], sort_keys=True)
 
     @functools.cached_property
     def readings(self) -> tuple[tuple[str, str], ...]:
-        """Globs of server and tool: one for an allow, for others one for each `:` that may divide them."""
+        """Pairs of globs for server and tool: one for an allow, otherwise one for each `:` that may separate them."""
         splits = [(self.tools[:at], self.tools[at + 1 :]) for at, letter in enumerate(self.tools) if letter == ":"]
         if self.effect is Verdict.ALLOW:
             return (splits[0],)
@@ -109,7 +109,7 @@ class Rule:
         return tuple((glob(server), glob(tool)) for server, tool in self.readings)
 
     def covers(self, tool: Tool) -> bool:
-        """Whether it speaks of this tool, whatever the arguments."""
+        """Whether it covers this tool, whatever the arguments."""
         server, name = tool.server, tool.name
         if self.effect is not Verdict.ALLOW:
             server, name = server.casefold(), name.casefold()
@@ -121,13 +121,13 @@ class Rule:
         return not self.annotations or self.annotations.items() <= trusted_annotations(tool).items()
 
     def reaches(self, server: str) -> bool:
-        """Whether it may speak of a tool of this server, whatever the tool is."""
+        """Whether it may cover a tool of this server."""
         name = server if self.effect is Verdict.ALLOW else server.casefold()
         return any(of_server(name) for of_server, _ in self._matchers)
 
     @property
     def from_folder(self) -> tuple[Condition, ...]:
-        """The conditions that start at the agent's folder: for an agent that has none, they cannot be judged."""
+        """The conditions relative to the agent's folder; for an agent without one, they cannot be checked."""
         return tuple(one for one in self.when if isinstance(one.test, Under) and one.test.relative)
 
     def surely(self, arguments: Any, paths: PathContext) -> bool:
@@ -138,12 +138,12 @@ class Rule:
 
 
 def trusted_annotations(tool: Tool) -> dict[str, bool]:
-    """What the tool's server says of it, if it is trusted; else what the protocol says of a silent one."""
+    """The annotations from the tool's server if it is trusted, otherwise the protocol's defaults."""
     return annotations_of(tool.annotations if tool.trusted else {})
 
 
 def glob(pattern: str) -> Callable[[str], Any]:
-    """Says of a text whether it fits. `*` is any text, `?` any character, all else itself."""
+    """Returns a matcher. `*` matches any text, `?` any character; everything else is literal."""
     if not is_glob(pattern):
         return pattern.__eq__
     if pattern == "*":
@@ -164,10 +164,11 @@ def _checked_glob(tools: Any) -> str:
         return "*:*"
     if not isinstance(tools, str) or len(tools) > LONGEST_WORD or not tools.isprintable():
         raise ConfigError(
-            "Tools are named by one printable line.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".'
+            "A rule's tools must be one printable line.",
+            remedy='Write `server:tool`, for instance "git:*" or "*:read_*".',
         )
     if not tools.strip():
-        raise ConfigError("No tools are named.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
+        raise ConfigError("The rule names no tools.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
     server, colon, tool = tools.partition(":")
     if not colon:
         ours = next((f'"{":".join(pair)}"' for pair, short in SHORT_NAMES.items() if short == tools), None)
@@ -176,16 +177,16 @@ def _checked_glob(tools: Any) -> str:
     if not server or not tool:
         raise ConfigError(f"{tools!r} names no tool.", remedy=f'Write "{server or "*"}:{tool or "*"}".')
     if tools != tools.strip() or server != server.strip() or tool != tool.strip():
-        raise ConfigError(f"{tools!r} has spaces at an edge.", remedy=f'Write "{server.strip()}:{tool.strip()}".')
+        raise ConfigError(f"{tools!r} has extra spaces.", remedy=f'Write "{server.strip()}:{tool.strip()}".')
     if set("[]{}") & set(tools):
         raise ConfigError(
-            f"{tools!r} has brackets, which mean nothing here.", remedy="Only * and ? are special; write two rules."
+            f"{tools!r} has brackets, which are not supported.", remedy="Only * and ? are special; write two rules."
         )
     return tools
 
 
 def rule_from(data: Any, *, where: str, origin: RuleOrigin = RuleOrigin.PROFILE, holder: str = "") -> Rule:
-    """The rule that `{"allow": "files:*", "annotations": {…}, "when": {"path": {"under": "."}}}` says."""
+    """Parses `{"allow": "files:*", "annotations": {…}, "when": {"path": {"under": "."}}}`."""
     try:
         return _rule(data, origin, holder)
     except ConfigError as error:
@@ -194,18 +195,18 @@ def rule_from(data: Any, *, where: str, origin: RuleOrigin = RuleOrigin.PROFILE,
 
 def _rule(data: Any, origin: RuleOrigin, holder: str) -> Rule:
     if not isinstance(data, Mapping):
-        raise ConfigError("A rule is an object.", remedy='For instance {"allow": "git:*"}.')
+        raise ConfigError("A rule must be an object.", remedy='For instance {"allow": "git:*"}.')
     effects = [effect for effect in Verdict if effect in data]
     unknown = [str(key) for key in data if key not in (*Verdict, *_PARTS)]
     if unknown:
-        raise ConfigError(f"A rule knows no {unknown[0]!r}.", remedy=_near(unknown, (*Verdict, *_PARTS)))
+        raise ConfigError(f"A rule has no key {unknown[0]!r}.", remedy=_near(unknown, (*Verdict, *_PARTS)))
     if len(effects) != 1:
-        raise ConfigError("A rule has one of allow, deny and ask.", remedy='For instance {"allow": "git:*"}.')
+        raise ConfigError("A rule needs exactly one of allow, deny and ask.", remedy='For instance {"allow": "git:*"}.')
     annotations = data.get("annotations", {})
     when = data.get("when", {})
     if not isinstance(annotations, Mapping) or not isinstance(when, Mapping):
         raise ConfigError(
-            "`annotations` and `when` are objects.",
+            "`annotations` and `when` must be objects.",
             remedy='For instance {"annotations": {"read_only": true}, "when": {"path": {"under": "src"}}}.',
         )
     conditions = tuple(
@@ -219,7 +220,7 @@ def _rule(data: Any, origin: RuleOrigin, holder: str) -> Rule:
 
 def _tests(data: Any) -> Iterable[ConditionTest]:
     if not isinstance(data, Mapping) or not data:
-        raise ConfigError("A condition names its test.", remedy='For instance {"path": {"under": "src"}}.')
+        raise ConfigError("A condition needs a test.", remedy='For instance {"path": {"under": "src"}}.')
     for name, value in data.items():
         match name:
             case "under":
@@ -235,7 +236,7 @@ def _tests(data: Any) -> Iterable[ConditionTest]:
 
 
 def rule_data(rule: Rule) -> dict[str, Any]:
-    """The inverse of `rule_from`; who holds the rule is not part of it."""
+    """The inverse of `rule_from`; the holder is not part of it."""
     data: dict[str, Any] = {str(rule.effect): rule.tools}
     if rule.annotations:
         data["annotations"] = dict(rule.annotations)
