@@ -316,7 +316,7 @@ async def test_a_server_is_disconnected_and_connected_by_its_name(environ, notes
         await crib.servers.connect("w")
         with pytest.raises(UnknownServer, match="never"):
             await crib.servers.connect("never")
-        with pytest.raises(UsageError, match="switched off"):
+        with pytest.raises(UsageError, match="is disabled"):
             await crib.servers.connect("off")
     assert states[:3] == ["stopped", "connecting", "ready"]
     assert notes.nonces() == ["again"]

@@ -518,8 +518,8 @@ async def test_a_daemon_for_runs_is_shown_as_one_and_stays_for_a_bridge(toolcrib
         assert (status["for_runs"], status["runs"], status["pid"]) == (True, 1, lease.daemon)
         up = await during(cli, "up", "--port", "0")
         assert up.exit_code == 8
-        assert "for runs of coding agents only" in up.err
-        assert "It ends with the last of them" in up.err
+        assert "only for runs of coding agents" in up.err
+        assert "It ends with the last run" in up.err
         pipe = await during(SocketClient, cast(Daemon, SimpleNamespace(home=toolcrib_home)))
         with pipe:
             assert "result" in await during(pipe.ask, request("tools/list"))

@@ -182,7 +182,7 @@ def test_an_agents_folder_that_became_a_link_is_refused(owner: Owner, folders: t
         assert not refusal(one.call("workspace_list_dir"))
         swap = f"mv {inner.name} old && ln -s {right} {inner.name}"
         assert data(outer.call("workspace_run_shell_safe", command=swap))["exit_code"] == 0
-        assert "is a link now" in refusal(one.call("workspace_read_file", path="name.txt"))
+        assert "is now a link" in refusal(one.call("workspace_read_file", path="name.txt"))
         assert refusal(one.call("workspace_write_file", path="planted", content="x"))
     assert [path.name for path in right.iterdir()] == ["name.txt"]
 

@@ -107,9 +107,9 @@ async def test_unusual_text_leads_to_a_result_or_a_toolcrib_error(context):
 async def test_a_folder_that_cannot_be_opened_is_refused(context, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "loop", tmp_path / ("x" * 300), tmp_path / "loop" / "x"):
-        with pytest.raises(UsageError, match="is no folder"):
+        with pytest.raises(UsageError, match="is not a folder"):
             agent_folder(path, None)
-        with pytest.raises(UsageError, match="is no folder"):
+        with pytest.raises(UsageError, match="is not a folder"):
             job_folder(OWNER, None, tmp_path, str(path))
 
 

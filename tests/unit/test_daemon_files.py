@@ -77,7 +77,7 @@ def test_a_command_that_takes_long_is_not_taken_for_a_daemon(paths: Paths, monke
     monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
     with (
         daemon_lock(paths),
-        pytest.raises(AlreadyRunning, match="Another command is changing something"),
+        pytest.raises(AlreadyRunning, match="Another command is making changes"),
         daemon_lock(paths),
     ):
         pass
@@ -169,7 +169,7 @@ def test_a_file_without_a_token_is_refused(paths: Paths, content: str) -> None:
     private_folder(paths.state_dir)
     paths.owner_token.write_text(content)
     paths.owner_token.chmod(0o600)
-    with pytest.raises(ConfigError, match="holds no token"):
+    with pytest.raises(ConfigError, match="contains no token"):
         owner_token(paths.owner_token)
 
 

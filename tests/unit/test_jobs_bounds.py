@@ -179,7 +179,7 @@ async def test_only_a_job_that_runs_is_lent_an_agent(harness: JobHarness) -> Non
         first = await desk.submit(caller, harness.root, order("first"))
         waits = await desk.submit(caller, harness.root, order("second"))
         await harness.begun("first")
-        with pytest.raises(Denied, match="that runs"):
+        with pytest.raises(Denied, match="is running"):
             async with lent(harness, desk, waits):
                 pass
         async with lent(harness, desk, first) as lease:
@@ -228,7 +228,7 @@ async def test_a_job_stays_in_its_submitter_s_project(harness: JobHarness) -> No
     (harness.root / "app" / ".toolcrib" / "config.json").write_text("{}")
     async with harness.open() as desk:
         for who in (await agent(desk, "a", workdir=harness.root), CLIENT):
-            with pytest.raises(Denied, match="a project of its own"):
+            with pytest.raises(Denied, match="in another project"):
                 await desk.submit(who, harness.root, order(workdir="app"))
         assert (await desk.submit(OWNER, harness.root, order(workdir="app"))).workdir == str(harness.root / "app")
 

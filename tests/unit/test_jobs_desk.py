@@ -68,7 +68,7 @@ async def test_only_so_many_run_and_wait_and_the_first_come_first(harness: JobHa
         await harness.begun("p0")
         await harness.begun("p1")
         assert desk.counts == {"running": 2, "waiting": 2}
-        with pytest.raises(UsageError, match="2 jobs wait already"):
+        with pytest.raises(UsageError, match="2 jobs are already waiting"):
             await desk.submit(OWNER, harness.root, order("p4"))
         assert set(harness.workers) == {"p0", "p1"}
         harness.workers["p1"].done()
@@ -82,7 +82,7 @@ async def test_one_agent_cannot_take_all_the_room(harness: JobHarness) -> None:
         greedy, other = await agent(desk, "greedy"), await agent(desk, "other")
         for number in range(3):
             await desk.submit(greedy, harness.root, order(f"g{number}"))
-        with pytest.raises(UsageError, match="greedy has 3 jobs"):
+        with pytest.raises(UsageError, match="greedy already has 3 "):
             await desk.submit(greedy, harness.root, order("g3"))
         await desk.submit(other, harness.root, order("o"))
 
@@ -149,7 +149,7 @@ async def test_the_jobs_of_an_agent_end_with_it(harness: JobHarness) -> None:
         await desk.crib.services.agents.remove("heartbeat")
         for job in (running.id, waiting.id):
             row = await over(desk, job)
-            assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter heartbeat is no more.")
+            assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter heartbeat has ended.")
         assert worker.stopped
         assert set(harness.workers) == {"running"}
 
@@ -168,7 +168,7 @@ async def test_a_daemon_that_ends_interrupts_what_runs_and_the_next_one_begins_o
     assert harness.workers.pop("ran").stopped
     async with harness.open(max_running=1) as desk:
         row = await desk.result(OWNER, ran.id, wait=0)
-        assert (row.status, row.error) == (JobStatus.INTERRUPTED, "The daemon was stopped while it ran.")
+        assert (row.status, row.error) == (JobStatus.INTERRUPTED, "The daemon was stopped while the job was running.")
         (await harness.begun("waited")).done()
         assert (await over(desk, waited.id)).status is JobStatus.DONE
         assert "ran" not in harness.workers
@@ -205,10 +205,12 @@ async def test_a_worker_that_ends_without_a_word_is_a_failure_that_says_how(harn
 async def test_a_failure_keeps_what_was_said_and_a_long_result_is_cut_and_says_so(harness: JobHarness) -> None:
     async with harness.open() as desk:
         row = await desk.submit(OWNER, harness.root, order())
-        (await harness.begun("do it")).done("x" * (LONGEST_RESULT + 5), status="failed", error="Its time was up.")
+        (await harness.begun("do it")).done(
+            "x" * (LONGEST_RESULT + 5), status="failed", error="It reached its time limit."
+        )
         ended = await over(desk, row.id)
-        assert (ended.status, ended.error) == (JobStatus.FAILED, "Its time was up.")
-        assert ended.text.endswith("x\n[5 more characters were not kept]")
+        assert (ended.status, ended.error) == (JobStatus.FAILED, "It reached its time limit.")
+        assert ended.text.endswith("x\n[5 more characters were not stored]")
 
 
 WRONG: list[tuple[str, dict[str, Any], type[ToolcribError], str]] = [
@@ -218,16 +220,16 @@ WRONG: list[tuple[str, dict[str, Any], type[ToolcribError], str]] = [
     ("owner", {"model": "google:x"}, UsageError, "no key for google"),
     ("owner", {"model": "openai:x", "runs": "claude"}, UsageError, "chooses its model"),
     ("owner", {"runs": "claude"}, NotFound, "not installed"),
-    ("agent", {"workdir": "../.."}, Denied, "not beneath"),
-    ("agent", {"workdir": "/"}, Denied, "not beneath"),
-    ("client", {"workdir": "/"}, Denied, "not beneath"),
-    ("owner", {"workdir": "nowhere"}, UsageError, "is no folder"),
-    ("client", {"profile": "trusted"}, Denied, "has the profile developer"),
-    ("agent", {"profile": "owner"}, UsageError, "nobody's but yours"),
+    ("agent", {"workdir": "../.."}, Denied, "not inside"),
+    ("agent", {"workdir": "/"}, Denied, "not inside"),
+    ("client", {"workdir": "/"}, Denied, "not inside"),
+    ("owner", {"workdir": "nowhere"}, UsageError, "is not a folder"),
+    ("client", {"profile": "trusted"}, Denied, "have the profile developer"),
+    ("agent", {"profile": "owner"}, UsageError, "can have the profile owner"),
     ("agent", {"profile": "ghost"}, UsageError, "There is no profile"),
-    ("owner", {"profile": "owner"}, UsageError, "nobody's but yours"),
+    ("owner", {"profile": "owner"}, UsageError, "can have the profile owner"),
     ("owner", {"timeout": 601}, UsageError, "600 s at most"),
-    ("owner", {"prompt": " \n"}, UsageError, "no prompt"),
+    ("owner", {"prompt": " \n"}, UsageError, "prompt is empty"),
     ("owner", {"prompt": "x" * 300_000}, UsageError, "256 KiB"),
 ]
 
@@ -248,7 +250,7 @@ async def test_a_link_out_of_the_folder_is_outside(harness: JobHarness) -> None:
     (harness.root / "out").symlink_to(harness.home)
     async with harness.open() as desk:
         caller = await agent(desk, "a", workdir=harness.root)
-        with pytest.raises(Denied, match="not beneath"):
+        with pytest.raises(Denied, match="not inside"):
             await desk.submit(caller, harness.root, order(workdir="out"))
 
 

@@ -121,7 +121,7 @@ async def test_servers_connect_at_the_same_time(odd, mark):
 async def test_a_server_that_is_switched_off_is_not_started(odd, mark):
     config = odd().config()
     async with Kit([type(config)(**{**vars(config), "enabled": False})]) as kit:
-        assert kit.missing == {"odd": "It is switched off."}
+        assert kit.missing == {"odd": "It is disabled."}
         assert processes(mark) == []
 
 
@@ -266,10 +266,10 @@ async def test_a_kit_is_entered_once(odd):
 
 async def _refused_outside(kit: Kit) -> None:
     for use in (kit.tools, kit.status, lambda: kit.catalog, lambda: kit.server_info("odd")):
-        with pytest.raises(UsageError, match="A Kit is used inside its `async with`"):
+        with pytest.raises(UsageError, match="A Kit must be used inside its `async with`"):
             use()
     for wait in (kit.call("echo"), kit.refresh("odd")):
-        with pytest.raises(UsageError, match="A Kit is used inside its `async with`"):
+        with pytest.raises(UsageError, match="A Kit must be used inside its `async with`"):
             await wait
 
 
@@ -282,9 +282,9 @@ async def test_a_kit_outside_its_with_says_so_instead_of_being_empty(odd):
             await kit.refresh("nobody")
     await _refused_outside(kit)
     client = Client(odd())
-    with pytest.raises(UsageError, match="A Client is used inside"):
+    with pytest.raises(UsageError, match="A Client must be used inside"):
         client.list_tools()
-    with pytest.raises(UsageError, match="A Client is used inside"):
+    with pytest.raises(UsageError, match="A Client must be used inside"):
         await client.call_tool("echo")
 
 
@@ -296,7 +296,7 @@ async def test_a_call_of_the_wrong_kind_is_told_in_a_programs_words(odd):
             for timeout in ("4", 0, -1.0, float("nan"), float("inf")):
                 with pytest.raises(UsageError, match="timeout: found"):
                     await ask("echo", {}, timeout=timeout)
-        with pytest.raises(UsageError, match="name is a text"):
+        with pytest.raises(UsageError, match="name is a string"):
             await kit.call(4)
 
 
@@ -329,7 +329,7 @@ def test_what_is_no_server_is_refused_with_the_words_for_one(servers):
 
 async def test_what_cannot_hear_or_happen_is_refused():
     kit = Kit([])
-    with pytest.raises(UsageError, match="function of one event"):
+    with pytest.raises(UsageError, match="function with one parameter"):
         kit.subscribe("x")
     for kind in ("call_finished", Event, int):
         with pytest.raises(UsageError, match="CallFinished"):

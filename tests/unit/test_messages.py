@@ -235,11 +235,11 @@ def test_an_empty_result_is_explained(content: list[Any], *, failed: bool) -> No
 @pytest.mark.parametrize(
     ("block", "text"),
     [
-        ({**IMAGE, "mimeType": "image/svg+xml"}, "(4 bytes, image/svg+xml, which cannot be shown.)"),
-        ({**IMAGE, "mimeType": ""}, "(4 bytes, of an unknown kind, which cannot be shown.)"),
+        ({**IMAGE, "mimeType": "image/svg+xml"}, "(4 bytes, image/svg+xml, cannot be shown.)"),
+        ({**IMAGE, "mimeType": ""}, "(4 bytes, of unknown type, cannot be shown.)"),
         (
             {"type": "resource", "resource": {"uri": "x:y", "blob": PDF}},
-            "x:y:\n(4 bytes of x:y, of an unknown kind, which",
+            "x:y:\n(4 bytes of x:y, of unknown type, cannot",
         ),
         ({"type": "resource", "resource": {"uri": "x:y"}}, '{"type": "resource", "resource": {"uri": "x:y"}}'),
         ({"type": "image", "data": "?", "mimeType": "image/png"}, '{"type": "image", "data": "?"'),

@@ -125,7 +125,7 @@ async def test_a_daemon_that_is_just_ending_is_asked_again_until_the_next_one_le
 async def test_a_daemon_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harnesses, "CONNECT_TIMEOUT", 0.2)
     async with daemon_that(hangs_up) as harness:
-        with pytest.raises(DaemonNotRunning, match="ended before it had lent"):
+        with pytest.raises(DaemonNotRunning, match="ended before it leased"):
             await harness.lease(wanted())
 
 
@@ -172,7 +172,7 @@ async def test_notes_that_cannot_be_understood_are_a_lost_lease_and_no_silence()
 
     async with daemon_that(tells_otherwise) as harness:
         (lost,) = await noted((await harness.lease(wanted())).events())
-    assert lost == LeaseLost(why="The daemon sends listed in another form.")
+    assert lost == LeaseLost(why="The daemon sent an unexpected form of listed.")
 
 
 async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() -> None:

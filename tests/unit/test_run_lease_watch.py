@@ -264,5 +264,5 @@ def test_what_a_newer_daemon_may_tell_besides_is_passed_over() -> None:
     kind=st.sampled_from(["listed", "call"]),
 )
 def test_what_cannot_be_understood_is_an_error_and_never_a_guess(told: dict[str, Any], kind: str) -> None:
-    with pytest.raises(ValueError, match="in another form"):
+    with pytest.raises(ValueError, match="an unexpected form"):
         lease_event_from({kind: told})

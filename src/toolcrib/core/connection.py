@@ -1,9 +1,9 @@
-"""A running daemon's tools, for a program of one's own.
+"""A running daemon's tools, for your program.
 
-In: who the program is there: an agent of the daemon, or one that is lent for as long as the connection is open.
-Out: a provider. What may be seen and called is the daemon's to decide, and is in its audit log. Tools go by their
-own names here, as everywhere in the library; the daemon says which server each is from. Calls are published on the
-connection's own bus, as the door publishes those of this process. `Crib.connect` makes one.
+In: one of the daemon's agents, or a request for a leased one, which exists while the connection is open. Out: a
+provider. The daemon decides what the agent may see and call, and audits it. Tools have their plain names, as
+everywhere in the library; the daemon sends each tool's server. Calls are published on the connection's own bus, like
+the door's. `Crib.connect` creates one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _OUTCOME_OF_ERROR: tuple[tuple[type[BaseException], CallOutcome], ...] = (
 def publish_call(
     bus: Bus, *, call_id: str, caller: str, name: str, tool: str, server: str, arguments: bytes
 ) -> Iterator[Callable[[Result], None]]:
-    """Gives the function that takes the result; without one, what is raised says how it ended."""
+    """Yields a function for the result; an exception determines the outcome instead."""
     facts: dict[str, Any] = {
         "call_id": call_id,
         "caller": caller,
@@ -98,25 +98,25 @@ def _outcome_of(result: Result) -> CallOutcome:
 
 
 DAEMON = "daemon"
-"""What the daemon is called among the servers, in errors and events."""
+"""The daemon's server name in errors and events."""
 _CLIENT = "program"
-"""What a lent agent's name begins with."""
+"""The prefix of a leased agent's name."""
 _AGENT_LIFETIME = 30 * 86_400.0
-"""Seconds after which a lent agent ends, also if the program still holds it."""
+"""Seconds after which a leased agent ends, even if the program still uses it."""
 _CALL_TIMEOUT = 86_400.0
-"""Seconds: how long a call may take is the daemon's to say, by server."""
+"""Seconds. The daemon limits each call, by server."""
 _LARGEST_ANSWER_MB = 1024.0
-"""So is how large an answer may be."""
+"""The daemon also limits the size of an answer."""
 _ANSWERS_WITHIN = 10.0
 _LENT_WITHIN = 30.0
-"""Seconds for the whole way to a lent agent: its daemon waits for servers that nobody has seen yet."""
+"""Seconds to get a leased agent: the daemon first waits for servers whose tools it has never listed."""
 
 
 class Connection(AsyncResource, ToolProvider):
     """A running daemon's tools, as one of its agents: `async with Crib.connect() as crib`.
 
-    `crib.tools()` are those that the agent may use, `await crib.call("read_file", {…})` calls one. What may be done is
-    for the daemon to decide, and is in its audit log.
+    `crib.tools()` returns the tools that the agent may use, `await crib.call("read_file", {…})` calls one. The daemon
+    decides on every call and audits it.
     """
 
     def __init__(
@@ -130,18 +130,18 @@ class Connection(AsyncResource, ToolProvider):
         environ: Mapping[str, str] | None = None,
         parent: str | None = None,
     ) -> None:
-        """With `agent` (its token is in this user's files) or `token`: that agent. Otherwise an agent with `profile`,
-        `developer` by default, is lent that works in `workdir`, by default the current folder, and ends with the
-        connection; `parent` bounds it.
+        """Connects as `agent` (its token is in this user's files) or with `token`. Otherwise leases an agent with
+        `profile` (default `developer`) and `workdir` (default: the current folder), which ends with the connection;
+        `parent` limits its permissions.
         """
         if (agent or token) and (profile or workdir or parent):
             raise UsageError(
-                "An agent that exists has its profile, its folder and its parent already.",
-                remedy="Leave profile, workdir and parent out, or agent and token.",
+                "An existing agent already has its profile, folder and parent.",
+                remedy="Omit profile, workdir and parent, or omit agent and token.",
             )
         self.bus = Bus()
         self.agent = agent or ""
-        """Who we are at the daemon."""
+        """Our agent's name in the daemon."""
         self._token = token or ""
         self._paths = paths or Paths.of_user(os.environ if environ is None else environ)
         self._wanted = LeaseRequest(
@@ -161,14 +161,14 @@ class Connection(AsyncResource, ToolProvider):
         self._lease: AgentLease | None = None
         self._following: asyncio.Task[None] | None = None
         self._over = ""
-        """Why the lent agent is no more."""
+        """Why the leased agent ended."""
 
     def __repr__(self) -> str:
         return f"Connection(agent={self.agent!r})"
 
     def _refuse_again(self) -> None:
         if self._entered:
-            raise UsageError("A Connection is used once.", remedy="Make another, by `Crib.connect()`.")
+            raise UsageError("A Connection can be used only once.", remedy="Create another with `Crib.connect()`.")
 
     async def _open(self) -> None:
         self._entered = True
@@ -203,11 +203,11 @@ class Connection(AsyncResource, ToolProvider):
         return self._lease.url
 
     async def _follow(self, lease: AgentLease) -> None:
-        """A daemon that nobody listens to takes its agent back; of its events, only the end matters here."""
+        """Reads the lease's events, because the daemon ends a lease whose events nobody reads; only its end matters."""
         async for event in lease.events():
             match event:
                 case LeaseEnded(why=why):
-                    self._over = f"The daemon has ended {lease.agent}: {why}."
+                    self._over = f"The daemon ended {lease.agent}: {why}."
                 case LeaseLost(why=why):
                     self._over = why
 
@@ -217,7 +217,7 @@ class Connection(AsyncResource, ToolProvider):
             self._token = (kept or "").strip()
         if not self._token:
             raise NotFound(
-                f"There is no agent {self.agent[:80]!r} here.", remedy="`toolcrib agent list` shows which there are."
+                f"There is no agent {self.agent[:80]!r} here.", remedy="`toolcrib agent list` lists the agents."
             )
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN):
@@ -247,12 +247,12 @@ class Connection(AsyncResource, ToolProvider):
 
     @property
     def catalog(self) -> Catalog:
-        """What the agent may see."""
+        """The tools that the agent may see."""
         return self._tools_now().catalog
 
     @property
     def all_known(self) -> bool:
-        """What its agent may not see is there all the same."""
+        """Never: tools may exist that the agent may not see."""
         return False
 
     def _tools_now(self) -> DaemonCatalog:
@@ -262,7 +262,7 @@ class Connection(AsyncResource, ToolProvider):
         return self._listed
 
     def status(self) -> dict[str, ServerStatus]:
-        """Of the servers that the agent may use: how each does at the daemon, as far as that is there itself."""
+        """The state of the servers that the agent may use, or of the daemon while it cannot be reached."""
         tools = self.catalog.tools
         link = self._live().status
         states = self._states.by_server if link.state is ServerState.READY else {}
@@ -294,7 +294,7 @@ class Connection(AsyncResource, ToolProvider):
             server="" if tool is None else tool.server,
             arguments=bytes(params["arguments"]),
         ) as finished:
-            # A name that is not known here is the daemon's to judge: it may be new, or not for us.
+            # The daemon decides on unknown names: the tool may be new, or not permitted.
             public = name if tool is None else listed.public(tool)
             answer = await self._answered(ToolCall(name=public, params=params), timeout)
             result = read_answer(answer)
@@ -331,22 +331,22 @@ class Connection(AsyncResource, ToolProvider):
 def _refused(url: str, why: str) -> ToolcribError:
     if why == explain_status(HTTPStatus.UNAUTHORIZED, url):
         return Denied(
-            "The daemon does not know this token: it was replaced, revoked or has expired.",
-            remedy="`toolcrib agent list` shows the agents, `toolcrib agent rotate NAME` makes a new token.",
+            "The daemon does not accept this token: it was replaced or revoked, or has expired.",
+            remedy="`toolcrib agent list` lists the agents, `toolcrib agent rotate NAME` creates a new token.",
         )
     if why == explain_status(HTTPStatus.FORBIDDEN, url):
-        return Denied("The token is another agent's.", remedy="Leave `agent` out, or `token`.")
+        return Denied("The token belongs to another agent.", remedy="Omit `agent` or `token`.")
     return ServerUnavailable(
-        f"The daemon at {url} could not be reached: {why}", remedy="`toolcrib status` says how it does."
+        f"The daemon at {url} could not be reached: {why}", remedy="Run `toolcrib status` to check it."
     )
 
 
 def _no_answer() -> DaemonNotRunning:
     return DaemonNotRunning(
         "The daemon does not answer.",
-        remedy="`toolcrib status` says how it does; `toolcrib down` and `toolcrib up` start it anew.",
+        remedy="Run `toolcrib status` to check it; `toolcrib down` and `toolcrib up` restart it.",
     )
 
 
 def _not_running() -> DaemonNotRunning:
-    return DaemonNotRunning("No daemon runs that a program could connect to.", remedy="`toolcrib up` starts one.")
+    return DaemonNotRunning("No daemon is running.", remedy="`toolcrib up` starts one.")

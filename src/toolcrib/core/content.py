@@ -1,7 +1,7 @@
-"""The blocks of a tool's result, one small class per kind, and whether bytes are what their media type says.
+"""The blocks of a tool's result, one small class per kind, and a check of bytes against their media type.
 
-In: a block as decoded JSON. Out: a `Block`. Nothing is dropped: each keeps the object it came from, and a kind
-that is not known here, or that its server got wrong, becomes an `OtherBlock`. `results` reads and writes them.
+In: a block as decoded JSON. Out: a `Block`. Nothing is lost: each keeps its original object, and unknown or invalid
+kinds become an `OtherBlock`. `results` reads and writes them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AudioBlock(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceBlock(Block):
-    """A resource's content, embedded: `text`, or `blob` where it is binary."""
+    """A resource's embedded content: `text`, or `blob` if it is binary."""
 
     uri: str
     media_type: str | None
@@ -55,7 +55,7 @@ class ResourceLinkBlock(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class OtherBlock(Block):
-    """A kind that is not known here, or a known one that its server got wrong."""
+    """An unknown kind, or an invalid block of a known kind."""
 
     kind: str
 
@@ -83,7 +83,7 @@ def read_block(raw: Any) -> Block:
 
 def _resource(raw: dict[str, Any], resource: Any) -> ResourceBlock:
     if not isinstance(resource, dict):
-        raise TypeError("a resource is an object")
+        raise TypeError("a resource must be an object")
     media_type = resource.get("mimeType")
     return ResourceBlock(
         uri=_text(resource["uri"]),
@@ -96,7 +96,7 @@ def _resource(raw: dict[str, Any], resource: Any) -> ResourceBlock:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a string is needed here")
+        raise TypeError("expected a string")
     return value
 
 
@@ -123,6 +123,6 @@ _SIGNATURES: Mapping[str, bytes] = {
 
 
 def has_media_type(media_type: str, data: bytes) -> bool:
-    """True also of a type that is not known here."""
+    """Also true for unknown types."""
     begins = _SIGNATURES.get(media_type)
     return begins is None or re.match(begins, data, re.DOTALL) is not None

@@ -1,8 +1,8 @@
 """The core: configuration, servers, catalogs, the door and the listings, wired together.
 
-In: where a user's files are, the environment, the flags. Out: a `Project` per root, whose tools can be listed and
-called, and a `ToolProvider` for the home project. `Crib` only wires; the packages below do the work. It starts no
-process of its own and listens nowhere.
+In: the paths of the user's files, the environment, the flags. Out: a `Project` per root, whose tools can be listed and
+called, and a `ToolProvider` for the home project. `Crib` only connects the packages below, which do the work. It
+listens on no socket.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from toolcrib.store.servers import all_trusted_servers
 
 @dataclass(frozen=True, kw_only=True)
 class CribEnvironment:
-    """Where a crib works: the user's files, the home project's root, the variables, the flags."""
+    """The surroundings of a crib: the user's files, the home project's root, the variables, the flags."""
 
     paths: Paths
     root: Path
-    """Of the project that callers without a root of their own work in."""
+    """The root of the home project, for callers that give no root."""
     variables: Mapping[str, str]
     flags: Flags
     mask: Masker
-    """Knows the secrets of every configuration that was read."""
+    """Masks the secrets of every configuration that was loaded."""
 
 
 class Opening(enum.Enum):
-    """When `async with` goes on."""
+    """When `async with` continues."""
 
     AT_ONCE = "at once"
     CONNECTED = "connected"
-    """When each server whose tools nobody has ever seen is there, or has failed."""
+    """When every server without known tools is connected or has failed."""
 
 
 class Crib(AsyncResource, ToolProvider):
-    """The tools of your configuration, for a program of your own: `async with Crib.from_config() as crib`.
+    """The tools of your configuration, for your program: `async with Crib.from_config() as crib`.
 
-    `crib.tools()` are for a model, `await crib.call("read_file", {…})` calls one, and your audit log says so.
-    `crib.servers.register` adds a server for as long as the crib is open. `Crib.connect()` takes the tools of a running
-    daemon instead.
+    `crib.tools()` returns the tools for a model, `await crib.call("read_file", {…})` calls one and audits it.
+    `crib.servers.register` adds a server while the crib is open. `Crib.connect()` uses a running daemon's tools
+    instead.
     """
 
     connect = Connection
@@ -84,7 +84,7 @@ class Crib(AsyncResource, ToolProvider):
         is_daemon: bool = False,
         mask: Masker | None = None,
     ) -> None:
-        """By default: this user's files, the current folder, our own environment; all servers, not `only` some."""
+        """Defaults: this user's files, the current folder, the process's environment, and all servers."""
         variables = os.environ if environ is None else environ
         self.environment = CribEnvironment(
             paths=paths or Paths.of_user(variables),
@@ -95,9 +95,9 @@ class Crib(AsyncResource, ToolProvider):
         )
         self.bus = Bus()
         self.projects = Projects(self, builtins=builtins or {}, only=only, source=source)
-        """Those that somebody works in, and their configuration; `projects.home` is the crib's own."""
+        """The projects in use, with their configuration; `projects.home` is the crib's own."""
         self.servers = ServerRegistry(self.projects)
-        """Those of the home project: what a program adds, connects and disconnects."""
+        """The servers of the home project, which a program can add, connect and disconnect."""
         self._builtins = builtins or {}
         self._opening = opening
         self._holder = StoreHolder(home=str(self.environment.paths.config_dir), daemon=is_daemon)
@@ -114,11 +114,11 @@ class Crib(AsyncResource, ToolProvider):
         root: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """For a program of one's own, without a daemon: the servers of the user's configuration and of the project,
-        where its files are trusted; or only those of a `source`, a file or a mapping as a file would have it.
+        """Creates a crib for a program without a daemon. It has the servers of the user's configuration and of the
+        project's trusted files, or only those of `source`: a file, or a mapping in the file's format.
 
-        Inside `async with` all servers are there, or have failed, or are known from last time and come by themselves.
-        What is called is written into the user's audit log.
+        Inside `async with`, every server is connected, has failed, or has known tools and connects in the background.
+        Calls are recorded in the user's audit log.
         """
         check_source(source)
         return cls(
@@ -130,7 +130,7 @@ class Crib(AsyncResource, ToolProvider):
 
     def _refuse_again(self) -> None:
         if self._entered:
-            raise UsageError("A Crib is used once.", remedy="Make another.")
+            raise UsageError("A Crib can be used only once.", remedy="Create another.")
 
     async def _open(self) -> None:
         self._entered = True
@@ -164,14 +164,15 @@ class Crib(AsyncResource, ToolProvider):
 
     @property
     def services(self) -> Services:
-        """What serves all projects: the store, the agents, their sessions and approvals, the door, the audit log."""
+        """The parts that all projects share: the store, the agents, their sessions and approvals, the door, the audit
+        log."""
         if self._services is None:
             raise self._not_open()
         return self._services
 
     @property
     def trust(self) -> Trust:
-        """Which files and servers the person trusts."""
+        """The files and servers that the person trusts."""
         if self._trust is None:
             raise self._not_open()
         return self._trust

@@ -1,9 +1,8 @@
 """The servers and tools of a daemon, as a program sees them.
 
-In: the daemon's socket and the agent's token; definitions as the daemon's endpoint lists them, under the gateway's
-names, each with its source. Out: a state by server, kept up to date for as long as it is followed; a catalog by
-server and tool, and the way back to the gateway's names. `Connection` uses both; `commands.agent` is at the other
-end.
+In: the daemon's socket and the agent's token; definitions from the daemon's endpoint, under the gateway's names, each
+with its origin. Out: each server's state, kept up to date; a catalog by server and tool, and the mapping to the
+gateway's names. `Connection` uses both; `commands.agent` is the other end.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from toolcrib.servers.model import ServerState
 _COMMAND = "agent:servers"
 _FIRST_WITHIN = 10.0
 _LOOK_AGAIN = 0.5
-"""Seconds after which a daemon that is gone is asked again."""
+"""Seconds between attempts to reach the daemon again."""
 
 
 class DaemonServerStates:
@@ -40,7 +39,7 @@ class DaemonServerStates:
         self._following: asyncio.Task[None] | None = None
 
     async def begin(self, socket: Path, token: str, root: Path) -> None:
-        """Returns when the first word has come, or none will."""
+        """Returns after the first answer, or when none can come."""
         self._following = asyncio.create_task(self._follow(socket, token, root))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_WITHIN):
@@ -58,7 +57,7 @@ class DaemonServerStates:
             except DaemonDisconnected:
                 self._update({})
             except ToolcribError:
-                # The agent is no more, or the daemon does not know the command.
+                # The agent ended, or the daemon does not know the command.
                 self._update({})
                 return
             finally:
@@ -90,7 +89,7 @@ def _states_in(event: Mapping[str, Any]) -> dict[str, ServerState]:
 
 
 UNKNOWN_SERVER = "toolcrib"
-"""The server of a tool whose source is not given: the daemon is of another version."""
+"""The server of a tool without an origin, from a daemon of another version."""
 
 _Fields = dict[str, Raw]
 
@@ -109,7 +108,7 @@ class _ListedTool:
 
     @property
     def override(self) -> ToolOverride | None:
-        """What the daemon's configuration made of it; the arguments are taken back there."""
+        """How the daemon's configuration changed it; the daemon maps the arguments back."""
         source = self.source
         if not source.shown and not source.options:
             return None
@@ -119,13 +118,13 @@ class _ListedTool:
 @dataclass(frozen=True, kw_only=True)
 class DaemonCatalog:
     definitions: tuple[bytes, ...] = field(default=(), repr=False)
-    """As the daemon gave them."""
+    """As the daemon listed them."""
     catalog: Catalog = field(default_factory=lambda: Catalog(version=0))
     _public: dict[ToolKey, str] = field(default_factory=dict, repr=False)
     _by_public: dict[str, Tool] = field(default_factory=dict, repr=False)
 
     def anew(self, definitions: tuple[bytes, ...]) -> Self:
-        """The same with what the daemon lists now."""
+        """A catalog of the daemon's current definitions."""
         if definitions == self.definitions:
             return self
         listed = {one.pair: one for one in map(_listed_tool, definitions) if one is not None}
@@ -148,14 +147,14 @@ class DaemonCatalog:
         )
 
     def find(self, name: str) -> Tool | None:
-        """By any of its names here, or by the gateway's."""
+        """Finds a tool by any of its names here, or by the gateway's."""
         try:
             return self.catalog.find(name, shown=lambda _: False)
         except UnknownTool:
             return self._by_public.get(folded_name(name))
 
     def public(self, tool: Tool) -> str:
-        """What the gateway calls it."""
+        """The gateway's name of the tool."""
         return self._public[tool.server, tool.name]
 
 
@@ -163,7 +162,7 @@ def _listed_tool(definition: bytes) -> _ListedTool | None:
     try:
         public, fields = decode_definition(definition)
     except BadDefinition:
-        # Not the daemon's way: it leaves out what it cannot read.
+        # Unexpected: the daemon lists only readable definitions.
         return None
     source = _source(fields) or ToolOrigin(server=UNKNOWN_SERVER, tool=public)
     fields["name"] = Raw(msgspec.json.encode(source.tool))
@@ -171,7 +170,7 @@ def _listed_tool(definition: bytes) -> _ListedTool | None:
 
 
 def _source(fields: _Fields) -> ToolOrigin | None:
-    """Takes the source out of a definition's fields, which are then as the server gave them."""
+    """Removes the origin from a definition's fields, which are then as the server sent them."""
     try:
         meta = msgspec.json.decode(fields["_meta"], type=_Fields)
         source = msgspec.json.decode(meta.pop(ORIGIN_KEY), type=ToolOrigin)

@@ -1,10 +1,10 @@
-"""Some given servers, for as long as a program needs them: `Kit`, and `Client` for a single one.
+"""Servers that a program names, connected while it needs them: `Kit`, and `Client` for a single server.
 
-In: servers as the program wrote them down. Out: a provider with the tools of those that are there; nothing is read
-from files, and nothing is kept. `run_agent` uses `Kit`; `Crib` is for a user's own configuration.
+In: servers declared in code. Out: a provider with the tools of the connected servers. Nothing is read from files, and
+nothing is stored. `run_agent` uses `Kit`; `Crib` is for a user's configuration.
 
-All connect at the same time, once, each within a limit; one that is not there by then is ended and named in
-`missing`. Whatever was started is ended when the kit is left, however it is left.
+All servers connect at the same time, once, each within a limit; a server that is late is ended and listed in
+`missing`. Leaving the kit always ends everything it started.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
 
 CONNECT_LIMIT = 10.0
-"""Seconds that a server has to be there."""
-_ANEW = "Put that right, then connect anew."
+"""Seconds that a server has to connect."""
+_ANEW = "Fix the cause, then connect again."
 
 
 class _KitState(enum.Enum):
@@ -45,10 +45,10 @@ class _KitState(enum.Enum):
 
 
 class Kit(AsyncResource, ToolProvider):
-    """Some given servers, for as long as a program needs them: `async with Kit([StdioServer(…)]) as kit`.
+    """Servers that your program names, connected while it needs them: `async with Kit([StdioServer(…)]) as kit`.
 
-    All connect at the same time, once; `kit.connected` and `kit.missing` say which are there. `kit.tools()` are for a
-    model, `await kit.call("read_file", {…})` calls one. Nothing is read from files, and nothing is kept.
+    All connect at the same time, once; `kit.connected` and `kit.missing` list the results. `kit.tools()` returns the
+    tools for a model, `await kit.call("read_file", {…})` calls one. Nothing is read from files or stored.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Kit(AsyncResource, ToolProvider):
         root: Path | None = None,
         connect_limit: float = CONNECT_LIMIT,
     ) -> None:
-        """`root` is where the servers' processes run, unless they say otherwise: the current folder."""
+        """`root` is the default working folder of the servers' processes; it defaults to the current folder."""
         self.bus = Bus()
         self._configs = configs_of(servers)
         _refuse_same_names(self._configs)
@@ -71,12 +71,12 @@ class Kit(AsyncResource, ToolProvider):
         self._catalog: Catalog | None = None
         self._version = 0
         self._leaving: set[asyncio.Task[None]] = set()
-        """Servers that were not there in time and are being ended."""
+        """Late servers that are being ended."""
         self._stage = _KitState.NEW
 
     def _refuse_again(self) -> None:
         if self._stage is not _KitState.NEW:
-            raise UsageError("A Kit is used once.", remedy="Make another.")
+            raise UsageError("A Kit can be used only once.", remedy="Create another.")
 
     async def _open(self) -> None:
         self._stage = _KitState.OPEN
@@ -86,7 +86,7 @@ class Kit(AsyncResource, ToolProvider):
 
     async def _connect(self, config: ServerConfig) -> None:
         if not config.enabled:
-            self._missing[config.name] = _absent(config, "It is switched off.")
+            self._missing[config.name] = _absent(config, "It is disabled.")
             return
         limit = min(self._limit, config.connect_timeout)
         server = self._pool.acquire(replace(config, connect_timeout=limit), self._root)
@@ -96,13 +96,13 @@ class Kit(AsyncResource, ToolProvider):
         status = server.status
         if status.state is ServerState.READY:
             self._servers[config.name] = server
-            # It said that it is ready before it was in the table.
+            # Its notification came before it was in the table.
             self._catalog = self._built(self._catalog)
             return
-        why = status.last_error or f"It was not there within {limit:g} s."
+        why = status.last_error or f"It did not connect within {limit:g} s."
         self._missing[config.name] = replace(status, state=ServerState.FAILED, last_error=why)
         self.bus.publish(ServerStateChanged(server=config.name, state=ServerState.FAILED, reason=why))
-        # Ending a process that hangs takes its time; nobody waits for it before the kit is left.
+        # Ending a process that hangs takes time; only `_close` waits for it.
         ending = asyncio.create_task(self._pool.release(server))
         self._leaving.add(ending)
         ending.add_done_callback(self._leaving.discard)
@@ -114,12 +114,12 @@ class Kit(AsyncResource, ToolProvider):
 
     @property
     def connected(self) -> tuple[str, ...]:
-        """The servers that were there in time, in the order they were given."""
+        """The servers that connected in time, in the given order."""
         return tuple(config.name for config in self._configs if config.name in self._servers)
 
     @property
     def missing(self) -> dict[str, str]:
-        """By server: why it is not there."""
+        """Why each missing server is not connected."""
         return {name: status.last_error for name, status in self._missing.items()}
 
     def status(self) -> dict[str, ServerStatus]:
@@ -142,14 +142,14 @@ class Kit(AsyncResource, ToolProvider):
         return read_answer(outcome.answer)
 
     async def refresh(self, server: str) -> None:
-        """Asks the server for its tools again. Servers that notify of changes need no asking."""
+        """Lists the server's tools again. Not needed for servers that send change notifications."""
         self._refuse_closed()
         await self._live(server).refresh()
 
-    # What the door asks.
+    # `ToolSource`, for the door.
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
-        """The tool of this name; of a server that is missing, the reason why its tools are not known."""
+        """The tool of this name. For a tool of a missing server, raises the reason."""
         try:
             return self.catalog.find(name, shown=shown, style=style)
         except UnknownTool:
@@ -159,7 +159,7 @@ class Kit(AsyncResource, ToolProvider):
             raise
 
     def target(self, server: str, _request: RequestContext[Kit]) -> Server:
-        """Who answers the calls of this server's tools."""
+        """The target of calls to this server's tools."""
         return self._live(server)
 
     def _live(self, server: str) -> Server:
@@ -219,7 +219,7 @@ def _refuse_same_names(configs: Sequence[ServerConfig]) -> None:
 class Client:
     """One server: `async with Client(StdioServer(…)) as client`, or `connect()` and `disconnect()`, as often as needed.
 
-    `client.list_tools()` are its tools, `await client.call_tool("read_file", {…})` calls one.
+    `client.list_tools()` returns its tools, `await client.call_tool("read_file", {…})` calls one.
     """
 
     def __init__(self, config: ServerConfig | DeclaredServer, *, root: Path | None = None) -> None:
@@ -227,7 +227,7 @@ class Client:
         self._root = root
         self._kit: Kit | None = None
         self._turn = asyncio.Lock()
-        """Held while it connects or leaves: two who connect at once make one process."""
+        """Held while it connects or disconnects, so that two simultaneous connects start one process."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -239,7 +239,7 @@ class Client:
         await self.disconnect()
 
     async def connect(self) -> None:
-        """Raises `ServerUnavailable`, with the reason, if the server is not there within its time limit."""
+        """Raises `ServerUnavailable`, with the reason, if the server does not connect within its time limit."""
         async with self._turn:
             await self._connect()
 
@@ -253,11 +253,11 @@ class Client:
             await self._leave()
             raise ServerUnavailable(
                 f"Server '{self.config.name}' could not be reached: {reason}",
-                remedy="Put that right, then connect again.",
+                remedy=_ANEW,
             )
 
     async def disconnect(self) -> None:
-        """Ends the connection and the server's process, if it is ours."""
+        """Ends the connection, and the server's process if this client started it."""
         async with self._turn:
             await self._leave()
 
@@ -272,26 +272,26 @@ class Client:
 
     @property
     def server_info(self) -> ServerStatus:
-        """Who the server says it is, which protocol version it speaks, how it is."""
+        """The server's name, protocol version and state."""
         return self._live().server_info(self.config.name)
 
     async def refresh(self) -> None:
-        """Asks the server for its tools again. Servers that notify of changes need no asking."""
+        """Lists the server's tools again. Not needed for servers that send change notifications."""
         await self._live().refresh(self.config.name)
 
     def list_tools(self) -> tuple[Tool, ...]:
-        """The server's tools as it describes them, as they are now."""
+        """The server's current tools, as it describes them."""
         return self._live().catalog.tools
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
-        """Raises `UnknownTool`, `InvalidArguments`, `ServerFailure`; a tool's own failure is a result."""
+        """Raises `UnknownTool`, `InvalidArguments` or `ServerFailure`; a tool's own failure is a result."""
         return await self._live().call(name, arguments, timeout=timeout)
 
     def _live(self) -> Kit:
         if self._kit is None:
             raise UsageError(
-                "A Client is used inside its `async with`, or after connect().", remedy="Connect it first."
+                "A Client must be used inside its `async with`, or after connect().", remedy="Connect it first."
             )
         return self._kit

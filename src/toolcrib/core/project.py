@@ -1,7 +1,7 @@
-"""One project's view: its configuration, the servers that serve it, and the catalog they add up to.
+"""One project: its configuration, its servers, and the catalog of their tools.
 
-In: a `Config` and the servers that `Crib` acquired for it. Out: the `ToolSource` that the door resolves names in, and a
-notice to subscribers when the catalog changed. Two projects may share a server; each has a catalog of its own.
+In: a `Config` and the servers that `Projects` acquired for it. Out: the `ToolSource` in which the door resolves names,
+and a notification to subscribers when the catalog changes. Two projects may share a server; each has its own catalog.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 
 class BuiltinServer(Protocol):
-    """A server that lives in this process."""
+    """A server inside this process."""
 
     name: str
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
-        """Asked when the project's catalog is built. A server whose tools change calls `project.changed()`."""
+        """Called when the project's catalog is built. A server whose tools change calls `project.changed()`."""
         ...
 
     def absence(self, project: Project) -> str:
-        """Why there are no tools in this project, if there are none."""
+        """Why it has no tools in this project; empty if it has some."""
         ...
 
     async def call(
@@ -59,7 +59,7 @@ class BuiltinServer(Protocol):
     ) -> ServerAnswer: ...
 
     async def refresh(self, crib: Crib) -> None:
-        """Called before the first project is opened, and when the configuration is read again."""
+        """Called before the first project opens, and when the configuration is reloaded."""
         ...
 
     async def close(self) -> None: ...
@@ -67,7 +67,7 @@ class BuiltinServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _BuiltinTarget:
-    """A built-in server, as one caller in one project has it."""
+    """A built-in server, bound to one request."""
 
     server: BuiltinServer
     request: RequestContext[Project]
@@ -79,7 +79,7 @@ class _BuiltinTarget:
 
 
 class _InUse:
-    """Counts one user of a project while it is entered. Holds no state of its own, so a project has only one."""
+    """Counts one user of a project while entered. It has no state, so a project needs only one."""
 
     __slots__ = ("_project",)
 
@@ -109,15 +109,15 @@ class Project:
         self.config = config
         self.servers: dict[str, Server] = {}
         self.chosen: dict[str, frozenset[str]] = {}
-        """By server: the only tools of it that are shown here; of a server that is not named, all are."""
+        """By server, the only tools to show; all tools of other servers are shown."""
         self.catalog = Catalog(version=0)
-        """All tools of this moment. A new snapshot takes its place when something changed."""
+        """All current tools. A new snapshot replaces it after a change."""
         self.users = 0
         """Connections and requests that use this project now."""
         self.touched = 0.0
-        """When it was last used, by the monotonic clock. `Projects` lets it go some time after that."""
+        """The last use, by the monotonic clock. `Projects` closes it some time after that."""
         self.listings = listings_in(config.settings.names)
-        """In the project's style of names."""
+        """In the project's naming style."""
         self._in_use = _InUse(self)
         self._builtins = builtins
         self._next_version = next_version
@@ -129,15 +129,15 @@ class Project:
         self._announcement: asyncio.Handle | None = None
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Keeps the project and its servers while it is entered."""
+        """Keeps the project and its servers open while entered."""
         return self._in_use
 
     def touch(self) -> None:
-        """Keeps the project for some more time, as a use of it does."""
+        """Keeps the project open for some more time, like a use."""
         self.touched = time.monotonic()
 
     def _built(self) -> Catalog:
-        """A new snapshot, or the last one if nothing that a client sees has changed."""
+        """A new snapshot, or the current one if clients see no difference."""
         listed = {
             name: self._shown(name, server.tools) for name, server in self.servers.items() if server.tools is not None
         }
@@ -163,7 +163,7 @@ class Project:
         if all(server.tools is not None for server in self.servers.values()):
             unmatched = {error.text() for error in made.unmatched_rules()}
             for text in sorted(unmatched - self._logged_unmatched):
-                log.warning("a rule of `tools:` does nothing: %s", text)
+                log.warning("a rule in `tools:` has no effect: %s", text)
             self._logged_unmatched |= unmatched
         return made
 
@@ -177,7 +177,7 @@ class Project:
         return name in self.catalog
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
-        """The tool of this name; of a server that was never listed, the reason why its tools are not known."""
+        """The tool of this name. For a tool of a server that was never listed, raises the reason."""
         try:
             return self.catalog.find(name, shown=shown, style=style)
         except UnknownTool as unknown:
@@ -190,7 +190,7 @@ class Project:
             raise
 
     def _meant(self, name: str) -> tuple[str, str]:
-        """The server that a name begins with, and the rest of it; the server is empty if it begins with none."""
+        """The server that a name starts with, or "", and the rest of the name."""
         server, colon, tool = name.partition(":")
         if colon:
             return server, tool
@@ -201,13 +201,13 @@ class Project:
         return longest, name.removeprefix(f"{slug(longest)}_") if longest else name
 
     def _explain(self, meant: str, unknown: UnknownTool) -> None:
-        """Adds what the configuration says of the server."""
+        """Adds what the configuration or a built-in server reports about the server."""
         builtin = self._builtins.get(meant)
         if builtin is not None and (why := builtin.absence(self)):
             unknown.remedy = why
         config = self.config.servers.get(meant)
         if config is not None and not config.enabled:
-            unknown.remedy = f"{meant} is switched off in {config.source}."
+            unknown.remedy = f"{meant} is disabled in {config.source}."
         for problem in self.config.problems:
             if problem.key.split(".")[1:2] == [meant]:
                 unknown.remedy = str(problem)
@@ -222,11 +222,11 @@ class Project:
         return found
 
     def rebuild(self) -> None:
-        """Builds the catalog from what the servers list now."""
+        """Builds the catalog from the servers' current tools."""
         self.catalog = self._built()
 
     def changed(self) -> None:
-        """The servers, their tools or the trust in them changed: rebuilds, and notifies once per turn of the loop."""
+        """Rebuilds after a change of servers, tools or trust, and notifies once per iteration of the event loop."""
         self.rebuild()
         if self._announcement is None:
             self._announcement = asyncio.get_running_loop().call_soon(self._announce)
@@ -249,9 +249,9 @@ class Project:
         return unsubscribe
 
     async def wait_for_new_servers(self, limit: float | None) -> None:
-        """Waits, within limits, for servers that are connecting and whose tools nobody has ever seen.
+        """Waits for connecting servers without known tools, at most `limit` seconds or their own connect timeouts.
 
-        Clients that list only once would otherwise never learn of them. None: each has its own time to connect.
+        Clients that list tools only once would otherwise never see them.
         """
         unseen = [
             server
@@ -264,13 +264,14 @@ class Project:
                     await asyncio.gather(*(server.settled() for server in unseen))
 
     async def settled(self, names: Iterable[str] | None = None) -> None:
-        """Waits until the named servers (by default all) have ended their first attempt to connect."""
+        """Waits until the named servers (by default all) have finished their first attempt to connect."""
         wanted = self.servers.values() if names is None else [self.servers[n] for n in names if n in self.servers]
         await asyncio.gather(*(server.settled() for server in wanted))
 
 
 def harmless_stand_in(server: str, tool: str) -> Tool:
-    """The tool as its server might have it. A caller that may not use even this learns nothing of the server."""
+    """The most harmless tool that the server might have. A caller without permission even for this one learns nothing
+    about the server."""
     hints = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
     definition = msgspec.json.encode({"name": tool, "annotations": hints})
     return Catalog.build({server: (definition,)}, version=0, trusted=frozenset({server})).tools[0]

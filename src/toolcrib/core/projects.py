@@ -1,7 +1,7 @@
-"""The projects that somebody works in, each with its configuration and its servers.
+"""The projects in use, each with its configuration and its servers.
 
-In: roots, as callers come and go; the files of the configuration. Out: a `Project` per root, its servers started,
-exchanged and let go as they are needed. `Crib` has one, and wires it to the rest.
+In: the roots that callers work in; the configuration files. Out: a `Project` per root, whose servers are started,
+replaced and released as needed. `Crib` has one and connects it to the rest.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROJECT_LINGER = 300.0
-"""Seconds that a project's servers stay after its last user left."""
+"""Seconds that a project's servers keep running after its last use."""
 
 
 class Projects:
-    """Iterates over the projects; `root in projects` says whether one is open there."""
+    """Iterates over the projects; `root in projects` is true if that project is open."""
 
     def __init__(
         self,
@@ -53,25 +53,25 @@ class Projects:
             bus=crib.bus, on_tools=self._tools_changed, log_file=here.paths.server_log, mask=here.mask
         )
         self.root = here.root
-        """The home project's."""
+        """The home project's root."""
         self.by_root: dict[Path, Project] = {}
         self.registered: set[str] = set()
-        """Servers that the program added to the home project; reading the configuration again leaves them alone."""
+        """Servers that the program added to the home project; a reload does not touch them."""
         self._crib = crib
         self._builtins = builtins
         self._only = only
         self._source = source
         self._last_readable: dict[Path, bytes] = {}
-        """The user's file as it could last be read: a mistake in it removes nothing that was in force."""
+        """The last readable content of the user's file, so that a mistake in it does not remove servers."""
         self._versions = itertools.count(1)
         self._listings: dict[NameStyle, ListingCache] = {}
         self._reported: set[str] = set()
-        """Problems of the configuration that were published since all of it was last read."""
+        """Configuration problems published since the last reload."""
         self._releases: dict[Path, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._wiring = asyncio.Lock()
-        """Held while projects get and lose servers, so that two who come at once get one project, not two."""
+        """Held while projects gain and lose servers, so that two simultaneous callers get one project, not two."""
 
     async def close(self) -> None:
         self._closed = True
@@ -92,29 +92,29 @@ class Projects:
 
     @property
     def home(self) -> Project:
-        """The project that callers without a root of their own work in."""
+        """The project of callers that give no root."""
         home = self.by_root.get(self.root)
         if home is None:
             raise not_open("Crib")
         return home
 
     def changed(self) -> None:
-        """Builds every catalog again."""
+        """Rebuilds every catalog."""
         for project in self:
             project.changed()
 
     async def at(self, root: Path) -> Project:
-        """The project at this root: read and connected when first asked for."""
+        """The project at this root, loaded and connected on first use."""
         project = self.by_root.get(root)
         if project is None:
             project = await self._to_its_end(self._opened(root))
-        # It must not be let go before whoever asked begins to use it.
+        # It must not be released before the caller starts to use it.
         project.touch()
         return project
 
     @contextlib.asynccontextmanager
     async def working_in(self, root: Path) -> AsyncIterator[Project]:
-        """The project, for as long as somebody works in it; its servers go some time after the last one left."""
+        """The project, kept open while entered; its servers stop some time after the last use."""
         project = await self.at(root)
         try:
             with project.in_use():
@@ -123,9 +123,9 @@ class Projects:
             self._plan_release(project)
 
     async def reload(self, *, by: str = OWNER.name, besides: str = "") -> None:
-        """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else.
+        """Reloads the configuration of every project and starts, stops or replaces only the changed servers.
 
-        The audit log says which servers came, went or changed, except the one in `besides`, which it has already.
+        The audit log records added, removed and changed servers, except `besides`, which it already has.
         """
         before = self._configured()
         await self._to_its_end(self._reloaded())
@@ -139,7 +139,7 @@ class Projects:
             await self._crib.services.record(AuditedChange(what="servers changed in files", agent=by, detail=detail))
 
     def _configured(self) -> dict[str, frozenset[tuple[str, bool]]]:
-        """Of all projects, by name: what a server is, and whether it is on."""
+        """By server name, over all projects: its identities and whether they are enabled."""
         servers = [server for project in self for server in project.config.servers.values()]
         return {
             name: frozenset((one.identity, one.enabled) for one in servers if one.name == name)
@@ -147,7 +147,7 @@ class Projects:
         }
 
     async def read_config(self, root: Path) -> Config:
-        """The configuration as its files have it now; nothing is started or stopped."""
+        """Loads the configuration from its files, without starting or stopping anything."""
         return self.load_config(root, await trusted_files(self._crib.services.store))
 
     def load_config(self, root: Path, trusted: frozenset[str]) -> Config:
@@ -182,9 +182,9 @@ class Projects:
             )
             self.by_root[root] = project
             project.subscribe(lambda: self._announce(project))
-            # Readers that come while the servers are acquired find the built-in tools.
+            # Readers that arrive while the servers are acquired get the built-in tools.
             project.rebuild()
-            # Whoever asked may be gone by now; then nobody would come to leave.
+            # The caller may be gone by now and would never release it.
             self._plan_release(project)
             await self._connect(project)
             return project
@@ -207,7 +207,7 @@ class Projects:
         return config
 
     async def _to_its_end(self, work: Coroutine[None, None, T]) -> T:
-        """Does the work whole, also if whoever waits for it leaves: half a project would serve nobody."""
+        """Completes the work even if the caller is cancelled, because a half-open project is useless."""
         return await asyncio.shield(self._spawn(work))
 
     async def _connect(self, project: Project) -> None:
@@ -242,7 +242,7 @@ class Projects:
                 self._spawn(self._crib.services.last_known.keep(server, project.root))
 
     async def _forget(self, server: Server) -> None:
-        """A server that was removed takes its tools along, also those that were kept for a cold start."""
+        """Deletes the last known tools of a server that is in no configuration any more."""
         identity = server.config.identity
         configs = [config for project in self for config in project.config.servers.values()]
         if all(config.identity != identity for config in configs):
@@ -252,7 +252,7 @@ class Projects:
         self._crib.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))
 
     def _plan_release(self, project: Project, delay: float | None = None) -> None:
-        """Whoever uses the project then, or did so lately, has it put off."""
+        """Schedules the release, which is postponed if the project is in use or was used recently."""
         if project.root != self.root and not self._closed:
             if (earlier := self._releases.pop(project.root, None)) is not None:
                 earlier.cancel()
@@ -266,7 +266,7 @@ class Projects:
         self._spawn(self.release_unused(project))
 
     async def release_unused(self, project: Project) -> None:
-        """Lets the project go, unless somebody uses it, or did so lately."""
+        """Closes the project, unless it is in use or was used recently."""
         async with self._wiring:
             rest = PROJECT_LINGER - (time.monotonic() - project.touched)
             if project.users > 0 or rest > 0:

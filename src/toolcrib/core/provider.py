@@ -1,8 +1,8 @@
 """The interface that `Crib`, `Kit` and `Connection` share: tools for a program and its model.
 
-In: a catalog, the servers' status, a way to call. Out: `Tools` to offer to a model, results of calls, events.
-`Crib` (a user's configuration), `Kit` (some given servers) and `Connection` (a running daemon) are providers, and
-`run_agent` takes any of them. `AsyncResource` is their `async with`.
+In: a catalog, the servers' status, a way to call. Out: `Tools` for a model, results of calls, events. `Crib` (a user's
+configuration), `Kit` (servers that a program names) and `Connection` (a running daemon) are providers, and `run_agent`
+accepts all of them. `AsyncResource` implements their `async with`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 class AsyncResource(ABC):
     @abstractmethod
     def _refuse_again(self) -> None:
-        """Raises if it was entered before."""
+        """Raises if it has been entered before."""
 
     @abstractmethod
     async def _open(self) -> None: ...
 
     @abstractmethod
     async def _close(self) -> None:
-        """Also of what is open only in part."""
+        """Must also work if it is only partly open."""
 
     async def __aenter__(self) -> Self:
         self._refuse_again()
@@ -63,7 +63,7 @@ class AsyncResource(ABC):
 
 
 async def run_to_completion(work: Coroutine[None, None, None]) -> None:
-    """Does the work whole, however often whoever waits for it is cancelled meanwhile."""
+    """Completes the work even if the caller is cancelled, any number of times."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -81,14 +81,14 @@ log = logging.getLogger(__name__)
 EventT = TypeVar("EventT", bound=Event)
 
 PUBLIC_EVENTS: tuple[type[Event], ...] = (ServerStateChanged, CatalogChanged, CallIntended, CallFinished, CallFailed)
-"""What a program can listen to. `CallFailed` is a `CallFinished` whose outcome is not ok."""
+"""The events that a program can subscribe to. `CallFailed` is a `CallFinished` whose outcome is not ok."""
 
 
 class ToolProvider(ABC):
-    """Where tools are handed out: a `Crib`, a `Kit`, or what `Crib.connect()` gives. Used inside `async with`.
+    """Offers tools: a `Crib`, a `Kit`, or the result of `Crib.connect()`. Use it inside `async with`.
 
-    `tools()` are what a model is offered, `call()` calls one, `status()` is how the servers are, `subscribe()` is for
-    what happens.
+    `tools()` returns the tools for a model, `call()` calls one, `status()` returns the servers' states, `subscribe()`
+    delivers events.
     """
 
     bus: Bus
@@ -96,11 +96,11 @@ class ToolProvider(ABC):
     @property
     @abstractmethod
     def catalog(self) -> Catalog:
-        """All tools of this moment."""
+        """All current tools."""
 
     @abstractmethod
     def status(self) -> dict[str, ServerStatus]:
-        """How each server does: whether it is there, why not, who it says it is."""
+        """Each server's state, last error, name and version."""
 
     @abstractmethod
     async def call(
@@ -108,8 +108,8 @@ class ToolProvider(ABC):
     ) -> Result:
         """Calls a tool by any of its names: `read_file`, `files:read_file`, `files_read_file`.
 
-        A tool's own failure is a result with `is_error`. Raises `UnknownTool`, `InvalidArguments`, `Denied`,
-        `ServerFailure` where it could not be called; `timeout` counts seconds.
+        A tool's own failure is a result with `is_error`. Raises `UnknownTool`, `InvalidArguments`, `Denied` or
+        `ServerFailure` if it could not be called; `timeout` is in seconds.
         """
 
     def tools(
@@ -119,12 +119,12 @@ class ToolProvider(ABC):
         drop: Filter | None = None,
         transform: Transform | Sequence[Transform] = (),
     ) -> Tools:
-        """What is offered now. Who holds it keeps this moment; ask again after a `CatalogChanged`.
+        """The current tools, as a snapshot; call it again after a `CatalogChanged`.
 
-        A transform that names a tool or an argument which is not there raises `UsageError`; where a server is
-        missing, it is a line in the log, for it may be meant for that one.
+        A transform that names a missing tool or argument raises `UsageError`. If a server is missing, it logs a warning
+        instead, because the name may belong to that server.
         """
-        # A daemon is a provider too, and offers nothing to a model: it does without the providers' formats.
+        # Imported here because a daemon, which is also a provider, does not need the model formats.
         from toolcrib.core.toolbox import Tools  # noqa: PLC0415
 
         whole = Tools(
@@ -138,11 +138,11 @@ class ToolProvider(ABC):
 
     @property
     def all_known(self) -> bool:
-        """Whether every server is there, so that what no tool is called now is no tool's name."""
+        """Whether every server is ready, so that an unknown name cannot be a tool's."""
         return all(one.state is ServerState.READY for one in self.status().values())
 
     def server_info(self, server: str) -> ServerStatus:
-        """How one server does, and who it says it is."""
+        """One server's state, name and version."""
         status = self.status()
         if server not in status:
             raise UnknownServer(
@@ -157,35 +157,34 @@ class ToolProvider(ABC):
     def subscribe(self, handler: Callable[[EventT], object], *kinds: type[EventT]) -> Callable[[], None]: ...
 
     def subscribe(self, handler: Callable[[Any], object], *kinds: type[Event]) -> Callable[[], None]:
-        """The handler gets every event of these kinds (by default of `PUBLIC_EVENTS`), at once, in the order they
-        happen.
+        """Calls the handler with every event of these kinds (by default `PUBLIC_EVENTS`), immediately and in order.
 
-        It must be quick; what it raises is logged. Returns the call that ends the subscription.
+        It must be quick; its exceptions are logged. Returns a function that ends the subscription.
         """
         if not callable(handler):
-            raise UsageError(f"{handler!r} cannot handle events.", remedy="Give a function of one event.")
+            raise UsageError(f"{handler!r} cannot handle events.", remedy="Give a function with one parameter.")
         for kind in kinds:
             if kind not in PUBLIC_EVENTS:
                 names = ", ".join(one.__name__ for one in PUBLIC_EVENTS)
                 raise UsageError(
-                    f"{getattr(kind, '__name__', repr(kind))} is no kind of event here.",
-                    remedy=f"There are, in toolcrib.events: {names}.",
+                    f"You cannot subscribe to {getattr(kind, '__name__', repr(kind))}.",
+                    remedy=f"Use one of these from toolcrib.events: {names}.",
                 )
         return self.bus.subscribe(handler, *(kinds or PUBLIC_EVENTS))
 
     async def _call_tool(self, tool: Tool, arguments: Mapping[str, Any], *, timeout: float | None = None) -> Result:
-        # A name alone may have become another tool's since the tools were asked for.
+        # A plain name may have become another tool's since the snapshot.
         unique = tool.display in self.catalog
         return await self.call(tool.display if unique else tool.names.server, arguments, timeout=timeout)
 
     @contextlib.contextmanager
     def _advising(self, timeout: float | None) -> Iterator[None]:
-        """What a call raises says what this program can do, and not what an owner of a daemon could."""
+        """Replaces remedies for a daemon's owner with remedies for this program."""
         try:
             yield
         except CallTimeout as late:
             if timeout is not None:
-                late.remedy = "Give a longer `timeout=` if it needs longer."
+                late.remedy = "Give a longer `timeout=` if it needs more time."
             raise
         except ServerUnavailable as error:
             if advice := self._advice(str(error.data.get("server", ""))):
@@ -193,7 +192,7 @@ class ToolProvider(ABC):
             raise
 
     def _advice(self, server: str) -> str:
-        """What a program can do about a server that is not there; empty: nothing but to wait."""
+        """What a program can do about a server that is not ready; empty if it can only wait."""
         return ""
 
     def _not_open(self) -> UsageError:
@@ -201,19 +200,19 @@ class ToolProvider(ABC):
 
 
 def not_open(kind: str) -> UsageError:
-    return UsageError(f"A {kind} is used inside its `async with`.", remedy=f"Enter the {kind}, or make another.")
+    return UsageError(f"A {kind} must be used inside its `async with`.", remedy=f"Enter the {kind}, or create another.")
 
 
 def call_request(name: str, arguments: Mapping[str, Any] | None, timeout: float | None) -> CallRequest:
-    """A program's call, as the door takes it."""
+    """A program's call, for the door."""
     if not isinstance(name, str):
-        raise UsageError(f"A tool's name is a text, not {type(name).__name__}.", remedy="`tools().names` has them.")
+        raise UsageError(f"A tool's name is a string, not {type(name).__name__}.", remedy="See `tools().names`.")
     _check_timeout(timeout)
     check_is_mapping(name, arguments)
     try:
         encoded = msgspec.json.encode(dict(arguments or {}))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidArguments(f"The arguments for {name} are no JSON: {error}") from error
+        raise InvalidArguments(f"The arguments for {name} are not valid JSON: {error}") from error
     return CallRequest(tool=name, style=NameStyle.PLAIN, params={"arguments": msgspec.Raw(encoded)}, timeout=timeout)
 
 

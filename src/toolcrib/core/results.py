@@ -1,9 +1,8 @@
-"""A tool's result as content blocks, and as the message that each provider wants.
+"""A tool's result as content blocks, and as a message for each provider.
 
-In: the raw bytes of an MCP result. Out: a `Result` with its `blocks`, and JSON-safe messages for OpenAI's two
-interfaces, Anthropic's and Google's. Nothing is dropped: `raw` is the whole, what a tool's message cannot hold is
-put into a user's message after it, and what the provider cannot take at all is described in text. `content` has
-the blocks.
+In: the raw bytes of an MCP result. Out: a `Result` with its `blocks`, and JSON-safe messages for OpenAI's two APIs,
+Anthropic's and Google's. Nothing is lost: `raw` has everything, content that a tool message cannot hold follows in a
+user message, and content that the provider does not accept is described in text. `content` defines the blocks.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from toolcrib.servers.model import ServerAnswer
 
 MediaPlace = Literal["inside", "after"]
 
-NO_OUTPUT = "(The tool ended without any output.)"
-"""Providers refuse an empty text."""
-TOO_DEEP = "(The tool's result nests too deep to be shown.)"
+NO_OUTPUT = "(The tool returned no output.)"
+"""Providers reject an empty text."""
+TOO_DEEP = "(The tool's result is nested too deeply to show.)"
 FAILED = "The tool failed:"
-"""For interfaces that have no field for it."""
+"""For APIs without a field for errors."""
 
 _IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _PDF = frozenset({"application/pdf"})
 OPENAI = ANTHROPIC = _IMAGES | _PDF
-"""Media types that are sent as they are. Any other makes the provider refuse the whole conversation."""
+"""Media types that are sent unchanged. Any other type makes the provider reject the whole conversation."""
 GOOGLE = (_IMAGES - {"image/gif"}) | _PDF
-"""Within the response to a call."""
+"""Inside the response to a call."""
 GOOGLE_AFTER = frozenset(
     {"image/heic", "image/heif", "audio/wav", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac"}
 )
-"""In a message of their own."""
+"""In a separate message."""
 _KNOWN = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
 _SAME = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav", "audio/wave": "audio/wav"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaPiece:
-    """Bytes of a kind that the provider takes."""
+    """Bytes of a media type that the provider accepts."""
 
     data: bytes
     media_type: str
@@ -81,7 +80,7 @@ Piece = str | MediaPiece
 
 
 def pieces(result: Result, taken: frozenset[str]) -> list[Piece]:
-    """All of the result, in its order: texts that follow each other as one, and media of the types taken."""
+    """The whole result, in order: adjacent texts joined, and media of the accepted types."""
     found = [piece for block in result.blocks for piece in _of(block, taken)]
     if result.structured is not None and not _is_in_blocks(result):
         found.append(_json(result.structured))
@@ -102,7 +101,7 @@ def to_openai(result: Result, call_id: str, *, api: Api = "chat") -> list[dict[s
     text = "\n".join(piece if isinstance(piece, str) else _pointed(piece) for piece in found) or NO_OUTPUT
     answer: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": call_id, "content": text}]
     if media:
-        intro = {"type": "text", "text": f"What the tool of call {call_id} gave besides its text:"}
+        intro = {"type": "text", "text": f"Other output of call {call_id}:"}
         answer.append({"role": "user", "content": [intro, *map(_chat_part, media)]})
     return answer
 
@@ -120,15 +119,15 @@ def to_anthropic(result: Result, tool_use_id: str) -> dict[str, Any]:
 def to_google(
     result: Result, name: str, call_id: str | None = None, *, media: MediaPlace = "inside"
 ) -> list[dict[str, Any]]:
-    """`name` is the function's name as it was declared. Models before Gemini 3 take media only after the response."""
+    """`name` is the declared name of the function. Models before Gemini 3 accept media only after the response."""
     if media not in get_args(MediaPlace):
-        raise UsageError(f"There is no place {media!r} for media.", remedy='There are "inside" and "after".')
+        raise UsageError(f"There is no place {media!r} for media.", remedy='Use "inside" or "after".')
     found = pieces(result, GOOGLE | GOOGLE_AFTER)
     files = [piece for piece in found if isinstance(piece, MediaPiece)]
     within = [file for file in files if file.media_type in GOOGLE and media == "inside"]
     after = [file for file in files if file not in within]
     text = "\n".join(piece if isinstance(piece, str) else _pointed(piece) for piece in found) or NO_OUTPUT
-    # The words are those of `run_agent`'s requests. JSON stays a text: Google takes every `$ref` in it for its own.
+    # The same keys as in `run_agent`'s requests. JSON stays text, because Google would interpret every `$ref` in it.
     response: dict[str, Any] = {"name": name, "response": {"error" if result.is_error else "return_value": text}}
     if call_id is not None:
         response["id"] = call_id
@@ -136,13 +135,13 @@ def to_google(
         response["parts"] = [{"inlineData": _blob(file)} for file in within]
     contents: list[dict[str, Any]] = [{"role": "user", "parts": [{"functionResponse": response}]}]
     if after:
-        intro = {"text": f"What the tool {name} gave besides its text:"}
+        intro = {"text": f"Other output of {name}:"}
         contents.append({"role": "user", "parts": [intro, *({"inlineData": _blob(file)} for file in after)]})
     return contents
 
 
 def together(answers: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The answers to several calls of one turn, in the order that OpenAI and Google insist on: all that answer a call
+    """The answers to several calls of one turn, in the order that OpenAI and Google require: all answers to calls
     before anything else, for Google in one content."""
     messages = [message for answer in answers for message in answer]
     first = [message for message in messages if not _is_besides(message)]
@@ -176,12 +175,12 @@ def _media(data: bytes, kind: str, uri: str, taken: frozenset[str]) -> Piece:
     kind = _SAME.get(kind, kind)
     if kind in taken and has_media_type(kind, data):
         return MediaPiece(data=data, media_type=kind, uri=uri)
-    said = f"said to be {kind}, but something else" if kind in taken else kind or "of an unknown kind"
-    return f"({len(data)} bytes{f' of {uri}' if uri else ''}, {said}, which cannot be shown.)"
+    label = f"declared as {kind} but not that" if kind in taken else kind or "of unknown type"
+    return f"({len(data)} bytes{f' of {uri}' if uri else ''}, {label}, cannot be shown.)"
 
 
 def _is_in_blocks(result: Result) -> bool:
-    """Whether the blocks already are the structured content, or its only value: most servers send both."""
+    """Whether the blocks already contain the structured content, or its only value: most servers send both."""
     if not result.blocks:
         return False
     texts = [block.text for block in result.blocks if isinstance(block, TextBlock)]
@@ -198,11 +197,11 @@ def _is_in_blocks(result: Result) -> bool:
 
 
 def _is(text: str, value: Any) -> bool:
-    """Whether it is this text, or this value's JSON."""
+    """Whether the text equals the value or its JSON."""
     if isinstance(value, str) and text.strip() == value.strip():
         return True
     try:
-        # Not by ==, for which 1 is true.
+        # Not with ==, because 1 == True.
         return json.dumps(json.loads(text), sort_keys=True) == json.dumps(value, sort_keys=True)
     except (ValueError, RecursionError):
         return False
@@ -222,14 +221,14 @@ def _joined(found: Iterable[Piece]) -> list[Piece]:
 
 
 def _only_text(found: list[Piece]) -> str:
-    """The text where there is nothing else; "" where there is."""
+    """The text if there is nothing else, otherwise ""."""
     if not found:
         return NO_OUTPUT
     return found[0] if len(found) == 1 and isinstance(found[0], str) else ""
 
 
 def _pointed(media: MediaPiece) -> str:
-    return f"({media.media_type}, given beside this text.)"
+    return f"({media.media_type}, attached.)"
 
 
 def _responses_part(piece: Piece) -> dict[str, Any]:
@@ -280,31 +279,31 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a tool gave back: `text` for people, `to_openai`, `to_anthropic`, `to_google` for a model."""
+    """A tool's result: `text` for people, `to_openai`, `to_anthropic`, `to_google` for a model."""
 
     blocks: tuple[Block, ...]
     structured: Any
-    """The structured content, None where there is none."""
+    """The structured content, None if there is none."""
     is_error: bool
-    """Whether the tool says that it failed."""
+    """Whether the tool reported a failure."""
     raw: Mapping[str, Any]
-    """All of it, as the server sent it."""
+    """The whole result as the server sent it."""
 
     @classmethod
     def failed(cls, why: ToolcribError | str) -> Self:
-        """What a model gets for a call that could not be made; `why` is mostly what `call` raised."""
+        """The result for a model if a call could not be made; `why` is usually the exception of `call`."""
         block = {"type": "text", "text": why.text() if isinstance(why, ToolcribError) else why}
         raw = {"content": [block], "isError": True}
         return cls(blocks=(read_block(block),), structured=None, is_error=True, raw=raw)
 
     @property
     def failure(self) -> str:
-        """In a few words, that what the tool ran failed (a command's exit code, tests), though the call went well."""
+        """A short text if the call worked but the command or test it ran failed, for instance with an exit code."""
         return failure_in(self.raw.get("_meta"))
 
     @property
     def text(self) -> str:
-        """The text blocks, joined: what most callers want."""
+        """The text blocks, joined."""
         return "\n".join(block.text for block in self.blocks if isinstance(block, TextBlock))
 
     def to_openai(self, call_id: str, *, api: Api = "chat") -> list[dict[str, Any]]:
@@ -316,12 +315,12 @@ class Result:
         return to_anthropic(self, tool_use_id)
 
     def to_google(self, name: str, call_id: str | None = None, *, media: MediaPlace = "inside") -> list[dict[str, Any]]:
-        """The contents that answer this call; those of several calls are put `together`."""
+        """The contents that answer this call; combine those of several calls with `together`."""
         return to_google(self, name, call_id, media=media)
 
 
 def read_answer(answer: ServerAnswer) -> Result:
-    """Raises `ToolError` where the server answered with an error."""
+    """Raises `ToolError` if the server answered with an error."""
     if answer.result is not None:
         return read_result(answer.result)
     error = _decoded(answer.error or b"{}")
@@ -330,12 +329,12 @@ def read_answer(answer: ServerAnswer) -> Result:
 
 
 def read_result(result: bytes) -> Result:
-    """Raises `ToolError` for one that no program can hold."""
+    """Raises `ToolError` if the result cannot be decoded."""
     raw = _decoded(result)
     if not isinstance(raw, dict):
         raw = {"content": [], "value": raw}
     content = raw.get("content")
-    # Not MCP, but some servers do, and what they say is meant to be read.
+    # Against the MCP specification, but some servers send a string.
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     blocks = blocks if isinstance(blocks, list) else []
     return Result(
@@ -350,4 +349,6 @@ def _decoded(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise ToolError(f"The server's answer cannot be read: {error}.", remedy="Its author must know.") from error
+        raise ToolError(
+            f"The server's answer cannot be read: {error}.", remedy="Report this to the server's author."
+        ) from error

@@ -1,6 +1,6 @@
-"""The servers of a crib's home project: what a program adds besides the configuration, and which ones it connects.
+"""The servers of a crib's home project, which a program can add, remove, connect and disconnect.
 
-In: servers, and names of tools. Out: the home project has them, or has them no more. `Crib.servers` is one.
+In: servers, and names of tools. Out: the home project with or without them. `Crib.servers` is one.
 """
 
 from __future__ import annotations
@@ -26,30 +26,29 @@ class ServerRegistry:
         self._pool = projects.pool
         self._names = projects.registered
         self._turn = asyncio.Lock()
-        """Held while servers come and go: two who register one name at once leave one server, not two."""
+        """Held while servers change, so that two simultaneous registrations of a name leave one server, not two."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong with the configuration; a server with an error in its entry is not there."""
+        """The problems of the configuration; a server with an error in its entry is missing."""
         return self._projects.home.config.problems
 
     @property
     def reaper(self) -> Reaper:
-        """Cleans up after us if we are killed."""
+        """Cleans up if this process is killed."""
         return self._pool.reaper
 
     async def discover(self, server: DeclaredServer | ServerConfig) -> tuple[Tool, ...]:
-        """Connects, lists what the server offers and leaves again: nothing is registered."""
+        """Connects, lists the server's tools and disconnects, without registering anything."""
         async with Client(config_of(server), root=self._projects.root) as client:
             return client.list_tools()
 
     async def register(
         self, server: DeclaredServer | ServerConfig, *, only: Iterable[str] | None = None
     ) -> tuple[Tool, ...]:
-        """Connects and adds the server's tools: all of them, or `only` those named. One of its name makes way for it.
+        """Connects and adds the server's tools: all of them, or `only` those named. Replaces a server of the same name.
 
-        Raises `ServerUnavailable` if it cannot be reached, `UnknownTool` if it has no such tool; then nothing is
-        changed.
+        Raises `ServerUnavailable` if it cannot be reached and `UnknownTool` if it lacks a tool; then nothing changes.
         """
         config = config_of(server)
         chosen = None if only is None else frozenset([only] if isinstance(only, str) else only)
@@ -59,7 +58,7 @@ class ServerRegistry:
             return self._enter(connected, chosen)
 
     async def register_tool(self, server: DeclaredServer | ServerConfig, tool: str) -> Tool:
-        """Adds one tool, by its server's own name of it, to those that were registered of the server before."""
+        """Adds one tool, by its name on the server, to the server's registered tools."""
         config = config_of(server)
         async with self._turn:
             home = self._projects.home
@@ -76,12 +75,12 @@ class ServerRegistry:
         return next(one for one in home.catalog.of_server(config.name) if one.name == tool)
 
     async def unregister(self, name: str) -> None:
-        """The server's tools go with it."""
+        """Removes the server and its tools."""
         async with self._turn:
             await self._leave(name)
 
     async def _reached(self, config: ServerConfig, wanted: frozenset[str]) -> Server:
-        """Connected and with the tools that are wanted; where it raises, nothing was changed."""
+        """The connected server with the wanted tools; if it raises, nothing changes."""
         server = self._pool.acquire(config, self._projects.home.root)
         try:
             await server.settled()
@@ -112,8 +111,8 @@ class ServerRegistry:
             await self._pool.release(server)
 
     async def connect(self, name: str) -> None:
-        """Connects a server that was disconnected or is unavailable; raises `ServerUnavailable` with the reason if it
-        cannot be reached."""
+        """Connects a disconnected or unavailable server. Raises `ServerUnavailable`, with the reason, if it cannot be
+        reached."""
         async with self._turn:
             server = self._known(name)
             match server.status.state:
@@ -131,7 +130,7 @@ class ServerRegistry:
                 raise _not_reached(server)
 
     async def disconnect(self, name: str) -> None:
-        """Ends its connection and its process. Its tools stay listed; calls say that it is stopped."""
+        """Ends its connection and its process. Its tools stay listed; calls fail because it is stopped."""
         async with self._turn:
             await self._pool.release(self._known(name))
 
@@ -142,7 +141,7 @@ class ServerRegistry:
             return server
         config = home.config.servers.get(name)
         if config is not None and not config.enabled:
-            raise UsageError(f"{name} is switched off in {config.source}.", remedy="Switch it on there.")
+            raise UsageError(f"{name} is disabled in {config.source}.", remedy="Enable it there.")
         raise UnknownServer(
             f'There is no server "{name}".', remedy=f"There are: {', '.join(sorted(home.servers)) or 'none'}."
         )
@@ -151,12 +150,12 @@ class ServerRegistry:
 def _not_reached(server: Server) -> ServerUnavailable:
     reason = server.status.last_error or "it did not answer in time"
     return ServerUnavailable(
-        f"Server '{server.name}' could not be reached: {reason}", remedy="Put that right, then try again."
+        f"Server '{server.name}' could not be reached: {reason}", remedy="Fix the cause, then try again."
     )
 
 
 def _refuse_unknown(server: Server, wanted: frozenset[str]) -> None:
-    """Raises `UnknownTool` for a tool that the server does not list, and says which ones are like it."""
+    """Raises `UnknownTool`, with similar names, for a tool that the server does not list."""
     listed = Catalog.build({server.name: server.tools or ()}, version=0)
     offered = {tool.name for tool in listed.tools}
     for name in sorted(wanted - offered):

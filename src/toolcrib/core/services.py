@@ -1,7 +1,7 @@
-"""What serves all projects: the agents, their sessions and approvals, the door and the audit log.
+"""The parts that all projects share: the agents, their sessions and approvals, the door and the audit log.
 
-In: an open store, the bus, where the user's files are, the settings. Out: `Services`, wired together and closed in the
-right order. `Crib` has one.
+In: an open store, the bus, the paths of the user's files, the settings. Out: `Services`, connected with each other and
+closed in the right order. `Crib` has one.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _BUILTIN_AGENTS = frozenset({OWNER.name, CLIENT.name})
 
 
 class LastKnownTools:
-    """The tools that servers listed last, so that a start without them has something to show."""
+    """The tools that each server listed last, to show before it connects."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def of(self, identity: str, root: Path) -> tuple[bytes, ...] | None:
-        """None: nobody has ever seen them."""
+        """None if the server has never listed its tools."""
         try:
             return await self._store.read(servers.load_tools, identity, str(root))
         except StoreError as error:
-            log.warning("the last known tools could not be read: %s", error.text())
+            log.warning("could not read the last known tools: %s", error.text())
             return None
 
     async def keep(self, server: Server, root: Path) -> None:
@@ -59,13 +59,13 @@ class LastKnownTools:
         try:
             await self._store.write(servers.remember_tools, server.config.identity, str(root), server.tools)
         except StoreError as error:
-            log.warning("the tools of %s could not be kept: %s", server.name, error.text())
+            log.warning("could not store the tools of %s: %s", server.name, error.text())
 
     async def forget(self, server: Server) -> None:
         try:
             await self._store.write(servers.forget_tools, server.config.identity)
         except StoreError as error:
-            log.warning("the tools of %s could not be forgotten: %s", server.name, error.text())
+            log.warning("could not delete the stored tools of %s: %s", server.name, error.text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Services:
     door: Door
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
-    """Writes into the audit log what is no call; durable when it returns."""
+    """Writes a change into the audit log; durable on return."""
 
 
 async def _record(audit: AuditLog, change: AuditedChange) -> None:

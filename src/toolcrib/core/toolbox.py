@@ -1,7 +1,7 @@
 """The tools that a program offers to its model.
 
-In: offers, and how a tool is called. Out: `Tools`, which never changes: definitions as each provider wants them, and
-calls by the names that stand in these. `core` makes them; filters and transforms make others of them.
+In: offered tools, and a function that calls one. Out: immutable `Tools`: definitions for each provider, and calls by
+the names in them. `core` creates them; filters and transforms derive others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class CallTool(Protocol):
-    """Calls a tool with arguments as its server takes them; `timeout` counts seconds."""
+    """Calls a tool with arguments as its server expects them; `timeout` is in seconds."""
 
     def __call__(self, tool: Tool, arguments: dict[str, Any], /, *, timeout: float | None) -> Awaitable[Result]: ...
 
@@ -47,16 +47,15 @@ _LISTED = 20
 
 
 class Tools(Sequence[OfferedTool]):
-    """Tools as a model shall see them, at one moment: a sequence of `OfferedTool`. Made by `tools()` of a `Crib` or
-    `Kit`.
+    """A snapshot of the tools for a model: a sequence of `OfferedTool`, created by `tools()` of a `Crib` or `Kit`.
 
-    Definitions for a provider (`to_openai`, `to_anthropic`, `to_google`) and calls by the names in them (`call`);
-    `tools["read_file"]`, `tools.of("files")`, `tools.names`.
+    It has definitions for each provider (`to_openai`, `to_anthropic`, `to_google`) and calls tools by the names in them
+    (`call`). See also `tools["read_file"]`, `tools.of("files")` and `tools.names`.
     """
 
     def __init__(self, offers: Iterable[OfferedTool], *, call: CallTool, unmatched: Sequence[UsageError] = ()) -> None:
         self.unmatched = tuple(unmatched)
-        """What the transforms that made these name, and no tool has."""
+        """Errors for names in the transforms that match no tool."""
         self._offers = tuple(_fitted(offer) for offer in offers)
         self._by_name = _by_name(self._offers)
         self._call = call
@@ -71,10 +70,10 @@ class Tools(Sequence[OfferedTool]):
         unmatched: UnmatchedNames = UnmatchedNames.REFUSED,
         on_skipped: OnSkipped | None = None,
     ) -> Tools:
-        """First what is kept, then what is dropped of it, then the transforms in their order.
+        """Applies `keep`, then `drop`, then the transforms in order.
 
-        Raises `UsageError` for a transform that names a tool or an argument which is not there, unless `unmatched` are
-        taken, and for a tool that one of them does not fit or gives another's name; with `on_skipped` it is left out.
+        Raises `UsageError` for a transform that names a missing tool or argument, unless `unmatched` allows it, and for
+        a tool that a transform does not fit or gives a used name; with `on_skipped`, such a tool is left out instead.
         """
         chain: list[Transform] = [] if keep is None else [KeepTools(keep)]
         chain += [] if drop is None else [DropTools(drop)]
@@ -92,7 +91,7 @@ class Tools(Sequence[OfferedTool]):
         return tuple(offer.name for offer in self._offers)
 
     def of(self, server: str) -> Tools:
-        """Those of one server."""
+        """The tools of one server."""
         return Tools((offer for offer in self._offers if offer.server == server), call=self._call)
 
     def __len__(self) -> int:
@@ -139,7 +138,7 @@ class Tools(Sequence[OfferedTool]):
 
     @cached_property
     def _at_google(self) -> dict[str, OfferedTool]:
-        """Offers that have another name there."""
+        """Offers whose name for Google differs."""
         named = {folded_name(google.google_name(offer.name, self._by_name)): offer for offer in self._offers}
         return {name: offer for name, offer in named.items() if name not in self._by_name}
 
@@ -151,9 +150,9 @@ class Tools(Sequence[OfferedTool]):
         provider: Provider | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Calls the tool with what the model gave, and gives back its `Result`; `timeout` counts seconds.
+        """Calls the tool with the model's arguments and returns its `Result`; `timeout` is in seconds.
 
-        Say whose model it was (`provider="openai"`) where you know it: each writes some values in a way of its own.
+        Pass the model's provider (`provider="openai"`) if you know it, because each encodes some values differently.
         """
         real = self.real_arguments(name, arguments, provider=provider)
         return await self.call_real(name, real, timeout=timeout)
@@ -161,7 +160,7 @@ class Tools(Sequence[OfferedTool]):
     def real_arguments(
         self, name: str, given: Mapping[str, Any] | None = None, *, provider: Provider | None = None
     ) -> dict[str, Any]:
-        """What the tool is called with when the model gave these, as `call_real` takes it."""
+        """Converts the model's arguments to the tool's real ones, for `call_real`."""
         if provider is not None:
             _refuse_unknown(provider)
         offer = self._named(name)
@@ -171,32 +170,32 @@ class Tools(Sequence[OfferedTool]):
             return self._taken_back(offer, shown) if offer.undo else shown
         except RecursionError:
             raise InvalidArguments(
-                f"The arguments for {name} are nested too deep.", remedy="Give them in a flatter form."
+                f"The arguments for {name} are nested too deeply.", remedy="Use a flatter structure."
             ) from None
 
     async def call_real(self, name: str, arguments: Mapping[str, Any], *, timeout: float | None = None) -> Result:
-        """Calls the tool with these arguments as they are."""
+        """Calls the tool with these arguments, unchanged."""
         offer = self._named(name)
         try:
             return await self._call(offer.tool, dict(arguments), timeout=timeout)
         except InvalidArguments:
             if not offer.undo:
                 raise
-            # Its words may quote what the model did not give and shall not know.
+            # The original message may quote values that the model must not see.
             raise InvalidArguments(
-                f"{offer.name} does not take these arguments, though they fit what was said of it: it has changed.",
-                remedy="Ask for the tools again.",
+                f"{offer.name} rejects these arguments, although they match its schema: the tool has changed.",
+                remedy="List the tools again.",
                 data={"schema": offer.schema},
             ) from None
 
     def _taken_back(self, offer: OfferedTool, shown: dict[str, Any]) -> dict[str, Any]:
-        # What is wrong is told in the words that the model knows.
+        # Errors use the names that the model knows.
         self._checker.check(offer.as_tool, shown)
         real = offer.arguments(shown)
         try:
             encoded = msgspec.json.encode(real)
         except (TypeError, ValueError, msgspec.MsgspecError):
-            # Who calls the tool says that it is no JSON.
+            # `call_request` reports invalid JSON.
             return real
         seen = CallerView(schema=offer.schema, own=partial(callers_arguments, offer.undo, shown))
         self._checker.check(offer.tool.shown, encoded, seen=seen)
@@ -216,7 +215,7 @@ class Tools(Sequence[OfferedTool]):
         return [google.definition(offer, self._by_name).wire for offer in self._offers]
 
     def adaptations(self, provider: Provider) -> tuple[Adaptation, ...]:
-        """Where the definitions for this provider differ from what the servers said."""
+        """The differences between the definitions for this provider and the servers' own."""
         _refuse_unknown(provider)
         made: Iterable[Definition]
         match provider:
@@ -231,15 +230,15 @@ class Tools(Sequence[OfferedTool]):
 
 def _refuse_unknown(provider: str) -> None:
     if provider not in get_args(Provider):
-        raise UsageError(f"There is no provider {provider!r}.", remedy="There are openai, anthropic and google.")
+        raise UsageError(f"There is no provider {provider!r}.", remedy="Use openai, anthropic or google.")
 
 
 def _fitted(offer: OfferedTool) -> OfferedTool:
-    """The offer with a name that providers take."""
+    """The offer with a name that providers accept."""
     name = shortened(offer.name, (offer.server, offer.tool.name))
     if not is_legal(name):
         raise UsageError(
-            f"{offer.tool.display} cannot be offered as {name!r}: providers do not take that name.",
+            f"{offer.tool.display} cannot be offered as {name!r}: providers do not accept that name.",
             remedy="Use letters, digits, _ and - in names.",
         )
     return offer if name == offer.name else replace(offer, name=name)
@@ -262,7 +261,7 @@ def _doubled(held: OfferedTool, offer: OfferedTool) -> UsageError:
 
 
 def _offered(offers: Iterable[OfferedTool], on_skipped: OnSkipped) -> list[OfferedTool]:
-    """Those that can be offered together: who comes first keeps a name."""
+    """The offers that fit together: the first one with a name keeps it."""
     by_name: dict[str, OfferedTool] = {}
     for offer in offers:
         try:

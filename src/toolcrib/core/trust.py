@@ -1,7 +1,7 @@
-"""What the person trusts: project files with exactly their content, and servers with the definitions of their tools.
+"""Trusted project files, by exact content, and trusted servers, by the definitions of their tools.
 
-In: the store, and a way to write into the audit log. Out: who is trusted. What gives trust holds only if it could be
-written down; what takes it holds at once. `Crib` has one.
+In: the store, and a function that writes into the audit log. Out: the trusted digests. Adding trust takes effect only
+after it is audited; removing it takes effect at once. `Crib` has one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Trust:
     ) -> None:
         self._store = store
         self._servers = dict(servers)
-        """By identity, for with another command or address it is another server: the digests of the definitions that
-        the trust covers. None of them: the server has listed no tools yet."""
+        """By identity, because a server with another command or address is another server: the digests of the trusted
+        definitions. Empty if the server has not listed any tools yet."""
         self._note = note
         self._on_change = on_change
         self._changing = asyncio.Lock()
-        """Held while the trust in a server is looked at and changed: servers list again at any time."""
+        """Held while trust in a server is checked and changed, because servers can list their tools at any time."""
 
     async def files(self) -> frozenset[str]:
-        """The digests of all that was trusted: each covers a file's place as well as its bytes."""
+        """The digests of all trusted files: each covers the path and the content."""
         return await trusted_files(self._store)
 
     async def add_file(self, file: Path, digest: str) -> None:
-        """Trusts the file with the content of this digest, and no other."""
+        """Trusts the file with exactly this content."""
         place = _place(file)
         await self._store.write(trust.trust_file, place, digest)
         try:
@@ -63,12 +63,12 @@ class Trust:
         return was_trusted
 
     def trusted(self, server: ServerConfig) -> frozenset[str] | None:
-        """The digests of the definitions that the trust in this server covers; None: it is not trusted."""
+        """The digests of this server's trusted definitions; None if the server is not trusted."""
         return self._servers.get(server.identity)
 
     async def add_server(self, server: ServerConfig, listed: Iterable[bytes]) -> bool:
-        """From now on what the server says of the listed tools counts: who may only read may use those that it calls
-        read-only. Of a tool that is new or changed later it does not. False: it was so before."""
+        """Trusts the annotations of the listed tools, so that read-only agents may use those marked read-only. Tools
+        that are added or changed later are not covered. Returns False if nothing changes."""
         async with self._changing:
             return await self._add_server(server, listed)
 
@@ -95,7 +95,7 @@ class Trust:
         """Whether it had been trusted."""
         self._forget_server(server)
         async with self._changing:
-            # What was being added meanwhile goes, too.
+            # Also removes trust that was added in the meantime.
             self._forget_server(server)
             was_trusted = await self._store.write(trust.untrust_server, server.identity)
             if was_trusted:
@@ -107,7 +107,7 @@ class Trust:
         self._on_change()
 
     async def cover_first(self, server: ServerConfig, listed: Iterable[bytes]) -> None:
-        """The first tools that a server lists after it was trusted are covered; later ones are not."""
+        """Trusts the first tools that a trusted server lists, but not later ones."""
         if self.trusted(server) != frozenset():
             return
         async with self._changing:
@@ -116,12 +116,12 @@ class Trust:
             try:
                 await self._add_server(server, listed)
             except StoreError as error:
-                log.warning("the tools of %s count as untrusted: %s", server.name, error.text())
+                log.warning("the tools of %s stay untrusted: %s", server.name, error.text())
 
 
 def _digests(listed: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     for definition in listed:
-        # What cannot be read is in no catalog.
+        # Unreadable definitions are in no catalog.
         with contextlib.suppress(BadDefinition):
             name, fields = decode_definition(definition)
             yield digest_of(fields), name
@@ -132,5 +132,5 @@ async def trusted_files(store: Store) -> frozenset[str]:
 
 
 def _place(file: Path) -> Path:
-    """Where the file really is; the file itself may not be a link, and is not followed."""
+    """The file's real folder and its name; a link in place of the file is not followed."""
     return file.absolute().parent.resolve() / file.name

@@ -1,9 +1,9 @@
 """The workspace tools as a built-in server with the reserved name `workspace`: every caller works in its own folder.
 
-In: a call that came through the door. Out: the tool's result. An agent's folder is the one it was added with; the owner
-and clients without a name work in their project. A folder's workspace is made when first needed and let go some time
-after its last use. Its settings are read again when their files change: each call looks at them, and a background task
-looks at those of the projects, whose catalogs have the tools.
+In: a call that came through the door. Out: the tool's result. An agent works in its folder; the owner and clients
+without an agent work in their project. A folder's workspace is created on first use and closed some time after its
+last use. Its settings are reloaded when their files change: each call checks the files, and a background task checks
+those of the projects, whose catalogs list the tools.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORKSPACE_LINGER = 300.0
-"""Seconds that a folder's workspace stays after its last use."""
+"""Seconds that a folder's workspace stays open after its last use."""
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at the files of the projects' settings."""
+"""Seconds between checks of the projects' settings files."""
 MOST_SESSIONS = 4096
-"""Conversations whose use is counted; beyond it the one that was quiet for the longest begins anew."""
+"""Maximum number of conversations with a count; beyond it, the least recently used one starts again from zero."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(eq=False)
 class _OpenWorkspace:
-    """One folder's workspace, and who is in it now."""
+    """One folder's workspace, with the number of its current users."""
 
     workspace: Workspace
     stamp: Stamp
     users: int = 0
     used: float = 0.0
     over: bool = False
-    """Taken out of use: it is closed once the last user left."""
+    """No longer used for new calls; it is closed after the last call ends."""
 
 
 class WorkspaceServer:
@@ -86,19 +86,19 @@ class WorkspaceServer:
         await asyncio.gather(*self._leaving)
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
-        """What the project's own folder offers; none where a folder is unfit, or the person wants none."""
+        """The tools for the project's folder; none if the folder is unsuitable or the workspace is disabled."""
         if not self._home.projects.home.config.settings.workspace:
             return ()
         try:
             return self._at(project.root).workspace.tools
         except ToolcribError as error:
-            log.info("no workspace tools in %s: %s", project.root, error.text())
+            log.info("%s has no workspace tools: %s", project.root, error.text())
             return ()
 
     def absence(self, project: Project) -> str:
-        """Why a project has none of the tools; empty if it has them."""
+        """Why the project has no workspace tools; empty if it has them."""
         if not self._home.projects.home.config.settings.workspace:
-            return f"`workspace: false` in {self._home.environment.paths.user_config} switches the workspace tools off."
+            return f"`workspace: false` in {self._home.environment.paths.user_config} disables the workspace tools."
         try:
             self._at(project.root)
         except ToolcribError as error:
@@ -117,7 +117,7 @@ class WorkspaceServer:
             async with asyncio.timeout(timeout):
                 return await self._answer(request, call, on_progress)
         except TimeoutError:
-            raise CallTimeout(f"{call.name} did not end within {timeout:g} s; what it ran was ended.") from None
+            raise CallTimeout(f"{call.name} did not finish within {timeout:g} s; its processes were ended.") from None
 
     async def _answer(
         self, request: RequestContext[Project], call: ToolCall, on_progress: OnProgress | None
@@ -142,7 +142,7 @@ class WorkspaceServer:
         return ServerAnswer(result=result)
 
     def _session(self, workspace: Workspace, request: RequestContext[Project]) -> WorkspaceSession:
-        """What the conversation has used up; it outlives the workspace, so that nobody gets more by waiting."""
+        """The conversation's usage. It outlives the workspace, so that waiting does not reset the limits."""
         key = (str(workspace.root), request.principal.name, request.conversation)
         found = self._sessions.get(key)
         if found is None:
@@ -154,7 +154,7 @@ class WorkspaceServer:
         return found
 
     async def _note_unsafe(self, workspace: Workspace, tool: str, agent: str) -> None:
-        """What runs without a sandbox is written down as such before it runs."""
+        """Audits code that runs without a sandbox, before it runs."""
         if self._unsafe and workspace.runs_code(tool):
             try:
                 await self._home.services.record(
@@ -166,12 +166,12 @@ class WorkspaceServer:
                 )
             except StoreError as error:
                 raise WorkspaceError(
-                    f"{tool} did not run: without a sandbox it must be written down. {error.message}",
+                    f"{tool} did not run, because running it without a sandbox must be audited. {error.message}",
                     remedy=error.remedy,
                 ) from error
 
     def _at(self, root: Path) -> _OpenWorkspace:
-        """The folder's workspace with the settings as its files have them now."""
+        """The folder's workspace with its current settings."""
         crib = self._home
         stamp = self._stamp_of(root)
         opened = self._open.get(root)
@@ -195,18 +195,18 @@ class WorkspaceServer:
                 ),
             )
             if workspace.root != root:
-                # A caller's folder is known by its real path; whoever put a link there since then chose another one.
+                # Callers' folders are real paths, so somebody has replaced the folder with a link to another one.
                 self._end(_OpenWorkspace(workspace, stamp))
                 raise WorkspaceError(
-                    f"{root} is a link now, or lies behind one, and no longer the folder it was.",
-                    remedy="A person has to put the folder back, or add the agent anew.",
+                    f"{root} is no longer the same folder: it or a parent is now a link.",
+                    remedy="A person has to restore the folder, or add the agent again.",
                 )
             opened = self._open[root] = _OpenWorkspace(workspace, stamp)
         opened.used = self._clock()
         return opened
 
     async def _watch(self, crib: Crib) -> None:
-        """Has a project's catalog rebuilt when the files of its settings changed; looks at them in a thread."""
+        """Rebuilds a project's catalog after its settings files change; checks them in a thread."""
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             projects = [project for project in crib.projects if project.root in self._open]
@@ -243,7 +243,7 @@ class WorkspaceServer:
     @property
     def _home(self) -> Crib:
         if self._crib is None:
-            raise RuntimeError("the workspace was asked before it was wired")
+            raise RuntimeError("the workspace was used before `refresh`")
         return self._crib
 
 

@@ -1,6 +1,7 @@
-"""The detached daemon's own process: takes its orders on stdin, reports on the pipe it was handed.
+"""The detached daemon's process.
 
-In: what `detach` wrote. Out: one line when the endpoint answers, or why it never will; then the daemon's life.
+In: the order from `detach`, on stdin. Out: one line on the given pipe, when the endpoint answers or the start fails.
+Then it runs as the daemon.
 """
 
 from __future__ import annotations

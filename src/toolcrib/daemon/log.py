@@ -1,7 +1,7 @@
-"""The daemon's log: a file that is rotated before it grows large.
+"""The daemon's log, a rotated file.
 
-In: the level, and events from the bus. Out: lines. Servers that come and go and calls that failed are logged; calls
-that went well are not, they are too many.
+In: the level, and events from the bus. Out: lines. Server states and failed calls are logged; successful calls are
+not, because there are too many.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEPT = 3
 
 
 class _MaskedFormatter(logging.Formatter):
-    """Whoever logs, and whatever is in a traceback: no line holds a known secret."""
+    """Masks known secrets in every line, including tracebacks and lines of other libraries."""
 
     def __init__(self, mask: Masker) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -56,12 +56,12 @@ def write_to_log(event: Event) -> None:
         case ConfigProblem(problem=problem):
             log.warning("configuration: %s", _plain(problem))
         case CallFailed(server=""):
-            # A name that no tool has may be anything; the audit log keeps it, with what is secret masked.
+            # An unknown tool's name can be any text. The audit log has it, with secrets masked.
             return
         case CallFailed(tool=tool, caller=caller, outcome=outcome, duration=duration):
             log.info("%s by %s: %s after %.2f s", _plain(tool), caller, outcome, duration)
 
 
 def _plain(text: str) -> str:
-    """A server's text must not pass for lines of ours."""
+    """A server's text must not be able to forge log lines."""
     return "".join(c if c.isprintable() else "?" for c in text)

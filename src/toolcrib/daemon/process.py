@@ -1,8 +1,8 @@
-"""The daemon's life: lock, owner's token, port, crib, gateway, socket; then a signal or a command, and the end within
-five seconds. One that was started for runs ends by itself with the last of them.
+"""The daemon, from start to end: lock, owner's token, port, crib, gateway, socket. A signal or a command stops it
+within five seconds; a daemon that was started for runs ends with the last of them.
 
-In: the project root, the flags. Out: an exit code. Clients are served from the last known catalog at once; the
-servers behind it connect meanwhile.
+In: the project root, the flags. Out: an exit code. Clients get the last known catalog at once, while the servers
+connect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def owner_token(file: Path) -> str:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError:
-        # Half a token would be refused at every later start.
+        # Every later start would reject half a token.
         file.unlink()
         raise
     return token
@@ -67,23 +67,23 @@ def _read_token(file: Path) -> str:
     if mode & 0o077:
         raise ConfigError(
             f"{file} can be read by others (mode {mode:o}).",
-            remedy=f"Remove it (a new token is made at the next start), or: chmod 600 {file}",
+            remedy=f"Remove it (the next start creates a new token), or: chmod 600 {file}",
         )
     token = file.read_text().strip()
     if len(token) < 32:
-        raise ConfigError(f"{file} holds no token.", remedy="Remove it; a new one is made at the next start.")
+        raise ConfigError(f"{file} contains no token.", remedy="Remove it; the next start creates a new one.")
     return token
 
 
 log = logging.getLogger(__name__)
 
 _REQUESTS_MAY_END = 1.0
-"""Of the five seconds that a stop may take; the servers' processes need the rest."""
+"""Seconds, of the five that a stop may take; the servers' processes need the rest."""
 
 _FIRST_RUN_WITHIN = 20.0
-"""Seconds that a daemon for runs waits for the first of them."""
+"""Seconds that a daemon for runs waits for its first run."""
 _CLAIMED_WITHIN = 15.0
-"""Seconds in which a run that outlived the last daemon goes on with its agent."""
+"""Seconds that a run of the last daemon has to reclaim its agent."""
 
 Ready = Callable[[dict[str, Any]], None]
 
@@ -128,7 +128,7 @@ class Daemon:
             self.stop()
 
     def _found(self, crib: Crib) -> dict[str, Any]:
-        """What is wrong with the configuration, and what is there already, for whoever starts the daemon."""
+        """The configuration's problems, for the process that starts the daemon."""
         config = crib.projects.home.config
         for problem in config.problems:
             log.warning("configuration: %s", problem)
@@ -139,7 +139,7 @@ class Daemon:
         }
 
     async def _renew_client_files(self, crib: Crib) -> None:
-        """What was generated for agents follows our address, and from now on their tokens."""
+        """Updates the agents' client files with our address, and with each new token from now on."""
         endpoint = self.describe()["endpoint"]
         agents = [agent.name for agent in crib.services.agents.agents]
         await asyncio.to_thread(renew_private_files, crib.services.agents.folder, agents, url=endpoint)
@@ -157,7 +157,7 @@ class Daemon:
 
     @contextlib.asynccontextmanager
     async def _minding_orphans(self, crib: Crib) -> AsyncIterator[None]:
-        """Agents of runs that the last daemon left behind go when nobody claims them."""
+        """Removes agents that runs of the last daemon left behind, unless a run reclaims them."""
         orphans = await orphaned_agents(crib)
 
         async def end_unclaimed(after: float) -> None:
@@ -210,7 +210,7 @@ class Daemon:
                     crib.servers.reaper.unlink(file)
                 _settle_memory()
                 if self._flags.unsafe_no_sandbox:
-                    log.warning("commands of the workspace run without a sandbox, as --unsafe-no-sandbox asks")
+                    log.warning("workspace commands run without a sandbox, because of --unsafe-no-sandbox")
                 log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
                 await self.jobs.begin()
                 ready({**self.describe(), **self._found(crib)})
@@ -222,20 +222,20 @@ class Daemon:
                 crib.services.store.hurry()
                 gateway.close()
                 crib.services.approvals.close()
-                # Workers give their agents back over the socket, which closes last.
+                # Workers release their agents over the socket, which closes last.
                 await asyncio.gather(self.jobs.close(), server.stop(limit=_REQUESTS_MAY_END))
                 await control.stop()
 
 
 def _settle_memory() -> None:
-    """What is there at the start stays to the end: the collector need not walk it again and again under load."""
+    """Objects that exist at the start stay to the end, so the garbage collector need not scan them under load."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 def _keep_files_from_children() -> None:
-    """What the shell left open is no business of the servers; the loop would pass it on to them."""
+    """Keeps files that the shell left open from the servers, which would otherwise inherit them."""
     for entry in os.listdir("/dev/fd"):  # noqa: PTH208 - names, not paths
         with contextlib.suppress(OSError):
             if int(entry) > 2:
@@ -243,7 +243,7 @@ def _keep_files_from_children() -> None:
 
 
 def bind(port: int) -> socket.socket:
-    """A listening socket on loopback, or an error that says what to do."""
+    """A listening socket on loopback."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -252,7 +252,7 @@ def bind(port: int) -> socket.socket:
         listener.close()
         raise PortTaken(
             f"Port {port} cannot be used: {os.strerror(error.errno or 0)}.",
-            remedy="Choose another with --port (0 takes any free one), or end the program that has it.",
+            remedy="Choose another with --port (0 for any free port), or end the program that uses it.",
             data={"port": port},
         ) from error
     return listener
@@ -261,7 +261,7 @@ def bind(port: int) -> socket.socket:
 def run_foreground(
     root: Path, flags: Flags, *, ready: Ready, lasts: DaemonLifetime = DaemonLifetime.UNTIL_STOPPED
 ) -> int:
-    """Runs until a signal or `toolcrib down`; for runs, until none is left."""
+    """Runs until a signal or `toolcrib down`; a daemon for runs, until the last run ends."""
     paths = Paths.of_user(os.environ)
     _keep_files_from_children()
     raise_open_file_limit()
@@ -275,7 +275,7 @@ def _run_locked(paths: Paths, daemon: Daemon, ready: Ready) -> int:
     with daemon_lock(paths):
         handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"), daemon.mask)
         try:
-            # The loop's own close waits for the default executor's threads: nothing of ours outlives it.
+            # Closing the loop waits for the default executor's threads.
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(KeyboardInterrupt):
                 runner.run(daemon.run(ready))
         finally:

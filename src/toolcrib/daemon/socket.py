@@ -1,9 +1,9 @@
 """The daemon's unix socket: commands from the CLI, and the bridge's MCP messages.
 
-In: newline-delimited JSON-RPC 2.0. Out: the same. A request's method is a command's name, and `root` beside it says
-which project it is for (by default the daemon's own); a first line
-`toolcrib/bridge` makes the connection an MCP client's, in the project it names. Only the user who runs the daemon can
-open the socket: the file is 0600 in a 0700 folder, and the kernel is asked who is there.
+In: newline-delimited JSON-RPC 2.0. Out: the same. A request's method is a command's name, and `root` is its project
+(default: the daemon's own). If the first method is `toolcrib/bridge`, the connection becomes an MCP client's, in the
+project that it names. Only the user who runs the daemon can use the socket: the file has mode 0600 in a 0700 folder,
+and the peer's user id is checked.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
 log = logging.getLogger(__name__)
 
 _LONGEST_PATH = 103
-"""What every system takes: Linux has room for 107, macOS for 103."""
+"""Linux allows 107 bytes, macOS 103."""
 _BRIDGE = "toolcrib/bridge"
 _NEW_PROJECT_WAITS = 3.0
-"""Seconds that a command in a folder new to us lets the servers begin there, so that it does not find them absent."""
+"""Seconds that a command in a new project waits for its servers to connect."""
 
 
 class CommandSocket:
@@ -49,15 +49,15 @@ class CommandSocket:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, path: Path) -> None:
-        # Only the holder of the daemon's lock comes here, so a file left by a killed one is nobody's.
+        # We hold the daemon's lock, so an existing file is the leftover of a killed daemon.
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise ConfigError(
                 f"{path} is too long for a unix socket ({_LONGEST_PATH} bytes at most).",
-                remedy="Choose a shorter TOOLCRIB_HOME.",
+                remedy="Set TOOLCRIB_HOME to a shorter path.",
             )
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # The whole process has one umask: it is put back before anything else can run.
+        # The umask applies to the whole process: restore it before anything else can run.
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -85,7 +85,7 @@ class CommandSocket:
             with contextlib.suppress(ConnectionError):
                 await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
         except asyncio.CancelledError:
-            # The daemon stops: what the other side has not read by now is not waited for.
+            # The daemon stops and does not wait for the peer to read the rest.
             writer.transport.abort()
         except (ConnectionError, asyncio.LimitOverrunError) as end:
             log.debug("a connection to the socket ended: %s", type(end).__name__)
@@ -93,7 +93,7 @@ class CommandSocket:
             log.exception("a connection to the socket failed")
         finally:
             writer.close()
-            # Also when the daemon stops in this very moment: asyncio would log that as a failure of ours.
+            # CancelledError if the daemon stops right now: asyncio would log it as a failure.
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
@@ -109,7 +109,7 @@ class CommandSocket:
             if method == _BRIDGE:
                 await self._bridge(params, reader, writer)
                 return
-            # Whoever asked may leave before the answer (`logs -f`, Ctrl-C): then the work ends too.
+            # If the client disconnects before the answer (`logs -f`, Ctrl-C), the work ends too.
             following = asyncio.create_task(_next_line(reader))
             work = asyncio.create_task(self._command(request_id, method, params, root, writer))
             try:
@@ -124,13 +124,13 @@ class CommandSocket:
                 await asyncio.gather(work, following, return_exceptions=True)
 
     async def _bridge(self, params: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """An MCP client from here on: the agent whose `token` its first line holds, or one without a name."""
+        """Serves an MCP client: the agent of the `token` in its first line, or `client`."""
         async with contextlib.AsyncExitStack() as stack:
             try:
                 token = params.get("token")
                 principal = self._auth.authenticate(str(token)) if token else CLIENT
                 conversation = checked_conversation(str(params.get("conversation") or "")) or DEFAULT_CONVERSATION
-                # An agent works where its token says, wherever its client was started.
+                # An agent works in its own folder, wherever its client was started.
                 root = _root(params.get("root") or str(self._crib.environment.root))
                 if principal.workdir is not None:
                     root = self._auth.root_of(principal, principal.workdir)
@@ -166,14 +166,14 @@ class CommandSocket:
             raise
         except Exception:
             log.exception("the command %s failed", name)
-            message = f"{name} failed in a way nobody foresaw."
-            data = {"remedy": "`toolcrib logs` says why.", "exit_code": 1}
+            message = f"{name} failed unexpectedly."
+            data = {"remedy": "See `toolcrib logs`.", "exit_code": 1}
             answer = {"id": request_id, "error": {"code": INTERNAL_ERROR, "message": message, "data": data}}
         await _send(writer, answer)
 
     @contextlib.asynccontextmanager
     async def _working_in(self, command: str, root: Path | None) -> AsyncIterator[Project]:
-        """The project that a command is for; only one that uses servers is a reason to start them."""
+        """The command's project. Commands that do not use servers do not start them."""
         root = root or self._crib.environment.root
         known = root in self._crib.projects
         if not known and registry.find(command).scope is CommandScope.DAEMON:
@@ -214,7 +214,7 @@ async def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | N
 def _root(given: Any) -> Path:
     if not isinstance(given, str) or not Path(given).is_absolute():
         raise ValueError("It must be the absolute path of a folder")
-    # Not by pathlib, which raises for a loop of links.
+    # Not with pathlib, which raises for a loop of links.
     return Path(os.path.realpath(usable_path(given)))
 
 

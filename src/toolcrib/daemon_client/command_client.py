@@ -1,7 +1,7 @@
 """Commands sent to a running daemon over its unix socket.
 
-In: a command's name and parameters. Out: its result, or the daemon's error as one of ours. Newline-delimited JSON-RPC,
-with nothing but the standard library, because every command of the CLI pays for these imports.
+In: a command's name and parameters. Out: its result, or the daemon's error as a `RemoteError`. Newline-delimited
+JSON-RPC, with only the standard library, because every command of the CLI imports this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 1 << 18
 
 
 class RemoteError(ToolcribError):
-    """What the daemon answered instead of a result; its code and exit code are the daemon's."""
+    """The daemon's error, with its code and exit code."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         data = error.get("data")
@@ -35,7 +35,7 @@ class RemoteError(ToolcribError):
 
 
 def is_running(path: Path) -> bool:
-    """Whether somebody listens at the socket. Raises `DaemonNotRunning` where that cannot be found out."""
+    """Whether a process listens on the socket. Raises `DaemonNotRunning` if that cannot be determined."""
     try:
         connect(path).close()
     except DaemonNotRunning as error:
@@ -46,7 +46,7 @@ def is_running(path: Path) -> bool:
 
 
 def listener(path: Path) -> int | None:
-    """The process that listens at the socket, as the kernel knows it; None where it does not say."""
+    """The pid of the process that listens on the socket; None if the system does not provide it."""
     with connect(path) as sock:
         if sys.platform != "linux":
             return None
@@ -65,10 +65,10 @@ def connect(path: Path) -> socket.socket:
         if sock is not None:
             sock.close()
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-            raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up --detach` starts one.") from error
+            raise DaemonNotRunning("No daemon is running.", remedy="`toolcrib up --detach` starts one.") from error
         raise DaemonNotRunning(
             f"The daemon's socket {path} cannot be used: {error.strerror or error}.",
-            remedy="Check TOOLCRIB_HOME and who owns that folder.",
+            remedy="Check TOOLCRIB_HOME and the owner of that folder.",
         ) from error
     return sock
 
@@ -82,11 +82,11 @@ def ask(
     timeout: float | None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Runs one command in the daemon, for the project at `root`. `timeout` None: until the connection ends."""
+    """Runs one command in the daemon, for the project at `root`. Without a `timeout`, waits for its end."""
     deadline = None if timeout is None else time.monotonic() + timeout
     with connect(path) as sock:
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params, "root": str(root)}
-        # A daemon that hangs up at once may still have said why.
+        # A daemon that disconnects at once may still have sent the reason.
         with contextlib.suppress(ConnectionError):
             sock.sendall(json.dumps(request).encode() + b"\n")
         for line in _lines(sock, method, deadline):
@@ -100,8 +100,8 @@ def ask(
                 result: dict[str, Any] = message["result"]
                 return result
     raise DaemonNotRunning(
-        f"The daemon ended the connection before {method} was answered; it may have run.",
-        remedy="`toolcrib status` says whether it still runs, `toolcrib logs` what happened.",
+        f"The daemon closed the connection before it answered {method}, which may have run.",
+        remedy="Check `toolcrib status` and `toolcrib logs`.",
     )
 
 
@@ -113,7 +113,7 @@ def _lines(sock: socket.socket, method: str, deadline: float | None) -> Iterator
             chunk = sock.recv(CHUNK)
         except TimeoutError as error:
             raise CallTimeout(
-                f"The daemon did not answer {method} in time; it may have run.", remedy="See `toolcrib logs`."
+                f"The daemon did not answer {method} in time; it may still have run.", remedy="See `toolcrib logs`."
             ) from error
         except ConnectionError:
             return
@@ -131,7 +131,7 @@ def _decoded(line: bytes, method: str) -> dict[str, Any]:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ProtocolViolation(
-            f"The daemon's answer to {method} is not JSON.", remedy="`toolcrib down`, then `toolcrib up`."
+            f"The daemon's answer to {method} is not JSON.", remedy="Run `toolcrib down`, then `toolcrib up`."
         ) from error
     if not isinstance(message, dict):
         raise ProtocolViolation(f"The daemon's answer to {method} is not a JSON-RPC message.")

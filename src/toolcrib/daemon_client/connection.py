@@ -1,7 +1,7 @@
 """One connection to the daemon's socket, for a command that streams.
 
-In: a command's name and parameters. Out: its events, or the daemon's error as one of ours. Newline-delimited JSON-RPC.
-`lease` is the neighbour; `error_from` also reads what the daemon's endpoint answers a program.
+In: a command's name and parameters. Out: its events, or the daemon's error, re-raised. Newline-delimited JSON-RPC.
+`lease` uses it; `error_from` also reads errors from the daemon's HTTP endpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolcrib import errors
 from toolcrib.errors import ProtocolViolation, ToolcribError
 
 _LONGEST = 1 << 24
-"""Bytes of a line: arguments are sent up to 256 KiB."""
+"""Maximum bytes of a line; arguments are sent up to 256 KiB."""
 
 
 class DaemonDisconnected(Exception):
@@ -50,7 +50,7 @@ class DaemonConnection:
             raise DaemonDisconnected from error
 
     async def event(self) -> dict[str, Any] | None:
-        """The next event; None: the command is over. Raises the daemon's error, or `DaemonDisconnected`."""
+        """The next event, or None after the command ends. Raises the daemon's error, or `DaemonDisconnected`."""
         while True:
             match await self._message():
                 case {"method": "event", "params": {"event": dict(event)}}:
@@ -62,7 +62,7 @@ class DaemonConnection:
 
     @classmethod
     async def answer(cls, path: Path, method: str, params: dict[str, Any], root: Path) -> dict[str, Any]:
-        """For a command that does not stream, over a connection of its own."""
+        """Runs a command that does not stream, over a separate connection."""
         connection = await cls.to(path)
         try:
             await connection.ask(method, params, root)
@@ -90,7 +90,7 @@ class DaemonConnection:
             raise ProtocolViolation("The daemon sent a line that is not JSON.") from error
 
     def finish_sending(self) -> None:
-        """What the daemon still sends can be read."""
+        """Ends only our side: the daemon's remaining messages can still be read."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
 
@@ -101,7 +101,7 @@ class DaemonConnection:
 
 
 def error_from(error: Mapping[str, Any]) -> ToolcribError:
-    """As the daemon raised it: of the same class, so with the same exit code."""
+    """The error that the daemon raised, with the same class and so the same exit code."""
     data = error.get("data")
     data = dict(data) if isinstance(data, dict) else {}
     kind = getattr(errors, str(data.pop("kind", "")), ToolcribError)

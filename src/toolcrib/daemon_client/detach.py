@@ -1,8 +1,8 @@
-"""A daemon in the background; returns when its endpoint answers. `toolcrib up --detach` comes here, and `starting` runs
-this module in a process of its own.
+"""Starts a daemon in the background and returns when its endpoint answers. `toolcrib up --detach` uses it, and
+`starting` runs this module in a separate process.
 
-In: the project root, the flags. Out: what the daemon says of itself. The daemon reports over a pipe that it is ready,
-or why it is not: nothing is guessed from files or time.
+In: the project root, the flags. Out: the daemon's description of itself. The daemon reports over a pipe that it is
+ready, or why it failed, so nothing is guessed from files or time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
     private_folder(paths.state_dir)
     reading, writing = os.pipe()
     order = json.dumps({"root": str(root), "flags": asdict(flags), "lasts": lasts, "report": writing})
-    # -P: the project's folder is no place to import from, or a file of its own making would run untrusted.
+    # -P: nothing is imported from the project's folder, whose files are untrusted.
     with (paths.state_dir / "start.log").open("ab") as output:
         child = subprocess.Popen(
             with_default_signals([sys.executable, "-P", "-m", "toolcrib.daemon"]),
@@ -44,11 +44,11 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
             pass_fds=(writing,),
             start_new_session=True,
             cwd=root,
-            # Started from inside a server, the daemon must not count as that server's child and end with it.
+            # Started from inside a server, the daemon must not be treated as that server's child and end with it.
             env={name: value for name, value in os.environ.items() if name != MARKER},
         )
     os.close(writing)
-    # On stdin, not as arguments: a server's command line or URL may hold what others must not read.
+    # On stdin, not as arguments: a server's command line or URL may contain secrets.
     if child.stdin is not None:
         child.stdin.write(order.encode())
         child.stdin.close()
@@ -59,7 +59,7 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
         child.kill()
         child.wait()
         raise ToolcribError(
-            "The daemon did not start in time." if not ready else "The daemon ended while it started.",
+            "The daemon did not start in time." if not ready else "The daemon ended during its start.",
             remedy=f"See {paths.state_dir / 'start.log'} and {paths.log}.",
         )
     answer: dict[str, Any] = json.loads(line)
@@ -72,7 +72,7 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
 
 def main(arguments: Sequence[str]) -> int:
     lasts = DaemonLifetime.FOR_RUNS if FOR_RUNS in arguments else DaemonLifetime.UNTIL_STOPPED
-    # Nobody knows a daemon for runs by its port, and a port that another program has must not stop them.
+    # No client relies on the port of a daemon for runs, and a port in use must not stop the runs.
     flags = Flags(port=0) if lasts is DaemonLifetime.FOR_RUNS else Flags()
     try:
         start_detached(project_of(Path.cwd()), flags, lasts)

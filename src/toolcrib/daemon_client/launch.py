@@ -1,7 +1,7 @@
 """Starting a shared process, and waiting until it answers.
 
-In: where the socket is and the command that starts it. Out: a connected socket, or why there is none. `starting`
-comes here when it does not run, and no other process is starting it.
+In: the path of the socket and the command that starts the process. Out: a connected socket, or an error. `starting`
+calls it if the process does not run and no other process is starting it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def launch(
     given_up: Callable[[], bool],
     target: SharedProcess,
 ) -> socket.socket | None:
-    """None: it was there and has ended already."""
+    """Returns None if the process started and has already ended."""
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -72,7 +72,7 @@ def _await(
 
 
 def _reap(process: subprocess.Popen[bytes], deadline: float) -> None:
-    """The starter ends by itself once the endpoint answers; one that does not is ended, so that none is left."""
+    """Waits for the starter, which exits once the endpoint answers, and kills it if it does not."""
     try:
         process.wait(max(0.5, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -90,6 +90,6 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _neutral_folder(environ: Mapping[str, str]) -> str:
-    """A daemon that is started by the way belongs to no project: what it offers must not depend on who came first."""
+    """A daemon that starts on demand belongs to no project: its tools must not depend on its first client."""
     home = environ.get("HOME", "")
     return home if home and Path(home).is_dir() else "/"

@@ -1,9 +1,9 @@
-"""An agent that lives as long as somebody holds it.
+"""Leases: agents that exist as long as their connection.
 
-In: a user's paths, and what is wanted. Out: the agent's token and place, and what the daemon sees of it as
-`LeaseEvent`s, in the order they came. `LeaseClient` leases from the daemon that runs, or from one that is started
-for as long as runs need it, so that many runs that begin at once share one. A daemon that is restarted is asked to
-go on; one that does not come back is reported as `LeaseLost`. `commands.run` is at the other end.
+In: a user's paths, and a `LeaseRequest`. Out: the agent's token and folder, and its `LeaseEvent`s in order.
+`LeaseClient` uses the running daemon, or starts one for as long as runs need it; runs that start at the same time
+share one. After a restart of the daemon the lease continues; a daemon that does not return is reported as `LeaseLost`.
+`commands.run` is the other end.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from toolcrib.policy.profile import OwnTools, OwnToolsLimit
 
 @dataclass(frozen=True, kw_only=True)
 class ListingSeen:
-    """The agent was handed a list of tools."""
+    """The agent got a list of tools."""
 
     tools: int
     bytes: int
     tokens: int
     tokens_estimated: bool
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Server and tool by the names that the agent was offered."""
+    """Server and tool, by the agent's names for them."""
     at: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallSeen:
-    """A call at the daemon's door: one event when it is about to leave for its server, one when it is over.
+    """A call at the daemon's door: one event before it is forwarded to its server, one when it is over.
 
-    What never left (denied, invalid, unknown …) has only the second.
+    Calls that are not forwarded (denied, invalid, unknown …) have only the second.
     """
 
     call: str
     """The same in both."""
     name: str
-    """As the program called it."""
+    """The name that the program used."""
     tool: str
-    """As its server calls it; as the program called it where there is no such tool."""
+    """The server's name of the tool, or the program's if there is no such tool."""
     server: str
     arguments: dict[str, Any] | None
-    """Exact, but for secrets that Toolcrib knows; None where there were none, or they are too large to be sent."""
+    """Exact, except for masked secrets; None if there were none, or they are too large to send."""
     arguments_size: int = 0
     """Bytes."""
     over: bool
     outcome: str
     """A `CallOutcome`; empty while not over."""
     failure: str = ""
-    """What the tool says of what it ran, where that failed."""
+    """The failure that the tool reported for the command or test it ran."""
     duration_ms: float | None
     decision: str
     rule: str
@@ -73,7 +73,7 @@ class CallSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseEnded:
-    """The agent is no more, and not by our own word."""
+    """The daemon ended the agent."""
 
     why: str
     """removed, expired, or unread: the events were not read."""
@@ -81,7 +81,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseLost:
-    """The daemon is gone and did not come back."""
+    """The daemon stopped and did not return."""
 
     why: str
 
@@ -94,11 +94,11 @@ def names_from(listed: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def lease_event_from(event: Mapping[str, Any]) -> LeaseEvent | None:
-    """None: an event that a newer daemon may know of. Raises `ValueError` for one that lacks something."""
+    """Returns None for an unknown event of a newer daemon. Raises `ValueError` for an incomplete one."""
     try:
         return _read(event)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"the daemon sends {next(iter(event), 'nothing')} in another form") from error
+        raise ValueError(f"the daemon sent an unexpected form of {next(iter(event), 'nothing')}") from error
 
 
 def _read(event: Mapping[str, Any]) -> LeaseEvent | None:
@@ -115,7 +115,7 @@ def _read(event: Mapping[str, Any]) -> LeaseEvent | None:
 
 
 GONE_FOR = 10.0
-"""Seconds that the daemon may be gone before the lease counts as lost."""
+"""Seconds that the daemon may be away before the lease is lost."""
 _RECONNECT_EVERY = 0.05
 _RELEASED_WITHIN = 10.0
 _COMMAND = "run:lease"
@@ -128,51 +128,51 @@ class LeaseRequest:
     workdir: Path
     conversation: str
     lives: float
-    """Seconds after which the agent ends whatever happens."""
+    """Seconds after which the agent ends in any case."""
     parent: str = ""
-    """An agent that bounds it, and that it ends with."""
+    """An agent that limits it, and that it ends with."""
     job: str = ""
-    """The job that it is for."""
+    """The job that uses it."""
     ci: str = ""
-    """The variable that says that it is in CI."""
+    """The variable that indicates CI, if any."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "workdir": str(self.workdir)}
 
 
 class AgentLease:
-    """Made by `begin`, ended by `release`."""
+    """Created by `begin`, ended by `release`."""
 
     def __init__(self, connection: DaemonConnection, granted: Mapping[str, Any], *, path: Path, root: Path) -> None:
         self.agent: str = granted["agent"]
         self.token: str = granted["token"]
         self.url: str = granted["endpoint"]
         self.folder = Path(granted["folder"])
-        """The agent's private one: it goes with the agent."""
+        """The agent's private folder, which is removed with the agent."""
         self.own_tools = OwnToolsLimit(
             tools=OwnTools(granted["own_tools"]), shell=granted["own_shell"], guarded=tuple(granted["guarded"])
         )
         self.broken: str = granted["broken"]
-        """What is wrong with the workspace's settings: while it says something, the workspace's tools all refuse."""
+        """The error in the workspace's settings, if any; with an error, all workspace tools refuse."""
         self.unavailable: Mapping[str, str] = granted["unavailable"]
         """Servers whose tools are not known yet, and why."""
         self.withheld = frozenset[str](granted["withheld"])
-        """Names of variables that our servers' entries refer to."""
+        """Names of the variables that our servers' entries refer to."""
         self.warnings = tuple[str, ...](granted["warnings"])
         """Why there are fewer tools than the person may expect, one line each."""
         self.tools: int = granted["tools"]
-        """How many the agent may see."""
+        """The number of tools that the agent may see."""
         self.names = names_from(granted["names"])
-        """Server and tool by the names that the agent is offered."""
+        """Server and tool, by the agent's names for them."""
         self.for_runs: bool = granted["for_runs"]
-        """Whether the daemon lives only as long as runs do: then none will come in its place."""
+        """Whether the daemon exists only for runs: then no other daemon replaces it."""
         self.daemon: int = granted["daemon"]
-        """Its process."""
+        """The daemon's pid."""
         self._path = path
         self._root = root
         self._connection = connection
         self._events: asyncio.Queue[LeaseEvent | None] = asyncio.Queue()
-        """None: there will be no more."""
+        """None marks the end."""
         self._released = False
         self._following = asyncio.create_task(self._follow())
 
@@ -181,21 +181,21 @@ class AgentLease:
 
     @classmethod
     async def begin(cls, connection: DaemonConnection, wanted: LeaseRequest, *, path: Path, root: Path) -> AgentLease:
-        """Raises the daemon's error, or `DaemonDisconnected`; the connection is closed then."""
+        """Raises the daemon's error or `DaemonDisconnected`, and then closes the connection."""
         granted = await _granted(connection, wanted.to_json(), root)
         return cls(connection, granted, path=path, root=root)
 
     async def events(self) -> AsyncIterator[LeaseEvent]:
-        """What is seen of the agent, in order; for one reader.
+        """The agent's events, in order; for one reader.
 
-        Ends after `LeaseEnded` and `LeaseLost`, and after `release` with what was seen until then.
+        Ends after `LeaseEnded` or `LeaseLost`, and after `release` with the remaining events.
         """
         while (event := await self._events.get()) is not None:
             yield event
         self._events.put_nowait(None)
 
     async def release(self) -> None:
-        """The agent is gone when it returns, or the daemon is. A second time does nothing."""
+        """Ends the agent; on return, the agent or the daemon is gone. A second call does nothing."""
         if not self._released:
             self._released = True
             self._connection.finish_sending()
@@ -218,7 +218,7 @@ class AgentLease:
             self._events.put_nowait(None)
 
     async def _until_disconnected(self) -> LeaseEvent | None:
-        """The event that ends the lease; None: the connection is gone."""
+        """Returns the event that ends the lease, or None if the connection is lost."""
         try:
             while (received := await self._connection.event()) is not None:
                 event = lease_event_from(received)
@@ -233,10 +233,10 @@ class AgentLease:
         return LeaseEnded(why="removed")
 
     async def _come_back(self) -> LeaseEvent | None:
-        """None: a daemon goes on with the agent."""
+        """Returns None if a daemon continues with the agent."""
         await self._connection.close()
         if self.for_runs:
-            return LeaseLost(why="The daemon that was started for runs has ended.")
+            return LeaseLost(why="The daemon that was started for runs ended.")
         deadline = time.monotonic() + GONE_FOR
         while time.monotonic() < deadline and not self._released:
             try:
@@ -248,11 +248,9 @@ class AgentLease:
                 await asyncio.sleep(_RECONNECT_EVERY)
                 continue
             if granted["endpoint"] != self.url:
-                return LeaseLost(why=f"The daemon came back at another address, {granted['endpoint']}.")
+                return LeaseLost(why=f"The daemon restarted at another address, {granted['endpoint']}.")
             return None
-        return (
-            None if self._released else LeaseLost(why=f"The daemon is gone, and did not come back in {GONE_FOR:.0f} s.")
-        )
+        return None if self._released else LeaseLost(why=f"The daemon stopped and did not return in {GONE_FOR:.0f} s.")
 
     async def _resumed(self) -> Mapping[str, Any]:
         connection = await DaemonConnection.to(self._path)
@@ -268,9 +266,7 @@ async def _granted(connection: DaemonConnection, params: dict[str, Any], root: P
             case {"lease": dict(granted)}:
                 return granted
             case _:
-                raise ProtocolViolation(
-                    "The daemon lends no agent, and does not say why.", remedy="See `toolcrib logs`."
-                )
+                raise ProtocolViolation("The daemon leased no agent and gave no reason.", remedy="See `toolcrib logs`.")
     except BaseException:
         with contextlib.suppress(asyncio.CancelledError):
             await connection.close()
@@ -282,18 +278,18 @@ _POLL = 0.02
 
 
 class LeaseClient:
-    """Made by `open_lease_client`."""
+    """Created by `open_lease_client`."""
 
     def __init__(self, paths: Paths, root: Path, environ: Mapping[str, str], connection: DaemonConnection) -> None:
         self._paths = paths
         self._root = root
         self._environ = environ
         self._spare: DaemonConnection | None = connection
-        """A connection that nobody uses yet."""
+        """An unused connection."""
         self._leases: list[AgentLease] = []
 
     async def lease(self, wanted: LeaseRequest) -> AgentLease:
-        """Raises `UsageError` where the same conversation is under way, and whatever else the daemon says."""
+        """Raises `UsageError` if the same conversation is already running, and other errors of the daemon."""
         deadline = time.monotonic() + CONNECT_TIMEOUT
         while True:
             connection, self._spare = self._spare or await _connected(self._paths, self._environ), None
@@ -301,14 +297,14 @@ class LeaseClient:
                 made = await AgentLease.begin(connection, wanted, path=self._paths.socket, root=self._root)
             except UnknownCommand as old:
                 raise DaemonNotRunning(
-                    "The daemon that runs is of an older version and knows of no runs.",
-                    remedy="`toolcrib down` ends it; then run again.",
+                    "The running daemon is of an older version that does not support runs.",
+                    remedy="Stop it with `toolcrib down`, then run again.",
                 ) from old
             except (DaemonDisconnected, DaemonNotRunning) as gone:
-                # It was just ending when we came: the next one is ours.
+                # It was ending when we connected; try the next one.
                 if time.monotonic() > deadline:
                     raise DaemonNotRunning(
-                        "The daemon ended before it had lent an agent.", remedy="See `toolcrib logs`."
+                        "The daemon ended before it leased an agent.", remedy="See `toolcrib logs`."
                     ) from gone
                 await asyncio.sleep(_POLL)
                 continue
@@ -316,7 +312,7 @@ class LeaseClient:
             return made
 
     async def close(self) -> None:
-        """What was leased is given back. A daemon that nobody needs any more is gone when it returns."""
+        """Releases all leases. On return, a daemon for runs without further users is gone."""
         if self._spare is not None:
             await self._spare.close()
         await asyncio.gather(*(lease.release() for lease in self._leases))
@@ -324,7 +320,7 @@ class LeaseClient:
             await self._until_ended(pid)
 
     async def _until_ended(self, pid: int) -> None:
-        """Waits for a daemon that is about to end; not for one that others need, or that came in its place."""
+        """Waits for a daemon that is ending, but not for one that others use, or for its successor."""
         deadline = time.monotonic() + _ENDS_WITHIN
         while time.monotonic() < deadline and not is_unlocked(self._paths):
             match await self._status():
@@ -342,7 +338,7 @@ class LeaseClient:
 
 @contextlib.asynccontextmanager
 async def open_lease_client(paths: Paths, root: Path, environ: Mapping[str, str]) -> AsyncIterator[LeaseClient]:
-    """`root` is the project's. Raises `DaemonNotRunning` where no daemon runs and none can be started."""
+    """`root` is the project's root. Raises `DaemonNotRunning` if no daemon runs and none can be started."""
     client = LeaseClient(paths, root, environ, await _connected(paths, environ))
     try:
         yield client

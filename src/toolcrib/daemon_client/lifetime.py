@@ -1,8 +1,8 @@
-"""One daemon per user, and how long it lives.
+"""One daemon per user, and its lifetime.
 
-In: a user's `Paths`; runs, bridges and jobs as they come and go. Out: the daemon's lock, which ends with its
-holder's process, or `AlreadyRunning` with who holds it; and `ActiveLeases`, which says who needs the daemon, and
-when one that lives only for runs is needed no longer. `shared_workspace` has the same for the server of a folder.
+In: a user's `Paths`; runs, bridges and jobs that use the daemon. Out: the daemon's lock, which ends with its holder's
+process, or `AlreadyRunning` with the holder; and `ActiveLeases`, which counts the daemon's users and ends a daemon for
+runs after the last one. `shared_workspace` does the same for the server of a folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolcrib.daemon_client.starting import is_same_file
 from toolcrib.errors import AlreadyRunning, DaemonNotRunning, UsageError
 
 _PATIENCE = 5.0
-_FOR_RUNS_REMEDY = "It ends with the last of them; `toolcrib runs` shows them, `toolcrib down` ends it and them now."
+_FOR_RUNS_REMEDY = "It ends with the last run; `toolcrib runs` lists them, `toolcrib down` ends it and them now."
 
 
 @contextlib.contextmanager
@@ -32,12 +32,12 @@ def daemon_lock(paths: Paths) -> Iterator[None]:
     with process_lock(paths.lock, lambda: _daemon_answers(paths.socket), _PATIENCE) as is_ours:
         if not is_ours:
             if not _daemon_answers(paths.socket):
-                raise AlreadyRunning("Another command is changing something here.", remedy="Try again when it is over.")
+                raise AlreadyRunning("Another command is making changes here.", remedy="Try again when it is done.")
             known = read_info(paths)
             who = f" (pid {known['pid']}, {known['endpoint']})" if known and {"pid", "endpoint"} <= known.keys() else ""
             for_runs = (known or {}).get("for_runs") is True
             raise AlreadyRunning(
-                f"Toolcrib already runs{who}{', for runs of coding agents only' if for_runs else ''}.",
+                f"Toolcrib is already running{who}{', only for runs of coding agents' if for_runs else ''}.",
                 remedy=_FOR_RUNS_REMEDY if for_runs else "`toolcrib status` shows it, `toolcrib down` ends it.",
                 data=known or {},
             )
@@ -46,14 +46,15 @@ def daemon_lock(paths: Paths) -> Iterator[None]:
 
 @contextlib.contextmanager
 def process_lock(path: Path, answers: Callable[[], bool], patience: float) -> Iterator[bool]:
-    """The lock of the one process that `answers` asks for; False where another holds it. Waits a moment for a holder
-    that does not answer yet, or no longer: one that starts or ends, or a command that changes something here."""
+    """Takes the lock of a process that must exist once; yields False if another process holds it. Waits up to
+    `patience` seconds for a holder that does not answer: a process that starts or ends, or a command that makes changes
+    here."""
     deadline = time.monotonic() + patience
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             is_ours = _try_lock(descriptor)
-            # The file goes with a process that removes it: then another may have been made since it was opened.
+            # Its holder may have removed the file since we opened it, and another may exist.
             if (is_ours and is_same_file(descriptor, path)) or (
                 not is_ours and (answers() or time.monotonic() > deadline)
             ):
@@ -74,7 +75,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def is_unlocked(paths: Paths) -> bool:
-    """Whether no daemon lives here; one that is about to end still does."""
+    """Whether no daemon runs here; a daemon that is ending still does."""
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -89,7 +90,7 @@ def is_unlocked(paths: Paths) -> bool:
 
 
 def _daemon_answers(path: Path) -> bool:
-    """Whether a daemon is there; a file that a killed one left says nothing."""
+    """Whether a daemon listens; the socket file alone may be the leftover of a killed one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -99,7 +100,7 @@ def _daemon_answers(path: Path) -> bool:
 
 
 def write_info(paths: Paths, info: dict[str, Any]) -> None:
-    """What the CLI needs before it can ask: written whole or not at all."""
+    """Writes, atomically, what the CLI needs before it can connect."""
     fresh = paths.daemon_info.with_suffix(".new")
     fresh.write_text(json.dumps(info))
     fresh.chmod(0o600)
@@ -115,21 +116,21 @@ def read_info(paths: Paths) -> dict[str, Any] | None:
 
 
 class DaemonLifetime(enum.StrEnum):
-    """How long a daemon lives."""
+    """How long a daemon runs."""
 
     UNTIL_STOPPED = "until stopped"
     FOR_RUNS = "for runs"
-    """As long as runs and bridges need it. None is started in its place when it ends."""
+    """As long as runs and bridges need it. No other daemon replaces it."""
 
 
 class ActiveLeases:
     def __init__(
         self, lasts: DaemonLifetime = DaemonLifetime.UNTIL_STOPPED, *, on_idle: Callable[[], None] | None = None
     ) -> None:
-        """`on_idle` is called when the last one has left a daemon for runs, before that one's connection closes."""
+        """`on_idle` is called when the last user leaves a daemon for runs, before that user's connection closes."""
         self.lasts = lasts
         self.agents: set[str] = set()
-        """Those that a run holds now."""
+        """The agents of current runs."""
         self._users = 0
         self._closed = False
         self._on_idle = on_idle
@@ -139,19 +140,19 @@ class ActiveLeases:
         return not self._users
 
     def close(self) -> None:
-        """The daemon stops: nobody is let in any more."""
+        """Refuses new users, because the daemon stops."""
         self._closed = True
 
     @property
     def agents_stay(self) -> bool:
-        """Whether a run's agent outlasts its connection: the daemon stops, and the next one may go on with it."""
+        """Whether runs' agents outlive their connections: this daemon stops, and the next may continue with them."""
         return self._closed and self.lasts is DaemonLifetime.UNTIL_STOPPED
 
     @contextlib.contextmanager
     def held(self, agent: str) -> Iterator[None]:
-        """For a run, as long as it holds the agent."""
+        """Counts a run while it uses the agent."""
         if agent in self.agents:
-            raise UsageError(f"The agent {agent} is held by a run already.", remedy="Wait until that run is over.")
+            raise UsageError(f"Another run already uses the agent {agent}.", remedy="Wait until that run is over.")
         with self.needed():
             self.agents.add(agent)
             try:
@@ -162,7 +163,7 @@ class ActiveLeases:
     @contextlib.contextmanager
     def needed(self) -> Iterator[None]:
         if self._closed:
-            raise DaemonNotRunning("Toolcrib is stopping.", remedy="Try again: a new daemon is started then.")
+            raise DaemonNotRunning("Toolcrib is stopping.", remedy="Try again: that starts a new daemon.")
         self._users += 1
         try:
             yield

@@ -1,8 +1,8 @@
 """`ensure_workspace(root)`: a running workspace server for a folder, from any Python program.
 
-In: a folder. Out: a `RunningWorkspace`, whose connection is a lease of the folder's server. There is one for a folder
-(links resolved), shared by all programs of this user, and it ends with its last user, however that one ends. It is
-reached and started as the daemon is (`starting`), and lives as a daemon for runs does (`lifetime`). Run as a program
+In: a folder. Out: a `RunningWorkspace`, whose connection is a lease on the folder's server. Each folder (links
+resolved) has one server, which all programs of this user share and which ends with its last user, even a killed one.
+It is reached and started like the daemon (`starting`), and ends like a daemon for runs (`lifetime`). Run as a program,
 this module is the server.
 """
 
@@ -48,15 +48,15 @@ MCP_SOCKET = "mcp.sock"
 LOG_FILE = "log"
 
 START_LIMIT = 60.0
-"""Seconds that a server may take to start, on a busy machine; also to wait for another that starts or ends."""
+"""Seconds that a server may take to start on a busy machine; also the wait for another that starts or ends."""
 FIRST_USER_WITHIN = 5.0
-"""Seconds after which a server ends to which nobody came: whoever started it was killed."""
+"""Seconds after which a server without any user ends: its starter was killed."""
 _TAIL = 2000
 _SILENT = 30.0
-"""Seconds for a server to take a connection; how long an answer takes is limited by the tools."""
+"""Seconds for a server to accept a connection; the tools limit the time of an answer."""
 _READY = b"ready"
 _PROBE = b"\n"
-"""Asks whether a server is there, without holding it."""
+"""Checks for a server without leasing it."""
 
 OverSocket = Callable[[Any, Path, Callable[[], None]], Coroutine[Any, Any, None]]
 
@@ -66,16 +66,16 @@ _leases: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 def ensure_workspace(
     root: str | os.PathLike[str] = ".", *, environ: Mapping[str, str] | None = None
 ) -> RunningWorkspace:
-    """The folder's server, started if there is none. Close what you get, or use it as a context manager."""
+    """The folder's server, started if needed. Close the result, or use it as a context manager."""
     environ = os.environ if environ is None else environ
     try:
         real = Path(root).resolve(strict=True)
     except OSError as error:
-        raise WorkspaceError(f"{root}: {error.strerror}.", remedy="Name a folder that exists.") from error
+        raise WorkspaceError(f"{root}: {error.strerror}.", remedy="Give an existing folder.") from error
     folder = _folder(real, environ)
-    # -P: the folder that a program stands in is no place to import from.
+    # -P: nothing is imported from the program's current folder.
     start = (sys.executable, "-P", "-m", "toolcrib.daemon_client.shared_workspace", str(real), str(folder))
-    # Started from inside a server of the daemon's, it must not count as that server's child and end with it.
+    # Started from inside one of the daemon's servers, it must not be treated as that server's child and end with it.
     passed = {name: value for name, value in environ.items() if name not in (TOKEN_VARIABLE, MARKER)}
     try:
         lease = connect_or_start(
@@ -92,7 +92,7 @@ def ensure_workspace(
 
 
 class RunningWorkspace:
-    """A server in use. It runs as long as anybody has one of these open."""
+    """A server in use. It runs as long as any program has one of these open."""
 
     def __init__(self, root: Path, path: Path, pid: int, lease: socket.socket) -> None:
         self.root = root
@@ -103,7 +103,7 @@ class RunningWorkspace:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server is still there for us."""
+        """Whether the server still runs and our lease is open."""
         try:
             return self._lease.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:
@@ -114,14 +114,14 @@ class RunningWorkspace:
     @contextlib.asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[Client]:
         """An MCP client, connected: `async with workspace.client() as client`. The options are the SDK's."""
-        # The SDK takes most of a second to load, and not every program talks to the server itself.
+        # The SDK takes most of a second to load, and not every program needs it.
         import httpx2  # noqa: PLC0415
         from mcp import Client  # noqa: PLC0415
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
 
         if not self.is_alive:
             raise ServerUnavailable(
-                f"The workspace server of {self.root} has ended, or was closed here.",
+                f"The workspace server of {self.root} has ended, or you closed it.",
                 remedy="Call ensure_workspace again.",
             )
         way = httpx2.AsyncHTTPTransport(uds=str(self.socket))
@@ -133,7 +133,7 @@ class RunningWorkspace:
                 yield client
 
     def close(self) -> None:
-        """Lets go of the server, which ends if nobody else uses it."""
+        """Releases the server, which ends if no other program uses it."""
         self._lease.close()
 
     def __enter__(self) -> Self:
@@ -148,7 +148,7 @@ def _folder(root: Path, environ: Mapping[str, str]) -> Path:
     folder = base / "workspaces" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
     if len(os.fsencode(folder / LEASE_SOCKET)) > MAX_SOCKET_PATH_LENGTH:
         raise ConfigError(
-            f"{folder} is too long a path for a unix socket.",
+            f"The path {folder} is too long for a unix socket.",
             remedy="Set XDG_RUNTIME_DIR or TOOLCRIB_HOME to a folder with a shorter path.",
         )
     for part in (base, folder.parent):
@@ -162,13 +162,13 @@ def _server_of(root: Path) -> SharedProcess:
     def failed(said: str) -> ToolcribError:
         with contextlib.suppress(ValueError):
             return WorkspaceError(**json.loads(said))
-        return ServerUnavailable(f"The {name} did not start. It said: {said or 'nothing.'}")
+        return ServerUnavailable(f"The {name} did not start. Its output: {said or 'none.'}")
 
     return SharedProcess(name, ServerUnavailable, "See its log, or end it.", failed, second_look=0.3)
 
 
 def _close_copies() -> None:
-    """A forked child would keep the server."""
+    """A forked child would keep the server running."""
     for lease in list(_leases):
         lease.close()
 
@@ -177,7 +177,7 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 class SharedServer:
-    """The server's side: it ends when its last lease does."""
+    """The server's side: it ends with its last lease."""
 
     def __init__(self, folder: Path, starter: int) -> None:
         self._folder = folder
@@ -218,8 +218,8 @@ class SharedServer:
                     writer.close()
 
     async def _lease(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Says something, so that whoever connects knows that the server is not about to end; then lasts as long as the
-        connection."""
+        """Answers, so that the client knows that the server is not ending; then holds the lease until the connection
+        closes."""
         try:
             line = await reader.readline()
             if line == _PROBE and not self._ended.is_set():
@@ -231,7 +231,7 @@ class SharedServer:
                     while await reader.read(4096):
                         pass
         except (DaemonNotRunning, ConnectionError):
-            # Too late for this one: it starts another server.
+            # Too late: this client starts another server.
             pass
         finally:
             self._held.discard(writer)
@@ -242,7 +242,7 @@ class SharedServer:
             self._end()
 
     def _end(self) -> None:
-        """Whoever comes from now on is not let in."""
+        """Ends the server and refuses new clients."""
         self._leases.close()
         self._ended.set()
 
@@ -255,7 +255,7 @@ class SharedServer:
 
 
 def main() -> int:
-    """Returns when the server is ready, or has failed: then its last words are on stderr."""
+    """Returns when the server is ready or has failed; then the end of its log is on stderr."""
     root, folder = map(Path, sys.argv[1:])
     private_folder(folder)
     reading, writing = os.pipe()
@@ -281,7 +281,7 @@ def _run(root: Path, folder: Path, starter: int) -> int:
     try:
         with process_lock(folder / LOCK_FILE, lambda: _answers(folder), START_LIMIT) as is_ours:
             if not is_ours:
-                raise AlreadyRunning(f"A workspace server of {root} already runs.", remedy="Try again.")
+                raise AlreadyRunning(f"A workspace server of {root} is already running.", remedy="Try again.")
             workspace = serving.open_workspace(root, serving.without_token(os.environ))
             asyncio.run(serving.live(workspace, lambda one: server.serve(one, serving.over_socket)))
             _remove_files(folder)
@@ -293,7 +293,7 @@ def _run(root: Path, folder: Path, starter: int) -> int:
 
 
 def _answers(folder: Path) -> bool:
-    """Whether another server is there, and stays."""
+    """Whether another server runs and is not ending."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.connect(str(folder / LEASE_SOCKET))
         probe.sendall(_PROBE)
@@ -302,7 +302,7 @@ def _answers(folder: Path) -> bool:
 
 
 def _remove_files(folder: Path) -> None:
-    """By whoever holds the server's lock, unless another server is just being started."""
+    """Called by the holder of the server's lock; removes nothing while another server is starting."""
     with contextlib.suppress(OSError), contextlib.closing(StartLock(folder)) as turn:
         if turn.take():
             for name in (LOG_FILE, LOCK_FILE, turn.path.name):

@@ -1,8 +1,8 @@
-"""Reaching a process that runs as long as somebody needs it, and starting it when it does not run.
+"""Connects to a shared process, and starts it if it does not run.
 
-In: where its socket is and the command that starts it. Out: a connected socket. Processes that start at the same
-moment agree by a file lock, so one is started. Bridges and runs reach the daemon this way, `shared_workspace` the
-server of a folder; nothing heavy is imported for them. `lifetime` is the other side.
+In: the path of its socket and the command that starts it. Out: a connected socket. Simultaneous callers use a file
+lock, so that only one process starts. Bridges and runs reach the daemon this way, `shared_workspace` the server of a
+folder; imports are light. `lifetime` is the other side.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from toolcrib.errors import DaemonNotRunning, ToolcribError
 
 FOR_RUNS = "for-runs"
-"""The word that asks for a daemon which lives as long as runs and bridges need it."""
+"""The argument for a daemon that runs as long as runs and bridges need it."""
 
 CONNECT_TIMEOUT = 25.0
 """Seconds from the first try to a connected socket."""
 POLL = 0.05
 SECOND_LOOK = 2.0
-"""How long a socket is still waited for after its starter has ended, or failed: another process may be starting one."""
+"""Seconds to wait for a socket after its starter ended or failed, because another process may be starting one."""
 
 MOST_STARTS = 3
-"""One that was started may have ended again before we were connected, with others who used it meanwhile."""
+"""A started process may end with its other users before we connect."""
 
 START = (sys.executable, "-P", "-m", "toolcrib.daemon_client.detach")
 """-P: nothing is imported from the folder it starts in."""
@@ -37,33 +37,33 @@ START_FOR_RUNS = (*START, FOR_RUNS)
 
 
 HEALTH_REQUEST = b'{"jsonrpc":"2.0","id":0,"method":"system:health","params":{}}\n'
-"""The kernel takes connections for a daemon that is just dying. One that answers this is alive."""
+"""The kernel accepts connections to a daemon that is ending. A daemon that answers this request is alive."""
 
 
 def _daemon_failed(reason: str) -> ToolcribError:
     return DaemonNotRunning(
-        f"The daemon did not start: {reason}" if reason else "The daemon did not answer in time after its start.",
-        remedy="Run `toolcrib up` to see it in the foreground, or `toolcrib logs`.",
+        f"The daemon did not start: {reason}" if reason else "The daemon started but did not answer in time.",
+        remedy="Run `toolcrib up` to start it in the foreground, or see `toolcrib logs`.",
     )
 
 
 class SharedProcess(NamedTuple):
-    """What is reached, for errors."""
+    """Describes the process, for errors."""
 
     name: str
     error: type[ToolcribError]
     remedy: str
-    """Where it does not answer."""
+    """For a process that does not answer."""
     failed: Callable[[str], ToolcribError]
-    """Makes an error of what its start said on stderr."""
+    """Creates an error from the stderr of its start."""
     second_look: float = SECOND_LOOK
 
 
-DAEMON = SharedProcess("daemon", DaemonNotRunning, "`toolcrib down`, then `toolcrib up`.", _daemon_failed)
+DAEMON = SharedProcess("daemon", DaemonNotRunning, "Run `toolcrib down`, then `toolcrib up`.", _daemon_failed)
 
 
 def try_connect(path: Path, target: SharedProcess = DAEMON) -> socket.socket | None:
-    """A connection to a process that answers, or None where there is none."""
+    """A connection to a process that answers, or None."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_TIMEOUT)
@@ -79,13 +79,13 @@ def try_connect(path: Path, target: SharedProcess = DAEMON) -> socket.socket | N
     except TimeoutError as error:
         sock.close()
         raise target.error(
-            f"The {target.name} does not answer within {CONNECT_TIMEOUT:.0f} s.", remedy=target.remedy
+            f"The {target.name} did not answer within {CONNECT_TIMEOUT:.0f} s.", remedy=target.remedy
         ) from error
     except OSError as error:
         sock.close()
         raise target.error(
             f"The socket {path} of the {target.name} cannot be used: {error.strerror or error}.",
-            remedy="Check TOOLCRIB_HOME and who owns that folder; a shorter path helps where it is too long.",
+            remedy="Check TOOLCRIB_HOME and the owner of that folder; use a shorter path if it is too long.",
         ) from error
     return sock
 
@@ -108,7 +108,7 @@ def connect_or_start(
     given_up: Callable[[], bool] = lambda: False,
     target: SharedProcess = DAEMON,
 ) -> socket.socket:
-    """Connects; starts the process first where none runs. `given_up` says that nobody waits any more."""
+    """Connects, and starts the process first if none runs. Stops waiting when `given_up` returns True."""
     sock = try_connect(path, target)
     if sock is not None:
         return sock
@@ -117,12 +117,12 @@ def connect_or_start(
     with contextlib.closing(StartLock(path.parent, target)) as lock:
         while time.monotonic() < deadline and not given_up():
             mine = lock.take()
-            # With the turn in hand a second look is needed: the one before us may have started it.
+            # Check again with the lock held: its last holder may have started the process.
             sock = try_connect(path, target)
             if sock is not None:
                 return sock
             if mine and starts < MOST_STARTS:
-                # Only a cold start pays for what starts a process.
+                # Imported here because only a cold start needs it.
                 from toolcrib.daemon_client.launch import launch  # noqa: PLC0415
 
                 starts += 1
@@ -134,12 +134,12 @@ def connect_or_start(
         raise target.failed("")
     raise target.error(
         f"Another process is starting the {target.name}, but it did not answer within {patience:.0f} s.",
-        remedy="Try again; where it is the daemon, `toolcrib up` shows why.",
+        remedy="Try again; for the daemon, `toolcrib up` shows why.",
     )
 
 
 class StartLock:
-    """Whose turn it is to start a process, in the folder of its socket. Closing it gives it back."""
+    """The lock for starting a process, in the folder of its socket. Closing releases it."""
 
     def __init__(self, folder: Path, target: SharedProcess = DAEMON) -> None:
         self._wanted = target
@@ -147,14 +147,14 @@ class StartLock:
         self._handle = self._open()
 
     def take(self) -> bool:
-        """Without waiting."""
+        """Does not wait."""
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         if is_same_file(self._handle, self.path):
             return True
-        # It went with a process that ended, and others may have made a new one.
+        # A process that ended removed the file, and others may have created a new one.
         self.close()
         self._handle = self._open()
         return False
@@ -170,8 +170,8 @@ class StartLock:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._wanted.error(
-                f"No {self._wanted.name} runs, and its folder {folder} cannot be used: {error.strerror}.",
-                remedy="Make it writable, or set TOOLCRIB_HOME to a folder that is.",
+                f"No {self._wanted.name} is running, and its folder {folder} cannot be used: {error.strerror}.",
+                remedy="Make it writable, or set TOOLCRIB_HOME to a writable folder.",
             ) from error
         _handles.add(handle)
         return handle
@@ -188,7 +188,7 @@ _handles: set[int] = set()
 
 
 def _close_copies() -> None:
-    """A forked child would hold the lock as long as it lives."""
+    """A forked child would keep the lock."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()

@@ -1,8 +1,8 @@
-"""`python -m toolcrib.jobs`: reads one order from stdin, carries it out, says how it went.
+"""`python -m toolcrib.jobs`: reads one order from stdin, executes it and reports the result.
 
-A job is a `run_agent` (`agent`) or a coding agent's run (here), which is the same as `toolcrib run`: its identity
-is lent by the daemon, below the submitter's, and its log is with the project's other runs. SIGTERM ends the work
-and what it started; the last line is written all the same.
+A job is a `run_agent` (`agent`) or a coding agent's run (here), as with `toolcrib run`: its agent is leased from the
+daemon, as a child of the submitter, and its log is with the project's other runs. SIGTERM ends the work and its
+processes; the last line is still written.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _end(result: ExecutionResult, run: CodingAgentRun) -> WorkerResult:
 async def _work(order: WorkerOrder, send: SendLine) -> WorkerResult:
     if order.runs != AGENT_LOOP:
         return await run_program(order, send)
-    from toolcrib.jobs.agent import run_model  # noqa: PLC0415 - a coding agent's run does without the agent loop
+    from toolcrib.jobs.agent import run_model  # noqa: PLC0415 - a coding agent's run does not need the agent loop
 
     return await run_model(order, send)
 
@@ -77,13 +77,13 @@ async def carry_out(order: WorkerOrder, send: SendLine) -> None:
     except ToolcribError as error:
         end = WorkerResult(done=False, error=error.text())
     except DaemonDisconnected:
-        end = WorkerResult(done=False, error="The daemon was gone before it had lent an agent.")
+        end = WorkerResult(done=False, error="The daemon ended before it leased an agent.")
     send(end.to_json())
 
 
 def main() -> int:
     order = WorkerOrder.read(json.loads(sys.stdin.buffer.read()))
-    # Whatever else prints in this process must not be taken for a line of ours.
+    # Other output of this process must not be mixed with our lines.
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

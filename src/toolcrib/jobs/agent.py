@@ -1,7 +1,7 @@
 """A job that is a `run_agent`: a model with the daemon's tools.
 
-In: an order. Out: the names of its events as they happen, then a `WorkerResult`. The job's agent is lent by the daemon,
-below the submitter's; when it is taken away, the run ends.
+In: an order. Out: the names of its events as they happen, then a `WorkerResult`. The job's agent is leased from the
+daemon, as a child of the submitter; when the lease ends, the run ends.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from toolcrib.errors import Denied
 from toolcrib.jobs.protocol import SendLine, WorkerOrder, WorkerResult
 
 _AFTERWARDS = 120.0
-"""Seconds that the agent outlives the time limit, if nobody is left to end it."""
+"""Seconds that the agent outlives the time limit, if nothing ends it earlier."""
 _WHY = {
-    RunEnd.MAX_STEPS: "It had its last step and wanted more. Allow it more with max_steps.",
-    RunEnd.TIMEOUT: "Its time was up. Allow it more with timeout.",
-    RunEnd.LENGTH: "The model was cut off by a limit of tokens for one answer.",
-    RunEnd.REFUSED: "The model, or its provider, declined to go on.",
+    RunEnd.MAX_STEPS: "It reached its maximum number of steps. Allow more with max_steps.",
+    RunEnd.TIMEOUT: "It reached its time limit. Allow more with timeout.",
+    RunEnd.LENGTH: "The answer reached the model's token limit.",
+    RunEnd.REFUSED: "The model or its provider refused to continue.",
 }
 
 
@@ -42,7 +42,7 @@ async def run_model(order: WorkerOrder, send: SendLine) -> WorkerResult:
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise Denied(f"The agent of the job was taken away: {watching.result()}.")
+                raise Denied(f"The job's agent ended: {watching.result()}.")
             return await working
         finally:
             for task in (working, watching):
@@ -95,8 +95,8 @@ async def _leased(order: WorkerOrder) -> AsyncIterator[AgentLease]:
 
 
 async def _until_taken_away(lease: AgentLease) -> str:
-    """Also reads the events of the agent: one that nobody listens to is taken back."""
+    """Also reads the agent's events, because the daemon ends a lease whose events nobody reads."""
     async for event in lease.events():
         if isinstance(event, LeaseEnded | LeaseLost):
             return event.why
-    return "the daemon is gone"
+    return "the daemon stopped"

@@ -1,4 +1,4 @@
-"""What the daemon and a job's process send each other.
+"""The messages between the daemon and a job's process.
 
 In and out: JSON. A `WorkerOrder` goes to the process's stdin; a `WorkerResult` is the last line of its stdout. `worker`
 is the daemon's side, `__main__` the process's.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_TEXT = 300_000
-"""Characters of a result that are sent: the daemon keeps a little less, and says so."""
+"""Maximum characters of a result to send. The daemon stores a little less and marks the cut."""
 
 SendLine = Callable[[Mapping[str, Any]], None]
 """Writes a line to the daemon."""

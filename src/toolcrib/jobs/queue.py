@@ -1,9 +1,9 @@
-"""The queue of jobs: takes them, runs so many at a time, keeps their results.
+"""The queue of jobs: accepts them, runs a limited number at a time, and stores their results.
 
-In: submissions. Out: rows. What was acknowledged is in the store; a job is marked as running there before its
-process is started, so that none is ever begun twice: one that ran when a daemon ended is interrupted, one that
-still waited begins with the next daemon of the same home. A job ends with its submitter. The owner's jobs come
-first; all others take turns. `commands.job` asks; `submission` checks, `worker` runs.
+In: submissions. Out: rows. Every acknowledged job is in the store, and is marked as running before its process starts,
+so no job ever starts twice: a job that was running when its daemon ended is interrupted, and a queued one starts with
+the next daemon of the same home. A job ends with its submitter. The owner's jobs come first; other submitters take
+turns. `commands.job` uses it; `submission` checks, `worker` runs.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def daemon_id(state: Path) -> str:
         if file.exists() and _NAME.fullmatch(name := file.read_text().strip()):
             return name
         name = secrets.token_hex(8)
-        # Whole or not at all: jobs that wait are found by it.
+        # Written atomically, because queued jobs are found by it.
         fresh = file.with_suffix(".new")
         fresh.write_text(name + "\n")
-        os.replace(fresh, file)  # noqa: PTH105 - the same in fewer words
+        os.replace(fresh, file)  # noqa: PTH105 - shorter
     except OSError as error:
         raise StoreError(f"{file} cannot be used: {error.strerror}.", remedy="Check its permissions.") from error
     return name
@@ -61,7 +61,7 @@ def daemon_id(state: Path) -> str:
 class FairOrder:
     def __init__(self) -> None:
         self._begun: dict[str, int] = {}
-        """By submitter: when one of its jobs was last begun, counted."""
+        """By submitter, the number of its last start."""
         self._count = itertools.count(1)
 
     def next(self, waiting: Sequence[ActiveJob], running: Sequence[ActiveJob]) -> ActiveJob:
@@ -84,18 +84,18 @@ T = TypeVar("T")
 StartWorker = Callable[..., Awaitable[Worker]]
 
 MOST_KEPT = 10_000
-"""Jobs that are over."""
+"""Maximum number of finished jobs."""
 _GRACE = 8.0
-"""Seconds that a job has to end when it is asked to: a coding agent writes down where it was."""
+"""Seconds that a job has to end after SIGTERM: a coding agent saves its state."""
 _GRACE_AT_THE_END = 1.2
-"""Of the five seconds in which a daemon ends."""
+"""Seconds, of the five in which a daemon ends."""
 _OVERTIME = 30.0
-"""Seconds beyond its limit after which a worker that does not end by itself is ended."""
+"""Seconds beyond its limit after which a worker is ended."""
 _AGENT_GONE = 10.0
-"""Seconds that a job has to say its last word after its agent ended."""
+"""Seconds that a job has to report its result after its agent ended."""
 _TRY_AGAIN = 2.0
 _UPKEEP = 3600.0
-"""Seconds between looks at what is old enough to be let go."""
+"""Seconds between deletions of old results."""
 _TEXTS = frozenset({"text", "error"})
 """Of what is kept: what may hold a secret. Numbers are not texts, though they may look like one."""
 _INTERRUPTED = "The daemon ended while it ran. It may have done part of its work, and is not started again."
@@ -103,14 +103,14 @@ _NOT_KEPT = "The daemon ended before it began, and its prompt held a secret, whi
 
 
 class JobQueue:
-    """`crib` is put in place when that is open; `begin` when the daemon can be reached."""
+    """The daemon sets `crib` once it is open, and calls `begin` once its socket accepts connections."""
 
     def __init__(self, leases: ActiveLeases, *, start: StartWorker = start_worker) -> None:
         self.crib: Crib | None = None
         self._leases = leases
         self._start = start
         self._active: dict[str, ActiveJob] = {}
-        """Those that wait or run, in the order in which they came."""
+        """Queued and running jobs, in the order of submission."""
         self._work: set[asyncio.Task[Any]] = set()
         self._turns = FairOrder()
         self._one_by_one = asyncio.Lock()
@@ -126,21 +126,23 @@ class JobQueue:
         return {"running": running, "waiting": len(self._active) - running}
 
     async def begin(self) -> None:
-        """Goes on where the last daemon ended. Where the store cannot be written, with the first who asks."""
+        """Continues the last daemon's jobs. If the store cannot be written, the first request tries again."""
         try:
             await self._ready()
         except StoreError as error:
-            log.warning("the jobs of the last daemon could not be looked at: %s", error.text())
+            log.warning("could not load the last daemon's jobs: %s", error.text())
 
     async def close(self) -> None:
-        """What runs is interrupted, and nothing of it is left; what waits begins with the next daemon."""
+        """Interrupts running jobs and ends their processes; queued jobs start with the next daemon."""
         self._closing = True
         self._subscribed.close()
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
         for job in self._with(JobStatus.RUNNING):
-            self._stop(job, "The daemon was stopped while it ran.", JobStatus.INTERRUPTED, grace=_GRACE_AT_THE_END)
+            self._stop(
+                job, "The daemon was stopped while the job was running.", JobStatus.INTERRUPTED, grace=_GRACE_AT_THE_END
+            )
         await asyncio.gather(*self._work, return_exceptions=True)
         for job in self._active.values():
             job.held.close()
@@ -150,7 +152,7 @@ class JobQueue:
         crib = await self._ready()
         row = row_for(crib, principal, root, order, daemon=self._daemon)
         await check_program(crib, row)
-        # To its end, also if whoever asked has left: half a job would never begin.
+        # Runs to its end even if the caller disconnects: half a job would never start.
         return await asyncio.shield(self._spawn(self._submitted(row, order.prompt)))
 
     async def _submitted(self, row: JobRow, prompt: str) -> JobRow:
@@ -190,19 +192,19 @@ class JobQueue:
             await active.over.wait()
         elif row.daemon != self._daemon and not row.status.over:
             raise UsageError(
-                f"The job {job[:80]} is another daemon's, which shares this store.", remedy="Cancel it there."
+                f"The job {job[:80]} belongs to another daemon that shares this store.", remedy="Cancel it there."
             )
         return await self._found(principal, job)
 
     def running(self, job: str) -> JobRow:
         active = self._active.get(job)
         if active is None or active.stopped or active.row.status is not JobStatus.RUNNING:
-            raise Denied(f"There is no job {job[:80]!r} that runs.", remedy="A job's own process asks for its agent.")
+            raise Denied(f"No job {job[:80]!r} is running.", remedy="Only a job's own process can lease its agent.")
         return active.row
 
     def _open(self) -> Crib:
         if self.crib is None:
-            raise RuntimeError("jobs were asked for before the daemon was wired")
+            raise RuntimeError("the job queue was used before `crib` was set")
         return self.crib
 
     async def _ready(self) -> Crib:
@@ -230,7 +232,7 @@ class JobQueue:
                 held.enter_context(self._leases.needed())
                 self._active[row.id] = ActiveJob(row=row, prompt=row.prompt, held=held)
         self._subscribed.callback(crib.bus.subscribe(self._agent_ended, AgentEnded))
-        # Settings of jobs that can be read again bring the tools for jobs back.
+        # When invalid job settings become valid again, the job tools return to the catalog.
         self._subscribed.callback(crib.bus.subscribe(lambda _: self._advance(), CatalogChanged))
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
 
@@ -238,30 +240,30 @@ class JobQueue:
         try:
             await self._note(row, f"job {JobStatus.INTERRUPTED}", error=why)
         except StoreError as error:
-            log.warning("the end of job %s is not in the audit log: %s", row.id, error.text())
+            log.warning("could not audit the end of job %s: %s", row.id, error.text())
 
     async def _keep_up(self) -> None:
-        """Lets go of old results, also where no job ends for long."""
+        """Deletes old results, even if no job ends for a long time."""
         while True:
             await asyncio.sleep(_UPKEEP)
             try:
                 await self._open().services.store.write(self._forget)
             except StoreError as error:
-                log.warning("old jobs cannot be let go now: %s", error.text())
+                log.warning("could not delete old jobs: %s", error.text())
 
     def _forget(self, connection: sa.Connection) -> None:
-        """Nothing while nobody can say for how long results are kept."""
+        """Deletes nothing while the settings are invalid."""
         with contextlib.suppress(ConfigError):
             before = self._open().services.clock.patient() - settings_of(self._open()).keep_days * 86_400
             jobs.forget(connection, before=before, most=MOST_KEPT)
 
     async def _found(self, principal: Principal, job: str) -> JobRow:
-        """What is another's is not there."""
+        """Jobs of other submitters are not found."""
         crib = await self._ready()
         row = await crib.services.store.read(jobs.find, job)
         owners = self._owners(principal)
         if row is None or (owners is not None and (row.submitter, row.submitter_since) not in owners):
-            raise NotFound(f"There is no job {job[:80]!r}.", remedy="List the jobs to see which there are.")
+            raise NotFound(f"There is no job {job[:80]!r}.", remedy="List the jobs to see their ids.")
         return self._live(row)
 
     def _live(self, row: JobRow) -> JobRow:
@@ -283,16 +285,16 @@ class JobQueue:
     def _check_room(self, row: JobRow) -> None:
         settings, counts = settings_of(self._open()), self.counts
         if counts["waiting"] >= settings.max_waiting and counts["running"] >= settings.max_running:
-            raise UsageError(f"{counts['waiting']} jobs wait already.", remedy="Try again when some are done.")
+            raise UsageError(f"{counts['waiting']} jobs are already waiting.", remedy="Try again when some are done.")
         own = sum(job.row.submitter == row.submitter for job in self._active.values())
         if row.submitter != OWNER.name and own >= settings.max_per_agent:
             raise UsageError(
-                f"{row.submitter} has {own} jobs that wait or run already.",
+                f"{row.submitter} already has {own} waiting or running jobs.",
                 remedy="Wait for one of them, or cancel it.",
             )
 
     def _advance(self) -> None:
-        """Begins what waits, as far as there is room; nothing while the settings cannot be read."""
+        """Starts queued jobs while there is room; nothing while the settings are invalid."""
         config = self._open().projects.home.config
         if self._closing or not self._caught_up or "jobs" in config.unusable:
             return
@@ -317,22 +319,23 @@ class JobQueue:
             how = error.text()
         except Exception:
             log.exception("the job %s failed", job.row.id)
-            how = "It failed in a way nobody foresaw; the daemon's log says more."
+            how = "It failed unexpectedly; see the daemon's log."
         await self._ended(job, *job.outcome(how))
 
     async def _marked(self, job: ActiveJob) -> bool:
-        """Durably marked as running. False: it cannot be now, and waits again; or it does not wait any more."""
+        """Marks the job as running, durably. Returns False if the store fails and it waits again, or if it was already
+        started or ended."""
         try:
             begins = await self._open().services.store.write(jobs.begin, job.row.id, job.row.started_at or time.time())
         except StoreError as error:
-            log.warning("the job %s cannot begin yet: %s", job.row.id, error.text())
+            log.warning("the job %s cannot start yet: %s", job.row.id, error.text())
             if not self._closing:
                 await asyncio.sleep(_TRY_AGAIN)
             job.row = replace(job.row, status=JobStatus.QUEUED, started_at=None)
             asyncio.get_running_loop().call_soon(self._advance)
             return False
         if not begins:
-            log.warning("the job %s was begun or ended by somebody else", job.row.id)
+            log.warning("the job %s was already started or ended elsewhere", job.row.id)
             self._let_go(job)
         return begins
 
@@ -342,21 +345,21 @@ class JobQueue:
             self._order(job), environ=crib.environment.variables, reaper=crib.servers.reaper
         )
         if job.stopped:
-            # The word came while the process was being started.
+            # The stop came while the process was starting.
             await worker.stop(grace=0)
         try:
             async with asyncio.timeout(job.row.timeout + _OVERTIME):
                 async for message in worker.lines():
                     job.received(message)
         except TimeoutError:
-            job.stopped, job.stopped_as = "It took longer than it may, and did not end by itself.", JobStatus.FAILED
+            job.stopped, job.stopped_as = "It exceeded its time limit and did not end.", JobStatus.FAILED
             await worker.stop(grace=_GRACE)
         finally:
             how = await worker.close()
         return how
 
     def _order(self, job: ActiveJob) -> WorkerOrder:
-        """Where a key is sent is as the configuration says now."""
+        """Base URLs and keys come from the current configuration."""
         row, settings = job.row, settings_of(self._open())
         provider = row.model.partition(":")[0]
         return WorkerOrder(
@@ -378,16 +381,16 @@ class JobQueue:
         if not row.submitter_since:
             return
         if not agents.knows(row.submitter) or agents.find(row.submitter).created_at != row.submitter_since:
-            self._mark_stopped(job, f"Its submitter {row.submitter} is no more.", JobStatus.CANCELLED)
+            self._mark_stopped(job, f"Its submitter {row.submitter} has ended.", JobStatus.CANCELLED)
 
     def _agent_ended(self, event: Event) -> None:
         if not isinstance(event, AgentEnded) or event.returns:
             return
         for job in tuple(self._active.values()):
             if job.row.submitter_since and job.row.submitter == event.agent:
-                self._stop(job, f"Its submitter {event.agent} is no more.", JobStatus.CANCELLED)
+                self._stop(job, f"Its submitter {event.agent} has ended.", JobStatus.CANCELLED)
             elif job.row.agent == event.agent:
-                # Its own end looks the same from here, and its last word may still be on its way.
+                # A normal end looks the same here, and its result may still be on its way.
                 asyncio.get_running_loop().call_later(_AGENT_GONE, self._stop_unended, job)
 
     def _stop_unended(self, job: ActiveJob) -> None:
@@ -409,7 +412,7 @@ class JobQueue:
 
     async def _ended(self, job: ActiveJob, status: JobStatus, values: Mapping[str, Any]) -> None:
         masked = {name: self._masked(value) if name in _TEXTS else value for name, value in values.items()}
-        # The database does not say when it can be written again.
+        # The database does not report when it is writable again.
         while not await self._kept(job, status, masked) and not self._closing:  # noqa: ASYNC110
             await asyncio.sleep(_TRY_AGAIN)
         self._let_go(job)
@@ -429,7 +432,7 @@ class JobQueue:
             await self._open().services.store.write(end)
             await self._note(job.row, f"job {status}", error=values.get("error", ""))
         except StoreError as error:
-            log.warning("the end of job %s cannot be written now: %s", job.row.id, error.text())
+            log.warning("could not store the end of job %s yet: %s", job.row.id, error.text())
             return False
         return True
 
@@ -437,7 +440,7 @@ class JobQueue:
         return storable(self._open().environment.mask.known(text))
 
     async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
-        """A line in the audit log; durable when it returns."""
+        """Writes an entry into the audit log; durable on return."""
         detail = {word: value for word, value in {"job": row.id, "with": row.runs, **detail}.items() if value}
         await self._open().services.record(AuditedChange(what=what, agent=row.submitter, detail=detail))
 

@@ -1,9 +1,9 @@
-"""What a submitter may ask for: whose permissions the job has, where it works, which model or program it uses.
+"""Checks a submission: the job's permissions, its folder, its model or program.
 
-In: a principal, the project it is in, its order. Out: a row for the store, or an error with a remedy. A job never may
-more than its submitter: an agent's job is a child of that agent, a nameless client's has the client's own profile, and
-only the owner chooses freely. Where a key is sent is nobody's to say but the owner's, in the configuration. What can
-change while a job waits is looked at again when it begins.
+In: a principal, its project, its order. Out: a row for the store, or an error with a remedy. A job never has more
+permissions than its submitter: an agent's job is a child of that agent, the job of a client without an agent has the
+client's profile, and only the owner chooses freely. Only the owner's configuration determines where an API key is
+sent. Conditions that can change while a job waits are checked again when it starts.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ LONGEST_PROMPT = 256 * 1024
 _OWNERS = "developer"
 """The default profile of the owner's jobs."""
 _AGENTS = "trusted"
-"""The default profile of an agent's jobs: below that agent it comes to what the agent itself may, whole."""
+"""The default profile of an agent's jobs; as a child of that agent, the job has exactly the agent's permissions."""
 _CLIENTS = frozenset({CLIENT.profile, "read-only", "nothing"})
-"""What a client without a name may have: its own profile, and those that allow less than it in every way."""
+"""The profiles for jobs of a client without an agent: its own, and those that allow strictly less."""
 _MENTION = re.compile(r"(?<!\w)@\S")
-"""Coding agents read a file that is mentioned so, and put it before the model, whatever their tools may."""
+"""Coding agents read a mentioned file and show it to the model, whatever their tools may do."""
 
 
 def settings_of(crib: Crib) -> JobSettings:
     config = crib.projects.home.config
     if problem := config.unusable.get("jobs"):
-        raise ConfigError(str(problem), remedy="Correct it in your configuration: no job begins before that.")
+        raise ConfigError(str(problem), remedy="Correct it in your configuration; no job starts before that.")
     return config.settings.jobs
 
 
 def submitter_of(crib: Crib, principal: Principal) -> Agent | None:
-    """None: the owner, or a client without a name."""
+    """None for the owner and for a client without an agent."""
     return None if principal.name in (OWNER.name, CLIENT.name) else crib.services.agents.find(principal.name)
 
 
@@ -85,11 +85,11 @@ def row_for(crib: Crib, principal: Principal, root: Path, order: SubmitJob, *, d
 
 def _checked_prompt(prompt: str) -> str:
     if not prompt.strip():
-        raise UsageError("There is no prompt.", remedy="Say what the job shall do.")
+        raise UsageError("The prompt is empty.", remedy="Describe the job's task.")
     if len(prompt.encode(errors="surrogatepass")) > LONGEST_PROMPT:
         raise UsageError(
             f"The prompt has more than {LONGEST_PROMPT // 1024} KiB.",
-            remedy="Put what is long into a file in the job's folder, and name it.",
+            remedy="Put long text into a file in the job's folder, and name the file.",
         )
     return prompt
 
@@ -99,12 +99,12 @@ def _check_allowed(program: str, settings: JobSettings) -> None:
         return
     if program not in PROGRAMS:
         raise Denied(
-            f"{program} runs in the owner's jobs only: it reads its context files wherever links lead.",
-            remedy="Leave `with` out: a model with your tools does it.",
+            f"{program} runs only in the owner's jobs, because it follows links when it reads context files.",
+            remedy="Omit `with` to run a model with your tools.",
         )
     raise Denied(
-        f"Agents may not have {program} run.",
-        remedy=f"Leave `with` out, or the owner allows it: `jobs: {{programs: [{program}]}}` in the configuration.",
+        f"Agents may not run {program}.",
+        remedy=f"Omit `with`, or ask the owner to set `jobs: {{programs: [{program}]}}` in the configuration.",
     )
 
 
@@ -112,50 +112,50 @@ def _refuse_mentions(prompt: str) -> None:
     if found := _MENTION.search(prompt):
         word = prompt[found.start() :].split(maxsplit=1)[0]
         raise UsageError(
-            f"The prompt mentions {word[:80]!r}: the program would read a file of that name, allowed or not.",
-            remedy="Name it without the @; the program reads it by its tools.",
+            f"The prompt mentions {word[:80]!r}: the program would read that file without a permission check.",
+            remedy="Name it without the @; the program reads it with its tools.",
         )
 
 
 def _profile(crib: Crib, principal: Principal, agent: Agent | None, wanted: str) -> str:
     if agent is not None:
         if wanted and wanted not in crib.services.agents.profiles:
-            # Which there are is nothing that an agent need know.
-            raise UsageError(f"There is no profile {wanted[:80]!r}.", remedy="Leave it out: it has yours.")
+            # Agents need not know the profiles.
+            raise UsageError(f"There is no profile {wanted[:80]!r}.", remedy="Omit it to use yours.")
         return _no_owner(wanted or _AGENTS)
     if principal.name == OWNER.name:
         return crib.services.agents.profile(_no_owner(wanted or _OWNERS)).name
     if wanted and wanted not in _CLIENTS:
         raise Denied(
-            f"A client without a name has the profile {CLIENT.profile}, and so have its jobs; not {wanted[:80]!r}.",
-            remedy="Leave it out, or say read-only.",
+            f"Jobs of a client without an agent have the profile {CLIENT.profile}, not {wanted[:80]!r}.",
+            remedy="Omit it, or use read-only.",
         )
     return wanted or principal.profile
 
 
 def _no_owner(profile: str) -> str:
     if profile == OWNER.profile:
-        raise UsageError("The profile owner is nobody's but yours.", remedy="`trusted` is the widest that a job has.")
+        raise UsageError("No job can have the profile owner.", remedy="`trusted` is the widest profile for a job.")
     return profile
 
 
 def _folder(principal: Principal, agent: Agent | None, root: Path, wanted: str) -> Path:
-    """The submitter's own, or one beneath it. The owner may name any."""
+    """The submitter's folder, or one inside it. The owner may choose any."""
     own = (root if agent is None or agent.workdir is None else agent.workdir).resolve()
-    # As in `os.path`: pathlib raises for a loop of links, and for a folder that we may not look into.
+    # `os.path`, because pathlib raises for a loop of links and for an unreadable folder.
     folder = Path(os.path.realpath(own / wanted))
     if principal.name != OWNER.name and not folder.is_relative_to(own):
         raise Denied(
-            f"{wanted[:200]!r} is not beneath {own}, the folder of {principal.name}.",
-            remedy="A job works inside of it.",
+            f"{wanted[:200]!r} is not inside {own}, the folder of {principal.name}.",
+            remedy="Choose a folder inside it.",
         )
     if not os.path.isdir(folder):  # noqa: PTH112
-        raise UsageError(f"{folder} is no folder.", remedy="Name one that exists.")
+        raise UsageError(f"{folder} is not a folder.", remedy="Give an existing folder.")
     project = project_of(folder)
     if principal.name != OWNER.name and project != project_of(own) and is_project(project):
         raise Denied(
-            f"{folder} is in a project of its own, {project}, with its own servers and settings.",
-            remedy="A job works in its submitter's project.",
+            f"{folder} is in another project, {project}, with its own servers and settings.",
+            remedy="Choose a folder in your own project.",
         )
     return folder
 
@@ -173,17 +173,17 @@ def _model(crib: Crib, principal: Principal, order: SubmitJob, settings: JobSett
     if order.runs != AGENT_LOOP:
         if order.model:
             raise UsageError(
-                f"{order.runs} chooses its model by its own configuration.", remedy="Leave model out, or `with`."
+                f"{order.runs} chooses its model by its own configuration.", remedy="Omit model, or omit `with`."
             )
         return ""
     model = order.model or settings.model
     if not model:
         raise UsageError(
-            "No model is named, and none is configured for jobs.",
-            remedy="Name one with `--model PROVIDER:MODEL`, or set one: `jobs: {model: provider:model}` in the "
+            "The job has no model, and no default model is configured.",
+            remedy="Give one with `--model PROVIDER:MODEL`, or set `jobs: {model: provider:model}` in the "
             "configuration."
             if principal.name == OWNER.name
-            else "The owner sets one: `jobs: {model: provider:model}` in the configuration.",
+            else "The owner can set `jobs: {model: provider:model}` in the configuration.",
         )
     if principal.name != OWNER.name:
         _check_choice(principal.name, model, settings)
@@ -218,13 +218,13 @@ def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) 
             raise
         raise UsageError(
             error.message,
-            remedy=f"The owner sets {' or '.join(variables)} where the daemon is started, or `jobs: api_keys` in the "
-            "configuration.",
+            remedy=f"The owner can set {' or '.join(variables)} in the daemon's environment, or `jobs: api_keys` in "
+            "the configuration.",
         ) from None
 
 
 def check_again(crib: Crib, row: JobRow) -> None:
-    """Raises `Denied` where its submitter could not submit the job now. Who the submitter is was looked at before."""
+    """Raises `Denied` if its submitter may no longer submit the job. That the submitter exists was checked before."""
     if row.submitter == OWNER.name:
         return
     settings = settings_of(crib)
@@ -234,7 +234,7 @@ def check_again(crib: Crib, row: JobRow) -> None:
     )
     decision = None if tool is None else permission.decide(tool, {})
     if decision is None or decision.verdict is Verdict.DENY:
-        raise Denied(f"{row.submitter} may not submit jobs any more.", remedy="Ask the owner.")
+        raise Denied(f"{row.submitter} may no longer submit jobs.", remedy="Ask the owner.")
     if row.runs == AGENT_LOOP:
         _check_choice(row.submitter, row.model, settings)
     else:
@@ -242,7 +242,7 @@ def check_again(crib: Crib, row: JobRow) -> None:
 
 
 async def check_program(crib: Crib, row: JobRow) -> None:
-    """Raises `NotFound` where the coding agent that the job needs is not installed, or too old."""
+    """Raises `NotFound` if the job's coding agent is not installed or too old."""
     if row.runs == AGENT_LOOP:
         return
     await asyncio.to_thread(find_program, client_named(row.runs), crib.environment.variables, Path(row.workdir))

@@ -1,9 +1,8 @@
-"""One job that waits or runs, and the process that it runs in.
+"""A queued or running job, and its process.
 
-In: an order as JSON on the process's stdin, so that nothing of it is in the process table. Out: what it prints,
-line by line, as plain objects; from them the job's row as it is now, and what is kept of it at its end. The process
-and all that it started end with us, also after `kill -9`: `servers.reaper` sees to that. `queue` starts it;
-`toolcrib.jobs` is what it runs.
+In: an order as JSON on the process's stdin, so that it does not appear in the process table. Out: the process's lines
+as plain objects; from them the job's current row, and its values to store at the end. `servers.reaper` ends the process
+and all its children with the daemon, even after `kill -9`. `queue` starts it; it runs `toolcrib.jobs`.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "toolcrib.jobs")
 _LONGEST_LINE = 4 * 1024 * 1024
 _LAST_LINES = 20
 _AFTER_KILL = 3.0
-"""Seconds after which what cannot even be killed is not waited for any more."""
+"""Seconds to wait for a killed process."""
 _TAKEN_WITHIN = 60.0
-"""Seconds in which a process has read its order."""
+"""Seconds that a process has to read its order."""
 
 
 class Worker(Protocol):
     def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Ends when the process has ended, or says nothing that can be understood."""
+        """Ends when the process ends or prints an invalid line."""
         ...
 
     async def stop(self, *, grace: float) -> None:
-        """Asks it to end, then ends it."""
+        """Sends SIGTERM, and SIGKILL after the grace period."""
         ...
 
     async def close(self) -> str:
-        """Nothing of it is left when it returns; how it ended, if that is known."""
+        """Ends the process and all its children, and returns how it ended."""
         ...
 
 
@@ -81,7 +80,7 @@ class _Process:
         self._reaper = reaper
         self._marker = marker
         self._said: deque[str] = deque(maxlen=_LAST_LINES)
-        # A process that does not read must not keep us from ending it.
+        # In tasks, so that a process that does not read cannot block its own end.
         self._tasks = (asyncio.create_task(self._listen()), asyncio.create_task(self._hand_over(order)))
 
     async def _hand_over(self, order: WorkerOrder) -> None:
@@ -93,7 +92,7 @@ class _Process:
                 stdin.write(json.dumps(order.to_json()).encode())
                 await stdin.drain()
         except ConnectionError:
-            log.debug("a job's process ended before it had its order; the reason is given when it is closed")
+            log.debug("a job's process ended before it read its order; `close` reports the reason")
         except TimeoutError:
             self._said.append(f"it did not read its order within {_TAKEN_WITHIN:.0f} s")
             reaper_child.signal_group(self._process.pid, signal.SIGKILL)
@@ -110,7 +109,7 @@ class _Process:
                 if isinstance(message, dict):
                     yield message
         except ValueError as error:
-            log.warning("a job's process says what cannot be understood: %s", error)
+            log.warning("a job's process printed an invalid line: %s", error)
 
     async def stop(self, *, grace: float) -> None:
         reaper_child.signal_group(self._process.pid, signal.SIGTERM)
@@ -123,7 +122,7 @@ class _Process:
         try:
             await self._gone(_AFTER_KILL)
         finally:
-            # Also when whoever waits is cancelled: what follows does not wait for the loop.
+            # Also if the caller is cancelled.
             if self._process.returncode is None:
                 reaper_child.signal_group(pid, signal.SIGKILL)
             await asyncio.shield(asyncio.to_thread(self._reaper.end, pid, self._marker))
@@ -131,11 +130,11 @@ class _Process:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            # asyncio keeps the pipes open for as long as somebody who was never found holds their other end.
-            getattr(self._process, "_transport").close()  # noqa: B009 - it has no other way
+            # asyncio keeps the pipes open as long as any process holds their other end.
+            getattr(self._process, "_transport").close()  # noqa: B009 - there is no public API for this
         code = self._process.returncode
         how = f"Signal {-code} ended its process" if code and code < 0 else f"Its process ended with code {code}"
-        return f"{how}, saying: {' | '.join(self._said)}." if self._said else f"{how}."
+        return f"{how}, with the output: {' | '.join(self._said)}." if self._said else f"{how}."
 
     async def _gone(self, limit: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -143,7 +142,7 @@ class _Process:
                 await self._process.wait()
 
     async def _listen(self) -> None:
-        """Its stderr is read all the time, so that it never waits for us; the last of it may say why it ended."""
+        """Reads stderr continuously, so that the process never blocks; its last lines may explain its end."""
         stderr = self._process.stderr
         if stderr is None:
             raise RuntimeError("a worker without pipes")
@@ -155,7 +154,7 @@ class _Process:
 
 
 LONGEST_RESULT = 256 * 1024
-"""Characters of a result that are kept."""
+"""Maximum characters of a stored result."""
 _LONGEST_ERROR = 4000
 
 
@@ -163,19 +162,19 @@ _LONGEST_ERROR = 4000
 class ActiveJob:
     row: JobRow
     prompt: str
-    """Whole, where the row's is masked."""
+    """Unmasked, unlike the row's."""
     held: contextlib.ExitStack
-    """Closed with it: the daemon is needed for so long."""
+    """Keeps the daemon running until the job is over."""
     worker: Worker | None = None
     stopped: str = ""
-    """Why it was ended from here."""
+    """Why the daemon stopped it."""
     stopped_as: JobStatus = JobStatus.CANCELLED
     end: Mapping[str, Any] | None = None
-    """What its worker said last."""
+    """The result that its worker reported."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def received(self, message: Mapping[str, Any]) -> None:
-        """A line of its worker."""
+        """Handles a line of its worker."""
         match message:
             case {"agent": str(agent)}:
                 self.row = replace(self.row, agent=agent)
@@ -186,7 +185,7 @@ class ActiveJob:
                 self.end = end
 
     def outcome(self, how: str) -> tuple[JobStatus, dict[str, Any]]:
-        """What is to be kept of it; `how` its process ended."""
+        """The status and the values to store. `how` describes the end of its process."""
         row: dict[str, Any] = {"agent": self.row.agent, "steps": self.row.steps, "events": self.row.events}
         if (end := self.end) is not None:
             row |= {"text": _cut(str(end["text"]), LONGEST_RESULT), "usage": json.dumps(end["usage"])}
@@ -198,4 +197,4 @@ class ActiveJob:
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most} more characters were not kept]"
+    return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most} more characters were not stored]"
