@@ -1,4 +1,4 @@
-"""Sessions: found at once, begun durably, bound to their agent, forgotten when nobody needs them, none lost."""
+"""Sessions are found at once, start durably, belong to one agent, end when unused, and survive restarts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,26 +34,35 @@ class SessionsHarness:
         self.url = url
         self.bus = Bus()
         self.agents = {"a", "b", "owner"}
-        self.commits: GroupCommit | None = None
+        self.commits: GroupCommit
 
     @contextlib.asynccontextmanager
-    async def open(self, *, idle: float = DAY) -> AsyncIterator[SessionRegistry]:
+    async def open(
+        self, *, idle: float = DAY, commits: Callable[[Store], GroupCommit] = GroupCommit
+    ) -> AsyncIterator[SessionRegistry]:
         store = await Store.open(self.url)
-        self.commits = commits = GroupCommit(store)
-        sessions = await SessionRegistry.open(store, commits, bus=self.bus, exists=self.agents.__contains__, idle=idle)
+        self.commits = commits(store)
+        exists = self.agents.__contains__
+        sessions = await SessionRegistry.open(store, self.commits, bus=self.bus, exists=exists, idle=idle)
         try:
             yield sessions
         finally:
             await sessions.close()
-            await commits.close()
+            await self.commits.close()
             await store.close()
 
-    async def stored(self) -> dict[tuple[str, str], SessionRow]:
+    async def read(self, query: Callable[..., Any]) -> Any:
         """What a process that is killed now leaves behind."""
         store = await Store.open(self.url)
-        found = {(row.agent, row.conversation): row for row in await store.read(rows.all_sessions)}
+        found = await store.read(query)
         await store.close()
         return found
+
+    async def stored(self) -> dict[tuple[str, str], SessionRow]:
+        return {(row.agent, row.conversation): row for row in await self.read(rows.all_sessions)}
+
+    async def stored_ids(self) -> dict[str, tuple[str, str]]:
+        return {row.id: (row.agent, row.conversation) for row in await self.read(rows.all_legacy_sessions)}
 
     async def until(self, condition: Callable[[dict[tuple[str, str], SessionRow]], bool]) -> None:
         for _ in range(500):
@@ -61,12 +71,6 @@ class SessionsHarness:
             await asyncio.sleep(0.01)
         raise TimeoutError(f"the store still holds {await self.stored()}")
 
-    async def stored_ids(self) -> dict[str, tuple[str, str]]:
-        store = await Store.open(self.url)
-        found = {row.id: (row.agent, row.conversation) for row in await store.read(rows.all_legacy_sessions)}
-        await store.close()
-        return found
-
 
 @pytest.fixture
 def harness(store_url: str) -> SessionsHarness:
@@ -74,68 +78,32 @@ def harness(store_url: str) -> SessionsHarness:
 
 
 @pytest.fixture
-def light(tmp_path: Any) -> SessionsHarness:
-    """On SQLite alone, for what does not depend on the engine."""
+def sqlite(tmp_path: Path) -> SessionsHarness:
+    """For behaviours that do not depend on the database."""
     return SessionsHarness(str(tmp_path / "crib.db"))
-
-
-class Clock:
-    """The wall's clock and the loop's, moved by hand."""
-
-    def __init__(self, sessions: SessionRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._real = (time.time, sessions._loop.time)
-        self.ahead = 0.0
-        monkeypatch.setattr(module.time, "time", lambda: self._real[0]() + self.ahead)
-        self._sessions = sessions
-        loop_time = sessions._loop.time
-
-        class Loop:
-            def time(inner) -> float:
-                return loop_time() + self.ahead
-
-            def call_later(inner, delay: float, work: Callable[[], None]) -> asyncio.TimerHandle:
-                return asyncio.get_running_loop().call_later(delay, work)
-
-        monkeypatch.setattr(sessions, "_loop", Loop())
 
 
 def use(sessions: SessionRegistry, session: Session) -> None:
     sessions.used(session, catalog_version=1, permission_version=1)
 
 
-async def test_a_session_is_found_by_its_agent_and_conversation_alone(light: SessionsHarness) -> None:
-    async with light.open() as sessions:
-        assert sessions.find("a", "x") is None
+async def test_a_session_is_found_only_by_its_agent_and_conversation(sqlite: SessionsHarness) -> None:
+    async with sqlite.open() as sessions:
+        first = asyncio.create_task(sessions.begin("a", "x"))
+        await asyncio.sleep(0)
+        assert sessions.find("a", "x") is None, "it is not durable yet"
         session = await sessions.begin("a", "x")
-        assert sessions.find("a", "x") is session
-        assert await sessions.begin("a", "x") is session
-        assert sessions.find("b", "x") is None
-        assert sessions.find("a", "y") is None
+        assert await first is session is sessions.find("a", "x") is await sessions.begin("a", "x")
+        assert (sessions.find("b", "x"), sessions.find("a", "y"), len(sessions)) == (None, None, 1)
         assert sessions.by_id(session.id) is session
         with pytest.raises(NotFound):
             sessions.by_id("s_0")
 
 
-async def test_a_session_that_began_is_in_the_store_before_anybody_is_told(harness: SessionsHarness) -> None:
+async def test_a_restart_loses_neither_a_session_nor_its_counts(harness: SessionsHarness) -> None:
     async with harness.open() as sessions:
         session = await sessions.begin("a", "x")
-        row = (await harness.stored())["a", "x"]
-        assert (row.id, row.agent, row.conversation) == (session.id, "a", "x")
-
-
-async def test_who_comes_while_a_session_is_being_written_waits_as_well(light: SessionsHarness) -> None:
-    async with light.open() as sessions:
-        first = asyncio.create_task(sessions.begin("a", "x"))
-        await asyncio.sleep(0)
-        assert sessions.find("a", "x") is None
-        second = await sessions.begin("a", "x")
-        assert await first is second
-        assert len(sessions) == 1
-
-
-async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(harness: SessionsHarness) -> None:
-    async with harness.open() as sessions:
-        session = await sessions.begin("a", "x")
+        assert (await harness.stored())["a", "x"].id == session.id, "it is stored before `begin` returns"
         sessions.used(session, catalog_version=7, permission_version=9, mode="full")
         sessions.listed(session)
         for outcome in ("ok", "denied", "tool_error", "timeout"):
@@ -152,286 +120,227 @@ async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(harn
         assert (found.catalog_version, found.permission_version, found.mode) == (7, 9, "full")
 
 
-async def test_what_was_counted_is_written_after_a_moment_without_being_asked(
-    light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_WRITE_AFTER", 0.01)
-    async with light.open() as sessions:
-        session = await sessions.begin("a", "x")
-        sessions.count(session, CallOutcome.OK, 10)
-        await light.until(lambda stored: stored["a", "x"].calls == 1)
-        sessions.count(session, CallOutcome.OK, 10)
-        await light.until(lambda stored: stored["a", "x"].calls == 2)
-
-
-async def test_more_changes_than_one_batch_holds_are_all_written(
-    light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+async def test_counts_are_written_after_a_moment_in_batches(
+    sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_WRITE_AFTER", 0.01)
     monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 3)
-    async with light.open() as sessions:
-        for number in range(10):
-            sessions.count(await sessions.begin("a", f"c{number}"), CallOutcome.OK, 1)
-        await light.until(lambda stored: [row.calls for row in stored.values()] == [1] * 10)
+    async with sqlite.open() as sessions:
+        begun = [await sessions.begin("a", f"c{number}") for number in range(10)]
+        for calls in (1, 2):
+            for session in begun:
+                sessions.count(session, CallOutcome.OK, 1)
+            await sqlite.until(lambda stored, calls=calls: [row.calls for row in stored.values()] == [calls] * 10)
 
 
-class TestTheEnd:
-    async def test_an_ended_session_is_gone_from_memory_and_store(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            session = await sessions.begin("a", "x")
-            await sessions.begin("a", "y")
-            sessions.count(session, CallOutcome.OK, 1)
-            await sessions.end(session)
-            await sessions.end(session)
-            assert sessions.find("a", "x") is None
-            assert list(await harness.stored()) == [("a", "y")]
-            assert len(sessions) == 1
-
-    async def test_what_is_counted_after_the_end_does_not_bring_it_back(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            session = await sessions.begin("a", "x")
-            await sessions.end(session)
-            sessions.count(session, CallOutcome.OK, 1)
-            use(sessions, session)
-            session.add_tokens((1, False))
-        assert await harness.stored() == {}
-
-    async def test_a_new_session_may_take_the_place_of_an_ended_one(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            old = await sessions.begin("a", "x")
-            ending = asyncio.create_task(sessions.end(old))
-            await asyncio.sleep(0)
-            new = await sessions.begin("a", "x")
-            await ending
-            assert new.id != old.id
-            assert (await harness.stored())["a", "x"].id == new.id
-
-    async def test_an_agent_takes_its_sessions_along_and_nobody_elses(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            ended: list[str] = []
-            for agent in ("a", "b"):
-                for conversation in ("x", "y"):
-                    session = await sessions.begin(agent, conversation)
-                    session.begin(lambda name=f"{agent}{conversation}": ended.append(name))
-            harness.bus.publish(AgentEnded(agent="a"))
-            assert sorted(ended) == ["ax", "ay"]
-            assert {one.agent for one in sessions} == {"b"}
-        assert sorted(await harness.stored()) == [("b", "x"), ("b", "y")]
-
-    async def test_a_new_token_ends_what_is_open_and_keeps_the_conversation(self, light: SessionsHarness) -> None:
-        async with light.open() as sessions:
-            ended: list[str] = []
-            session = await sessions.begin("a", "x")
-            session.begin(lambda: ended.append("x"))
-            light.bus.publish(AgentEnded(agent="a", returns=True))
-            assert ended == ["x"]
-            assert sessions.find("a", "x") is session
-
-    async def test_all_sessions_of_an_agent_can_be_ended_by_hand(self, light: SessionsHarness) -> None:
-        async with light.open() as sessions:
-            for conversation in "xyz":
-                await sessions.begin("a", conversation)
-            await sessions.begin("b", "x")
-            assert await sessions.end_agent("a") == 3
-            assert await sessions.end_agent("a") == 0
-            assert [(one.agent, one.conversation) for one in sessions] == [("b", "x")]
-
-    async def test_after_a_restart_sessions_of_agents_that_are_gone_are_over(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            await sessions.begin("a", "x")
-            id, _ = await sessions.begin_legacy("a", None)
-            await sessions.begin("b", "x")
-        harness.agents.discard("a")
-        async with harness.open() as sessions:
-            assert [one.agent for one in sessions] == ["b"]
-            assert sessions.legacy(id, "a") is None
-        assert list(await harness.stored()) == [("b", "x")]
-
-    async def test_what_is_under_way_is_cut_short_once(self, light: SessionsHarness) -> None:
-        async with light.open() as sessions:
-            session = await sessions.begin("a", "x")
-            ended: list[int] = []
-            first, second = (lambda: ended.append(1)), (lambda: ended.append(2))
-            session.begin(first)
-            session.begin(second)
-            session.over(first)
-            session.over(first)
-            await sessions.end(session)
-            assert ended == [2]
-            session.over(second)
-            assert session.open_requests is None
+async def test_an_ended_session_is_removed_and_later_counts_do_not_restore_it(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
+        session = await sessions.begin("a", "x")
+        await sessions.begin("a", "y")
+        sessions.count(session, CallOutcome.OK, 1)
+        await sessions.end(session)
+        await sessions.end(session)
+        assert (sessions.find("a", "x"), len(sessions)) == (None, 1)
+        assert list(await harness.stored()) == [("a", "y")]
+        sessions.count(session, CallOutcome.OK, 1)
+        use(sessions, session)
+        session.add_tokens((1, False))
+    assert list(await harness.stored()) == [("a", "y")]
 
 
-class TestIdle:
-    async def test_a_session_that_nobody_uses_is_swept_and_one_at_work_is_not(self, light: SessionsHarness) -> None:
-        async with light.open(idle=0.2) as sessions:
-            idle, busy = await sessions.begin("a", "idle"), await sessions.begin("a", "busy")
-            busy.begin(lambda: None)
-            await light.until(lambda stored: ("a", "idle") not in stored)
-            assert idle.ended
-            assert sessions.find("a", "busy") is busy
-        assert list(await light.stored()) == [("a", "busy")]
+async def test_a_new_session_may_replace_an_ended_one(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
+        old = await sessions.begin("a", "x")
+        ending = asyncio.create_task(sessions.end(old))
+        await asyncio.sleep(0)
+        new = await sessions.begin("a", "x")
+        await ending
+        assert new.id != old.id
+        assert (await harness.stored())["a", "x"].id == new.id
 
-    async def test_use_keeps_a_session(self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-        async with light.open() as sessions:
-            clock = Clock(sessions, monkeypatch)
-            kept, idle = await sessions.begin("a", "kept"), await sessions.begin("a", "idle")
-            clock.ahead = DAY - 60
-            use(sessions, kept)
-            clock.ahead = DAY + 60
-            sessions._sweep()
-            sessions._sweeping.cancel()
-            assert idle.ended
-            assert not kept.ended
 
-    async def test_idle_time_goes_on_over_a_restart(
-        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        async with light.open() as sessions:
-            await sessions.begin("a", "x")
-        real = time.time
-        monkeypatch.setattr(module.time, "time", lambda: real() + DAY / 2)
-        async with light.open() as sessions:
+async def test_the_end_of_an_agent_ends_its_sessions_and_no_others(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
+        interrupted: list[str] = []
+        for name in ("ax", "ay", "bx", "by"):
+            session = await sessions.begin(*name)
+            session.begin(lambda name=name: interrupted.append(name))
+        harness.bus.publish(AgentEnded(agent="b", returns=True))
+        assert sorted(interrupted) == ["bx", "by"], "a new token ends open requests"
+        assert len(sessions) == 4, "a new token keeps the conversations"
+        harness.bus.publish(AgentEnded(agent="a"))
+        assert sorted(interrupted) == ["ax", "ay", "bx", "by"]
+        assert {one.agent for one in sessions} == {"b"}
+    assert sorted(await harness.stored()) == [("b", "x"), ("b", "y")]
+
+
+async def test_all_sessions_of_an_agent_can_be_ended(sqlite: SessionsHarness) -> None:
+    async with sqlite.open() as sessions:
+        for name in ("ax", "ay", "az", "bx"):
+            await sessions.begin(*name)
+        assert (await sessions.end_agent("a"), await sessions.end_agent("a")) == (3, 0)
+        assert [(one.agent, one.conversation) for one in sessions] == [("b", "x")]
+
+
+async def test_a_restart_ends_sessions_of_removed_agents(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
+        await sessions.begin("a", "x")
+        id, _ = await sessions.begin_legacy("a", None)
+        await sessions.begin("b", "x")
+    harness.agents.discard("a")
+    async with harness.open() as sessions:
+        assert [one.agent for one in sessions] == ["b"]
+        assert sessions.legacy(id, "a") is None
+    assert list(await harness.stored()) == [("b", "x")]
+
+
+async def test_open_requests_are_interrupted_once(sqlite: SessionsHarness) -> None:
+    async with sqlite.open() as sessions:
+        session = await sessions.begin("a", "x")
+        interrupted: list[int] = []
+        first, second = (lambda: interrupted.append(1)), (lambda: interrupted.append(2))
+        session.begin(first)
+        session.begin(second)
+        session.over(first)
+        session.over(first)
+        await sessions.end(session)
+        assert interrupted == [2]
+        session.over(second)
+        assert session.open_requests is None
+
+
+async def test_an_unused_session_ends_and_an_active_one_does_not(sqlite: SessionsHarness) -> None:
+    async with sqlite.open(idle=0.2) as sessions:
+        idle, busy = await sessions.begin("a", "idle"), await sessions.begin("a", "busy")
+        busy.begin(lambda: None)
+        await sqlite.until(lambda stored: ("a", "idle") not in stored)
+        assert idle.ended
+        assert sessions.find("a", "busy") is busy
+    assert list(await sqlite.stored()) == [("a", "busy")]
+
+
+async def test_using_a_session_keeps_it(sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sqlite.open() as sessions:
+        loop, ahead = sessions._loop, 0.0
+
+        class MovedLoop:
+            call_later = staticmethod(loop.call_later)
+
+            def time(self) -> float:
+                return loop.time() + ahead
+
+        monkeypatch.setattr(sessions, "_loop", MovedLoop())
+        kept, idle = await sessions.begin("a", "kept"), await sessions.begin("a", "idle")
+        ahead = DAY - 60
+        use(sessions, kept)
+        ahead = DAY + 60
+        sessions._sweep()
+        sessions._sweeping.cancel()
+        assert (idle.ended, kept.ended) == (True, False)
+
+
+async def test_idle_time_continues_across_a_restart_and_a_clock_set_back_does_not_extend_it(
+    sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sqlite.open() as sessions:
+        await sessions.begin("a", "x")
+    real = time.time
+    for moved, idle in ((DAY / 2, DAY / 2), (-10 * DAY, 0.0), (DAY + 60, None)):
+        monkeypatch.setattr(module.time, "time", lambda moved=moved: real() + moved)
+        async with sqlite.open() as sessions:
             found = sessions.find("a", "x")
-            assert found is not None
-            assert sessions._loop.time() - found.idle_since == pytest.approx(DAY / 2, abs=60)
-        monkeypatch.setattr(module.time, "time", lambda: real() + DAY + 60)
-        async with light.open() as sessions:
-            assert len(sessions) == 0
-
-    async def test_a_clock_that_was_set_back_makes_no_session_immortal(
-        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        async with light.open() as sessions:
-            await sessions.begin("a", "x")
-        real = time.time
-        monkeypatch.setattr(module.time, "time", lambda: real() - 10 * DAY)
-        async with light.open() as sessions:
-            found = sessions.find("a", "x")
-            assert found is not None
-            assert found.idle_since <= sessions._loop.time()
+            assert (found is None) == (idle is None)
+            if found is not None:
+                since = sessions._loop.time() - found.idle_since
+                assert since >= 0
+                assert since == pytest.approx(idle, abs=60)
 
 
-class TestRoom:
-    async def test_of_an_agent_with_too_many_the_one_unused_for_longest_goes(
-        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+async def test_at_the_limit_the_least_recently_used_session_ends(
+    sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sqlite.open() as sessions:
         monkeypatch.setattr(module, "MOST_OF_AN_AGENT", 3)
-        async with light.open() as sessions:
-            first, second, third = [await sessions.begin("a", name) for name in "123"]
-            other = await sessions.begin("b", "1")
-            use(sessions, first)
-            second.begin(lambda: None)
-            await sessions.begin("a", "4")
-            assert third.ended
-            assert not (first.ended or second.ended or other.ended)
-
-    async def test_an_agent_whose_sessions_are_all_active_gets_no_more(
-        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "MOST_OF_AN_AGENT", 2)
-        async with light.open() as sessions:
-            for name in "12":
-                (await sessions.begin("a", name)).begin(lambda: None)
-            with pytest.raises(TooManySessions) as caught:
-                await sessions.begin("a", "3")
-            assert "2 active sessions" in caught.value.text()
-            assert caught.value.http_status == 503
-            assert len(sessions) == 2
-            await sessions.begin("b", "1")
-
-    async def test_over_all_agents_the_one_unused_for_longest_goes(
-        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        first, second, third = [await sessions.begin("a", name) for name in "123"]
+        other = await sessions.begin("b", "1")
+        use(sessions, first)
+        second.begin(lambda: None)
+        await sessions.begin("a", "4")
+        assert [one.ended for one in (first, second, third, other)] == [False, False, True, False]
         monkeypatch.setattr(module, "MOST", 4)
-        async with light.open() as sessions:
-            oldest = await sessions.begin("a", "1")
-            others = [await sessions.begin(agent, name) for agent, name in (("b", "1"), ("a", "2"), ("b", "2"))]
-            await sessions.begin("owner", "1")
-            assert oldest.ended
-            assert not any(one.ended for one in others)
-            for one in sessions:
-                one.begin(lambda: None)
-            with pytest.raises(TooManySessions):
-                await sessions.begin("owner", "2")
+        await sessions.begin("owner", "1")
+        assert [one.ended for one in (first, second, other)] == [False, False, True], "second has an open request"
+        for one in sessions:
+            one.begin(lambda: None)
+        with pytest.raises(TooManySessions):
+            await sessions.begin("owner", "2")
 
 
-class TestLegacyIds:
-    async def test_an_id_without_a_label_is_a_conversation_of_its_own(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            id, session = await sessions.begin_legacy("a", None)
-            assert session.conversation == id
-            assert sessions.legacy(id, "a") is session
-            assert await harness.stored_ids() == {id: ("a", id)}
-
-    async def test_ids_under_one_label_share_its_session(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            first, session = await sessions.begin_legacy("a", "x")
-            second, same = await sessions.begin_legacy("a", "x")
-            assert same is session is await sessions.begin("a", "x")
-            assert set(await harness.stored_ids()) == {first, second}
-
-    async def test_anothers_id_is_as_unknown_as_none(self, light: SessionsHarness) -> None:
-        async with light.open() as sessions:
-            id, _ = await sessions.begin_legacy("a", None)
-            assert sessions.legacy(id, "b") is None
-            assert sessions.legacy(id, "") is None
-            assert sessions.legacy(id[:-1], "a") is None
-            assert sessions.legacy("", "a") is None
-
-    async def test_ids_cannot_be_guessed(self, light: SessionsHarness) -> None:
-        async with light.open() as sessions:
-            ids = {(await sessions.begin_legacy("a", "x"))[0] for _ in range(50)}
-            assert len(ids) == 50
-            assert all(re.fullmatch(r"[0-9a-f]{32}", id) for id in ids)
-
-    async def test_after_a_restart_an_id_leads_to_the_same_session(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            id, session = await sessions.begin_legacy("a", None)
-            labelled, other = await sessions.begin_legacy("a", "x")
-        async with harness.open() as sessions:
-            for one, before in ((id, session), (labelled, other)):
-                found = sessions.legacy(one, "a")
-                assert found is not None
-                assert found.id == before.id
-                assert sessions.legacy(one, "b") is None
-
-    async def test_a_client_that_leaves_ends_its_id_and_a_session_of_its_own(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            own, _ = await sessions.begin_legacy("a", None)
-            one, shared = await sessions.begin_legacy("a", "x")
-            other, _ = await sessions.begin_legacy("a", "x")
-            await sessions.end_legacy(own)
-            await sessions.end_legacy(own)
-            await sessions.end_legacy(one)
-            assert sessions.legacy(own, "a") is None
-            assert sessions.legacy(one, "a") is None
-            assert sessions.legacy(other, "a") is shared
-            assert await harness.stored_ids() == {other: ("a", "x")}
-            assert list(await harness.stored()) == [("a", "x")]
-
-    async def test_the_end_of_a_session_is_the_end_of_its_ids(self, harness: SessionsHarness) -> None:
-        async with harness.open() as sessions:
-            id, session = await sessions.begin_legacy("a", "x")
-            await sessions.end(session)
-            assert sessions.legacy(id, "a") is None
-            assert await harness.stored_ids() == {}
-
-    async def test_a_client_that_begins_again_and_again_keeps_the_ids_it_uses(
-        self, light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "MOST_LEGACY_IDS", 3)
-        async with light.open() as sessions:
-            ids = [(await sessions.begin_legacy("a", "x"))[0] for _ in range(3)]
-            assert sessions.legacy(ids[0], "a") is not None
-            ids.append((await sessions.begin_legacy("a", "x"))[0])
-            assert [sessions.legacy(id, "a") is not None for id in ids] == [True, False, True, True]
-        assert set(await light.stored_ids()) == {ids[0], ids[2], ids[3]}
+async def test_an_agent_whose_sessions_are_all_active_gets_an_error_with_the_limit(
+    sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_OF_AN_AGENT", 2)
+    async with sqlite.open() as sessions:
+        for name in "12":
+            (await sessions.begin("a", name)).begin(lambda: None)
+        with pytest.raises(TooManySessions, match="2 active sessions") as caught:
+            await sessions.begin("a", "3")
+        assert caught.value.http_status == 503
+        assert len(sessions) == 2
+        await sessions.begin("b", "1")
 
 
-class Broken(GroupCommit):
-    """A store that cannot be written."""
+async def test_a_legacy_id_belongs_to_its_agents_session_also_after_a_restart(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
+        own, session = await sessions.begin_legacy("a", None)
+        assert session.conversation == own
+        first, shared = await sessions.begin_legacy("a", "x")
+        second, same = await sessions.begin_legacy("a", "x")
+        assert same is shared is await sessions.begin("a", "x")
+        assert await harness.stored_ids() == {own: ("a", own), first: ("a", "x"), second: ("a", "x")}
+        expected = {own: session.id, first: shared.id, second: shared.id}
+        assert {id: one.id for id in expected if (one := sessions.legacy(id, "a"))} == expected
+    async with harness.open() as sessions:
+        assert {id: one.id for id in expected if (one := sessions.legacy(id, "a"))} == expected
+        unknown = [(own, "b"), (first, "b"), (own, ""), (own[:-1], "a"), ("", "a")]
+        assert [sessions.legacy(*one) for one in unknown] == [None] * 5
 
+
+async def test_legacy_ids_cannot_be_guessed(sqlite: SessionsHarness) -> None:
+    async with sqlite.open() as sessions:
+        ids = {(await sessions.begin_legacy("a", "x"))[0] for _ in range(50)}
+        assert len(ids) == 50
+        assert all(re.fullmatch(r"[0-9a-f]{32}", id) for id in ids)
+
+
+async def test_a_client_that_leaves_ends_its_id_and_an_unlabelled_session(harness: SessionsHarness) -> None:
+    async with harness.open() as sessions:
+        own, _ = await sessions.begin_legacy("a", None)
+        one, shared = await sessions.begin_legacy("a", "x")
+        other, _ = await sessions.begin_legacy("a", "x")
+        for id in (own, own, one):
+            await sessions.end_legacy(id)
+        assert [sessions.legacy(id, "a") for id in (own, one, other)] == [None, None, shared]
+        assert await harness.stored_ids() == {other: ("a", "x")}
+        assert list(await harness.stored()) == [("a", "x")]
+        await sessions.end(shared)
+        assert sessions.legacy(other, "a") is None
+        assert await harness.stored_ids() == {}
+
+
+async def test_a_client_that_initializes_repeatedly_keeps_the_ids_it_uses(
+    sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_LEGACY_IDS", 3)
+    async with sqlite.open() as sessions:
+        ids = [(await sessions.begin_legacy("a", "x"))[0] for _ in range(3)]
+        assert sessions.legacy(ids[0], "a") is not None
+        ids.append((await sessions.begin_legacy("a", "x"))[0])
+        assert [sessions.legacy(id, "a") is not None for id in ids] == [True, False, True, True]
+    assert set(await sqlite.stored_ids()) == {ids[0], ids[2], ids[3]}
+
+
+class FailingCommits(GroupCommit):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.failure = StoreError("no room")
@@ -440,54 +349,39 @@ class Broken(GroupCommit):
         raise StoreError("no room")
 
 
-async def test_a_store_that_cannot_be_written_ends_no_conversation(light: SessionsHarness) -> None:
-    store = await Store.open(light.url)
-    commits = Broken(store)
-    sessions = await SessionRegistry.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
-    session = await sessions.begin("a", "x")
-    assert sessions.find("a", "x") is session
-    id, _ = await sessions.begin_legacy("a", None)
-    assert sessions.legacy(id, "a") is not None
-    await sessions.close()
-    await commits.close()
-    await store.close()
-    assert ("a", "x") in await light.stored()
+async def test_a_failing_store_ends_no_conversation(sqlite: SessionsHarness) -> None:
+    async with sqlite.open(commits=FailingCommits) as sessions:
+        session = await sessions.begin("a", "x")
+        assert sessions.find("a", "x") is session
+        id, _ = await sessions.begin_legacy("a", None)
+        assert sessions.legacy(id, "a") is not None
+    assert ("a", "x") in await sqlite.stored()
 
 
-async def test_a_store_that_does_not_answer_holds_up_a_beginning_only_for_a_while(
-    light: SessionsHarness, monkeypatch: pytest.MonkeyPatch
+async def test_a_new_session_waits_only_a_limited_time_for_the_store(
+    sqlite: SessionsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
-    async with light.open() as sessions:
-        assert light.commits is not None
-
-        async def never() -> None:
-            await asyncio.Event().wait()
-
+    async with sqlite.open() as sessions:
         with monkeypatch.context() as stuck:
-            stuck.setattr(light.commits, "flush", never)
+            stuck.setattr(sqlite.commits, "flush", asyncio.Event().wait)
             async with asyncio.timeout(60):
                 session = await sessions.begin("a", "x")
         assert sessions.find("a", "x") is session
 
 
 @pytest.mark.slow
-async def test_ten_thousand_sessions_are_cheap(light: SessionsHarness) -> None:
-    light.agents |= {f"agent-{number}" for number in range(100)}
-    store = await Store.open(light.url)
-    commits = GroupCommit(store)
-    sessions = await SessionRegistry.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for number in range(10_000):
-        sessions._made(f"agent-{number % 100}", f"conversation-{number}").kept = True
-    await commits.flush()
-    each = (tracemalloc.get_traced_memory()[0] - before) / 10_000
-    tracemalloc.stop()
+async def test_ten_thousand_sessions_need_little_memory(sqlite: SessionsHarness) -> None:
+    sqlite.agents |= {f"agent-{number}" for number in range(100)}
     keys = [(f"agent-{number % 100}", f"conversation-{number}") for number in range(10_000)]
-    assert None not in [sessions.find(*key) for key in keys]
-    await sessions.close()
-    await commits.close()
-    await store.close()
+    async with sqlite.open() as sessions:
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        for key in keys:
+            sessions._made(*key).kept = True
+        await sqlite.commits.flush()
+        each = (tracemalloc.get_traced_memory()[0] - before) / 10_000
+        tracemalloc.stop()
+        assert None not in [sessions.find(*key) for key in keys]
     print(f"a session takes {each:.0f} bytes")
     assert each < 1500
