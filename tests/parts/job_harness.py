@@ -1,4 +1,4 @@
-"""The rooms of a daemon's jobs without its process: a real crib and desk, and workers that do what a test says."""
+"""A daemon's job queue without its process: a real crib and queue, with workers that a test controls."""
 
 from __future__ import annotations
 
@@ -36,105 +36,106 @@ SETTINGS: dict[str, Any] = {
 
 
 @dataclass(eq=False)
-class Worker:
-    """Stands still until the test lets it go on."""
+class FakeWorker:
+    """Waits until the test continues it."""
 
     order: Mapping[str, Any]
-    said: asyncio.Queue[dict[str, Any] | None] = field(default_factory=asyncio.Queue)
+    sent: asyncio.Queue[dict[str, Any] | None] = field(default_factory=asyncio.Queue)
     stopped: bool = False
 
-    def say(self, **line: Any) -> None:
-        self.said.put_nowait(line)
+    def send(self, **line: Any) -> None:
+        self.sent.put_nowait(line)
 
-    def done(self, text: str = "42", status: str = "done", error: str = "") -> None:
-        self.say(end={"status": status, "text": text, "error": error, "usage": {"input_tokens": 7}})
-        self.said.put_nowait(None)
+    def done(self, text: str = "42", status: str = "done", error: str = "", tokens: int = 7) -> None:
+        self.send(end={"status": status, "text": text, "error": error, "usage": {"input_tokens": tokens}})
+        self.exit()
+
+    def exit(self) -> None:
+        self.sent.put_nowait(None)
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        while (line := await self.said.get()) is not None:
+        while (line := await self.sent.get()) is not None:
             yield line
 
     async def stop(self, *, grace: float) -> None:
         self.stopped = True
-        self.said.put_nowait(None)
+        self.exit()
 
     async def close(self) -> str:
-        return "Its process ended with code 3, saying: oh."
+        return "Its process ended with code 3."
 
 
 @dataclass(eq=False)
 class JobHarness:
-    """A daemon's rooms without its process; `again` is the next daemon on the same files."""
+    """Opening it again is the next daemon on the same files."""
 
     home: Path
     leases: ActiveLeases = field(default_factory=ActiveLeases)
-    workers: dict[str, Worker] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    workers: dict[str, FakeWorker] = field(default_factory=dict)
+    """By prompt."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Of the person's own, besides jobs."""
+    """The user's configuration, besides jobs."""
     start: Callable[..., Awaitable[Any]] = field(init=False)
+    queue: JobQueue = field(init=False)
+    crib: Crib = field(init=False)
 
     def __post_init__(self) -> None:
-        self.start = self._started
+        self.start = self._start
+        self._started = asyncio.Event()
+        self.root = self.home / "project"
+        (self.root / "src").mkdir(parents=True)
 
-    @property
-    def root(self) -> Path:
-        return self.home / "project"
-
-    async def _started(self, order: WorkerOrder, **_: Any) -> Worker:
-        worker = self.workers[order.prompt] = Worker(json.loads(json.dumps(order.to_json())))
-        self.news.set()
+    async def _start(self, order: WorkerOrder, **_: Any) -> FakeWorker:
+        worker = self.workers[order.prompt] = FakeWorker(json.loads(json.dumps(order.to_json())))
+        self._started.set()
         return worker
 
-    async def begun(self, prompt: str) -> Worker:
+    async def started(self, prompt: str = "do it") -> FakeWorker:
         async with asyncio.timeout(LIMIT):
             while prompt not in self.workers:
-                self.news.clear()
-                await self.news.wait()
+                self._started.clear()
+                await self._started.wait()
         return self.workers[prompt]
 
     @contextlib.asynccontextmanager
     async def open(self, **settings: Any) -> AsyncIterator[JobQueue]:
         """`settings` are those of jobs."""
-        environ = {"TOOLCRIB_HOME": str(self.home / "t"), "HOME": str(self.home), "OPENAI_API_KEY": "k" * 20}
-        environ["SMALL_SECRET"] = SECRET
-        environ["ANTHROPIC_API_KEY"] = "a" * 20
+        environ = {"TOOLCRIB_HOME": str(self.home / "t"), "HOME": str(self.home), "SMALL_SECRET": SECRET}
+        environ |= {"OPENAI_API_KEY": "k" * 20, "ANTHROPIC_API_KEY": "a" * 20}
         paths = Paths.of_user(environ)
         paths.config_dir.mkdir(exist_ok=True)
         server = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${SMALL_SECRET}"}}
         config = {"servers": {"away": server}, "jobs": {**SETTINGS, **settings}, **self.config}
         (paths.config_dir / "config.json").write_text(json.dumps(config))
-        desk = JobQueue(self.leases, start=self.start)
+        self.queue = JobQueue(self.leases, start=self.start)
         builtins = builtin_servers(registry, cast("CommandHost", self), unsafe_no_sandbox=True)
-        async with Crib(paths=paths, root=self.root, environ=environ, builtins=builtins, only=frozenset()) as crib:
-            desk.crib = crib
-            await desk.begin()
+        crib = Crib(paths=paths, root=self.root, environ=environ, builtins=builtins, only=frozenset())
+        async with crib as self.crib:
+            self.queue.crib = self.crib
+            await self.queue.begin()
             try:
-                yield desk
+                yield self.queue
             finally:
-                await desk.close()
+                await self.queue.close()
 
+    async def change_settings(self, **settings: Any) -> None:
+        """The person changes the settings of jobs while the daemon runs."""
+        file = self.crib.environment.paths.config_dir / "config.json"
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps({**config, "jobs": {**config["jobs"], **settings}}))
+        await self.crib.projects.reload()
 
-async def resettle(desk: JobQueue, **settings: Any) -> None:
-    """The person changes the settings of jobs while the daemon runs."""
-    assert desk.crib is not None
-    file = desk.crib.environment.paths.config_dir / "config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps({**config, "jobs": {**config["jobs"], **settings}}))
-    await desk.crib.projects.reload()
+    async def agent(self, name: str = "a", **wanted: Any) -> Principal:
+        minted = await self.crib.services.agents.add(name, **{"profile": "developer", **wanted})
+        return Principal.fixed(name, minted.agent.permission)
 
+    async def submit(self, prompt: str = "do it", by: Principal = OWNER, **wanted: Any) -> JobRow:
+        return await self.queue.submit(by, self.root, SubmitJob(**{"prompt": prompt, "max_steps": 5, **wanted}))
 
-async def agent(desk: JobQueue, name: str, **wanted: Any) -> Principal:
-    assert desk.crib is not None
-    made = await desk.crib.services.agents.add(name, **{"profile": "developer", **wanted})
-    return Principal.fixed(name, made.agent.permission)
+    async def now(self, job: JobRow) -> JobRow:
+        return await self.queue.result(OWNER, job.id, wait=0)
 
-
-def order(prompt: str = "do it", **wanted: Any) -> SubmitJob:
-    return SubmitJob(prompt=prompt, max_steps=5, **wanted)
-
-
-async def over(desk: JobQueue, job: str) -> JobRow:
-    row = await desk.result(OWNER, job, wait=LIMIT)
-    assert row.status.over, row
-    return row
+    async def finished(self, job: JobRow) -> JobRow:
+        row = await self.queue.result(OWNER, job.id, wait=LIMIT)
+        assert row.status.over, row
+        return row

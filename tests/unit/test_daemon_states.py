@@ -1,4 +1,4 @@
-"""How the daemon's servers do, as a program hears it, whatever the other end does."""
+"""A program follows the states of the daemon's servers, even if the daemon fails or restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolcrib.config.paths import Paths
-from toolcrib.core import connection as of_connection
+from toolcrib.core import connection as connection_module
 from toolcrib.core import daemon_catalog
 from toolcrib.core.connection import Connection
 from toolcrib.core.daemon_catalog import DaemonServerStates
@@ -21,19 +21,19 @@ from toolcrib.errors import DaemonNotRunning
 from toolcrib.servers.model import ServerState
 
 LIMIT = 60.0
-Say = Callable[[dict[str, Any]], Awaitable[None]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def daemon_that(answer: Callable[[dict[str, Any], Say], Awaitable[None]]) -> AsyncIterator[Paths]:
+async def daemon_that(answer: Callable[[dict[str, Any], Send], Awaitable[None]]) -> AsyncIterator[Paths]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def say(message: dict[str, Any]) -> None:
+        async def send(message: dict[str, Any]) -> None:
             writer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
             await writer.drain()
 
         try:
             while line := await reader.readline():
-                await answer(json.loads(line), say)
+                await answer(json.loads(line), send)
         finally:
             writer.close()
 
@@ -48,72 +48,72 @@ async def daemon_that(answer: Callable[[dict[str, Any], Say], Awaitable[None]]) 
 
 
 def servers(**states: str) -> dict[str, Any]:
-    told = [{"name": name, "state": state} for name, state in states.items()]
-    return {"method": "event", "params": {"id": 1, "event": {"servers": told}}}
+    listed = [{"name": name, "state": state} for name, state in states.items()]
+    return {"method": "event", "params": {"id": 1, "event": {"servers": listed}}}
 
 
-async def test_each_change_is_noted_once_and_the_first_word_is_waited_for() -> None:
-    heard: list[tuple[str, str]] = []
+async def test_each_change_is_reported_once_and_begin_waits_for_the_first_states() -> None:
+    changes: list[tuple[str, str]] = []
     more = asyncio.Event()
 
-    async def tells(asked: dict[str, Any], say: Say) -> None:
-        assert (asked["method"], asked["params"]) == ("agent:servers", {"token": "tcb_x"})
-        await say(servers(a="ready", b="unavailable", c="of another version"))
+    async def sends(request: dict[str, Any], send: Send) -> None:
+        assert (request["method"], request["params"]) == ("agent:servers", {"token": "tcb_x"})
+        await send(servers(a="ready", b="unavailable", c="of another version"))
         await more.wait()
-        await say(servers(a="ready", b="ready"))
+        await send(servers(a="ready", b="ready"))
 
-    states = DaemonServerStates(lambda name, state: heard.append((name, state.value)))
-    async with daemon_that(tells) as paths:
+    states = DaemonServerStates(lambda name, state: changes.append((name, state.value)))
+    async with daemon_that(sends) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
         assert states.by_server == {"a": ServerState.READY, "b": ServerState.UNAVAILABLE}
         more.set()
-        while len(heard) < 3:  # noqa: ASYNC110 - within the daemon's limit
+        while len(changes) < 3:  # noqa: ASYNC110 - within the daemon's limit
             await asyncio.sleep(0.01)
         await states.close()
-    assert heard == [("a", "ready"), ("b", "unavailable"), ("b", "ready")]
+    assert changes == [("a", "ready"), ("b", "unavailable"), ("b", "ready")]
 
 
-async def test_a_daemon_that_refuses_is_not_asked_again() -> None:
-    asked: list[str] = []
+async def test_after_an_error_the_daemon_is_not_requests_again() -> None:
+    requests: list[str] = []
 
-    async def refuses(request: dict[str, Any], say: Say) -> None:
-        asked.append(request["method"])
+    async def refuses(request: dict[str, Any], send: Send) -> None:
+        requests.append(request["method"])
         data = {"kind": "UnknownCommand", "remedy": "", "exit_code": 1}
-        await say({"id": 1, "error": {"code": -32601, "message": "No such command.", "data": data}})
+        await send({"id": 1, "error": {"code": -32601, "message": "No such command.", "data": data}})
 
     states = DaemonServerStates(lambda *_: None)
     async with daemon_that(refuses) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
         assert states.by_server == {}
         await states.close()
-    assert asked == ["agent:servers"]
+    assert requests == ["agent:servers"]
 
 
-async def test_a_daemon_that_comes_back_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restarted_daemon_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_catalog, "_LOOK_AGAIN", 0.01)
     times: list[int] = []
 
-    async def tells_and_goes(_: dict[str, Any], say: Say) -> None:
+    async def sends_and_disconnects(_: dict[str, Any], send: Send) -> None:
         times.append(1)
-        await say(servers(a="ready" if len(times) > 1 else "unavailable"))
+        await send(servers(a="ready" if len(times) > 1 else "unavailable"))
         if len(times) == 1:
             raise ConnectionResetError
 
-    heard: list[str] = []
-    states = DaemonServerStates(lambda _, state: heard.append(state.value))
-    async with daemon_that(tells_and_goes) as paths:
+    changes: list[str] = []
+    states = DaemonServerStates(lambda _, state: changes.append(state.value))
+    async with daemon_that(sends_and_disconnects) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
-        while heard != ["unavailable", "ready"]:  # noqa: ASYNC110 - within the daemon's limit
+        while changes != ["unavailable", "ready"]:  # noqa: ASYNC110 - within the daemon's limit
             await asyncio.sleep(0.01)
         await states.close()
 
 
 @pytest.mark.parametrize("who", [{}, {"token": "tcb_x"}])
-async def test_a_daemon_that_hangs_is_not_waited_for_without_end(
+async def test_the_wait_for_a_daemon_that_hangs_is_limited(
     who: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_connection, "_LENT_WITHIN", 0.1)
-    monkeypatch.setattr(of_connection, "_ANSWERS_WITHIN", 0.1)
+    monkeypatch.setattr(connection_module, "_LENT_WITHIN", 0.1)
+    monkeypatch.setattr(connection_module, "_ANSWERS_WITHIN", 0.1)
 
     async def hangs(*_: Any) -> None:
         return

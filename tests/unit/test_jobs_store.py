@@ -1,9 +1,8 @@
-"""Rows of jobs: forward only, bounded, and the same on every engine."""
+"""Rows of jobs: their status only advances, their number is limited, on every database."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,38 +25,25 @@ def database(store_url: str) -> Iterator[Database]:
 
 
 def row(id: str, **changed: Any) -> JobRow:
-    usual: dict[str, Any] = {
-        "daemon": "mine",
-        "submitter": "heartbeat",
-        "submitter_since": 5.0,
-        "runs": "model",
-        "model": "openai:x",
-        "profile": "developer",
-        "workdir": "/w",
-        "root": "/",
-        "prompt": "é\n",
-        "masked": False,
-        "timeout": 60.0,
-        "max_steps": 30,
-        "status": JobStatus.QUEUED,
-        "submitted_at": 1.0,
-    }
-    return JobRow(id=id, **{**usual, **changed})
+    values: dict[str, Any] = {"daemon": "mine", "submitter": "heartbeat", "submitter_since": 5.0, "runs": "model"}
+    values |= {"model": "openai:x", "profile": "developer", "workdir": "/w", "root": "/", "prompt": "é\n"}
+    values |= {"masked": False, "timeout": 60.0, "max_steps": 30, "status": JobStatus.QUEUED, "submitted_at": 1.0}
+    return JobRow(id=id, **{**values, **changed})
 
 
-def test_a_job_comes_back_as_it_was_kept_and_only_goes_forward(database: Database) -> None:
+def test_a_stored_job_is_read_unchanged_and_starts_and_ends_once(database: Database) -> None:
     database.write(jobs.add, row("a"))
     assert database.read(jobs.find, "a") == row("a")
     assert database.read(jobs.find, "b") is None
     assert database.write(jobs.begin, "a", 2.0)
-    assert not database.write(jobs.begin, "a", 3.0), "it is begun once"
+    assert not database.write(jobs.begin, "a", 3.0), "it starts once"
     kept = {"text": "42", "usage": '{"input_tokens":1}', "steps": 2, "events": 9, "agent": "job-a"}
     assert database.write(jobs.end, "a", JobStatus.DONE, 4.0, kept)
     assert not database.write(jobs.end, "a", JobStatus.CANCELLED, 5.0, {"text": "other"})
     assert database.read(jobs.find, "a") == row("a", status=JobStatus.DONE, started_at=2.0, ended_at=4.0, **kept)
 
 
-def test_what_ran_is_interrupted_and_what_waited_is_found_in_order(database: Database) -> None:
+def test_running_jobs_are_interrupted_and_queued_ones_are_found_in_order(database: Database) -> None:
     for name, at in (("late", 3.0), ("early", 1.0), ("ran", 2.0), ("over", 0.5)):
         database.write(jobs.add, row(name, submitted_at=at))
     database.write(jobs.begin, "ran", 4.0)
@@ -73,7 +59,7 @@ def test_what_ran_is_interrupted_and_what_waited_is_found_in_order(database: Dat
     assert [one.id for one in database.write(jobs.interrupt_running, "other", 9.0, "gone")] == ["runs elsewhere"]
 
 
-def test_jobs_are_listed_by_owner_and_status_the_newest_first(database: Database) -> None:
+def test_jobs_are_listed_by_submitter_and_status_newest_first(database: Database) -> None:
     for number in range(5):
         database.write(jobs.add, row(f"j{number}", submitted_at=float(number)))
     database.write(jobs.add, row("theirs", submitter="other", submitter_since=5.0))
@@ -88,7 +74,7 @@ def test_jobs_are_listed_by_owner_and_status_the_newest_first(database: Database
     assert ([one.id for one in rows], total) == (["j1"], 1)
 
 
-def test_old_and_too_many_are_let_go_but_never_what_is_not_over(database: Database) -> None:
+def test_old_and_excess_finished_jobs_are_deleted(database: Database) -> None:
     for number in range(6):
         database.write(jobs.add, row(f"j{number}"))
         if number:
@@ -99,12 +85,11 @@ def test_old_and_too_many_are_let_go_but_never_what_is_not_over(database: Databa
     assert {one.id for one in rows} == {"j0", "j4", "j5"}
 
 
-def test_every_status_is_over_or_not() -> None:
+def test_only_queued_and_running_jobs_are_not_over() -> None:
     assert {status for status in JobStatus if not status.over} == {JobStatus.QUEUED, JobStatus.RUNNING}
-    assert {one.name for one in dataclasses.fields(JobRow)} >= {"status", "masked"}
 
 
-async def test_a_store_in_a_hurry_waits_in_vain_only_once(tmp_path: Path) -> None:
+async def test_a_store_that_closes_waits_for_a_lock_only_once(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     store = await Store.open(file, busy_timeout=1)
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:

@@ -1,4 +1,4 @@
-"""Which rule decides: the table, the built-in profiles, the floors, parents, and what a listing may assume."""
+"""Which rule decides: precedence, built-in profiles and denials, conditions, parents, listings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ import pytest
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.identity.principal import CLIENT, OWNER
-from toolcrib.policy import (
-    BUILTIN,
-    Decision,
-    Permission,
-    Profile,
-    Rule,
-    RuleOrigin,
-    Verdict,
-    profile_from,
-    rule_from,
-)
+from toolcrib.policy import BUILTIN, Decision, Permission, Profile, Rule, RuleOrigin, Verdict, profile_from, rule_from
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -33,13 +23,8 @@ NOTHING = BUILTIN["nothing"]
 
 def tool(server: str = "git", name: str = "push", trusted: bool = False, **annotations: Any) -> Tool:
     definition = json.dumps({"name": name, "annotations": annotations}).encode()
-    (made,) = Catalog.build(
-        {server: (definition,)},
-        version=1,
-        trusted=frozenset({server} if trusted else ()),
-        folders={server: str(BASE)},
-    ).tools
-    return made
+    servers = frozenset({server} if trusted else ())
+    return Catalog.build({server: (definition,)}, version=1, trusted=servers, folders={server: str(BASE)}).tools[0]
 
 
 BASE = Path("/nowhere/work")
@@ -74,21 +59,20 @@ def profile(*rules: str) -> Profile:
         (["allow other:*"], ["agent allow git:pull"], DENY, "no rule allows it"),
     ],
 )
-def test_the_rule_that_decides(profile_rules: list[str], rules: list[str], verdict: Verdict, text: str) -> None:
+def test_precedence_does_not_depend_on_the_order_of_rules(
+    profile_rules: list[str], rules: list[str], verdict: Verdict, text: str
+) -> None:
     own = [rule(words, RuleOrigin(origin)) for origin, _, words in (line.partition(" ") for line in rules)]
     for ordered in permutations(own):
         for base in permutations(profile_rules):
-            made = Permission(profile(*base), agent="x", rules=ordered)
+            known = Permission(profile(*base), agent="x", rules=ordered)
             for arguments in (None, {}, {"path": "x"}):
-                assert made.decide(PUSH, arguments) == Decision(verdict, text)
+                assert known.decide(PUSH, arguments) == Decision(verdict, text)
 
 
-def test_among_equals_the_words_decide_which_rule_is_told_never_the_order() -> None:
-    told = {
-        Permission(profile(*rules)).decide(PUSH, None).rule
-        for rules in permutations(["allow git:push", "allow git:*", "allow *"])
-    }
-    assert told == {"profile mine: allow *:*"}
+def test_among_equal_rules_the_text_decides_which_one_is_reported() -> None:
+    orders = permutations(["allow git:push", "allow git:*", "allow *"])
+    assert {Permission(profile(*rules)).decide(PUSH, None).rule for rules in orders} == {"profile mine: allow *:*"}
 
 
 MARKED = {"toolcrib/owner": True}
@@ -118,97 +102,77 @@ TOOLS = {
     ],
 )
 def test_the_built_in_profiles(name: str, allowed: set[str]) -> None:
-    made = Permission(BUILTIN[name], agent="x")
-    assert {key for key, known in TOOLS.items() if made.decide(known, {}).verdict is ALLOW} == allowed
-    assert {key for key, known in TOOLS.items() if made.decide(known, None).verdict is not DENY} == allowed
-
-
-def test_there_are_five_built_in_profiles_and_each_says_what_it_is() -> None:
+    known = Permission(BUILTIN[name], agent="x")
+    assert {key for key, one in TOOLS.items() if known.decide(one, {}).verdict is ALLOW} == allowed
+    assert {key for key, one in TOOLS.items() if known.decide(one, None).verdict is not DENY} == allowed
+    assert BUILTIN[name].builtin and BUILTIN[name].description.endswith(".")
     assert list(BUILTIN) == ["owner", "trusted", "developer", "read-only", "nothing"]
-    assert all(profile.builtin and profile.description.endswith(".") for profile in BUILTIN.values())
 
 
 @pytest.mark.req("KSI-6")
 @pytest.mark.parametrize("kind", ["reveals", "changes", "raw"])
 @pytest.mark.parametrize("name", ["developer", "read-only", "nothing", "mine"])
 @pytest.mark.parametrize("origin", RuleOrigin)
-def test_no_rule_lifts_what_is_built_in(kind: str, name: str, origin: RuleOrigin) -> None:
+def test_no_rule_overrides_a_built_in_denial(kind: str, name: str, origin: RuleOrigin) -> None:
     base = BUILTIN.get(name) or profile("allow *", "allow crib:*", "ask crib:*")
     rules = [rule("allow *", origin), rule(f"allow crib:{TOOLS[kind].name}", origin), rule("ask crib:*", origin)]
-    decision = Permission(base, agent="x", rules=rules).decide(TOOLS[kind], {})
-    assert decision.verdict is DENY
+    assert Permission(base, agent="x", rules=rules).decide(TOOLS[kind], {}).verdict is DENY
 
 
-def test_a_profile_that_only_takes_a_built_in_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="built-in"):
-        Permission(Profile(name="owner", rules=(rule("allow *"),)))
-    with pytest.raises(ValueError, match="built-in"):
-        Permission(Profile(name="trusted", builtin=True))
+def test_another_profile_with_a_built_in_name_is_refused() -> None:
+    for fake in (Profile(name="owner", rules=(rule("allow *"),)), Profile(name="trusted", builtin=True)):
+        with pytest.raises(ValueError, match="built-in"):
+            Permission(fake)
 
 
-def test_a_rule_against_it_binds_even_the_owners_profile() -> None:
-    made = Permission(BUILTIN["owner"], agent="x", rules=[rule("deny git:push")])
-    assert made.decide(PUSH, {}).verdict is DENY
+def test_a_deny_applies_even_to_the_owners_profile() -> None:
+    assert Permission(BUILTIN["owner"], agent="x", rules=[rule("deny git:push")]).decide(PUSH, {}).verdict is DENY
 
 
 IN_SRC = {"when": {"path": {"under": "src"}}}
 
 
-@pytest.mark.parametrize(
-    ("path", "verdict"),
-    [("src/a", ALLOW), ("lib/a", DENY), ("src/../lib", DENY), (None, DENY), (["src/a", "/etc"], DENY)],
-)
-def test_an_allow_with_a_condition_allows_only_what_fulfils_it(path: Any, verdict: Verdict) -> None:
-    made = Permission(NOTHING, agent="x", rules=[rule("allow git:*", **IN_SRC)], workdir=BASE)
-    assert made.decide(PUSH, {"path": path}).verdict is verdict
-    assert made.decide(PUSH, {}) == Decision(DENY, "no rule allows it")
+CONDITIONAL = {
+    ("nothing", "allow"): [
+        ("src/a", ALLOW),
+        ("lib/a", DENY),
+        ("src/../lib", DENY),
+        (None, DENY),
+        (["src/a", "/etc"], DENY),
+    ],
+    ("developer", "deny"): [("src/a", DENY), ("lib/a", ALLOW), ("~/x", DENY), (5, DENY), (["/etc", "src/a"], DENY)],
+    ("developer", "ask"): [("src/a", ASK), ("lib/a", ALLOW), ("~/x", ASK), (["lib/a", "src/a"], ASK), (5, ASK)],
+    ("nothing", "ask"): [("src/a", ASK), ("~/x", DENY), (["lib/a", "src/a"], DENY), (5, DENY)],
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "verdict"),
-    [("src/a", DENY), ("lib/a", ALLOW), ("~/x", DENY), (5, DENY), (["/etc", "src/a"], DENY), (None, ALLOW)],
-)
-def test_a_deny_with_a_condition_denies_what_fulfils_it_or_cannot_be_judged(path: Any, verdict: Verdict) -> None:
-    made = Permission(BUILTIN["developer"], agent="x", rules=[rule("deny git:*", **IN_SRC)], workdir=BASE)
-    assert made.decide(PUSH, {"path": path}).verdict is verdict
-    assert made.decide(PUSH, {}).verdict is ALLOW
+@pytest.mark.parametrize(("base", "effect"), CONDITIONAL)
+def test_an_allow_needs_a_sure_condition_and_a_deny_or_ask_applies_to_a_possible_one(base: str, effect: str) -> None:
+    known = Permission(BUILTIN[base], agent="x", rules=[rule(f"{effect} git:*", **IN_SRC)], workdir=BASE)
+    expected = CONDITIONAL[base, effect]
+    assert [(path, known.decide(PUSH, {"path": path}).verdict) for path, _ in expected] == expected
+    without = ALLOW if base == "developer" else DENY
+    assert {known.decide(PUSH, one).verdict for one in ({}, {"path": None})} == {without}
 
 
-@pytest.mark.parametrize(
-    ("path", "verdict"),
-    [("src/a", ASK), ("lib/a", ALLOW), ("~/x", ASK), (["lib/a", "src/a"], ASK), (5, ASK), (None, ALLOW)],
-)
-def test_an_ask_with_a_condition_asks_whenever_it_may_be_meant_before_an_allow_lets_it_pass(
-    path: Any, verdict: Verdict
-) -> None:
-    made = Permission(BUILTIN["developer"], agent="x", rules=[rule("ask git:*", **IN_SRC)], workdir=BASE)
-    assert made.decide(PUSH, {"path": path}).verdict is verdict
-
-
-@pytest.mark.parametrize(("path", "verdict"), [("src/a", ASK), ("~/x", DENY), (["lib/a", "src/a"], DENY), (5, DENY)])
-def test_an_ask_alone_opens_only_what_surely_fulfils_it(path: Any, verdict: Verdict) -> None:
-    made = Permission(NOTHING, agent="x", rules=[rule("ask git:*", **IN_SRC)], workdir=BASE)
-    assert made.decide(PUSH, {"path": path}).verdict is verdict
-
-
-def test_a_standing_approval_is_stronger_than_a_doubtful_ask() -> None:
+def test_an_always_approval_takes_precedence_over_a_possible_ask() -> None:
     rules = [rule("ask git:*", **IN_SRC), rule("allow git:push", RuleOrigin.APPROVAL)]
     assert Permission(NOTHING, agent="x", rules=rules, workdir=BASE).decide(PUSH, {"path": "~"}).verdict is ALLOW
 
 
-def test_a_deny_is_seen_whatever_conditions_stand_before_it() -> None:
+def test_an_unconditional_deny_takes_precedence_over_a_conditional_one() -> None:
     rules = [rule("deny git:*", **IN_SRC), rule("deny git:push"), rule("allow *", RuleOrigin.APPROVAL)]
-    made = Permission(NOTHING, agent="x", rules=rules, workdir=BASE)
+    known = Permission(NOTHING, agent="x", rules=rules, workdir=BASE)
     for arguments in (None, {}, {"path": "lib"}, {"path": "src"}):
-        assert made.decide(PUSH, arguments) == Decision(DENY, "agent x: deny git:push")
+        assert known.decide(PUSH, arguments) == Decision(DENY, "agent x: deny git:push")
 
 
-def test_while_arguments_are_not_known_conditions_count_for_an_allow_and_not_for_a_deny() -> None:
+def test_in_a_listing_a_conditional_allow_or_ask_applies_and_a_conditional_deny_does_not() -> None:
     allow, deny, ask = (rule(f"{effect} git:*", **IN_SRC) for effect in ("allow", "deny", "ask"))
-    assert Permission(NOTHING, rules=[allow]).decide(PUSH, None).verdict is ALLOW
-    assert Permission(NOTHING, rules=[ask]).decide(PUSH, None).verdict is ASK
-    assert Permission(NOTHING, rules=[allow, deny]).decide(PUSH, None).verdict is ALLOW
-    assert Permission(NOTHING, rules=[deny]).decide(PUSH, None).verdict is DENY
+    listed = [
+        Permission(NOTHING, rules=rules).decide(PUSH, None).verdict for rules in ([allow], [ask], [allow, deny], [deny])
+    ]
+    assert listed == [ALLOW, ASK, ALLOW, DENY]
 
 
 LEAD = Permission(BUILTIN["developer"], agent="lead", rules=[rule("deny git:push"), rule("ask git:tag")])
@@ -224,13 +188,14 @@ LEAD = Permission(BUILTIN["developer"], agent="lead", rules=[rule("deny git:push
     ],
 )
 def test_a_child_gets_the_stricter_of_its_own_and_its_parents_decision(name: str, decision: Decision) -> None:
-    child = Permission(BUILTIN["owner"], agent="child", rules=[rule("allow *", RuleOrigin.APPROVAL)][:0], parent=LEAD)
-    assert child.decide(tool(name=name), {}) == decision
-    assert child.decide(tool(name=name), None) == decision
+    child = Permission(BUILTIN["owner"], agent="child", parent=LEAD)
+    grandchild = Permission(BUILTIN["owner"], agent="grandchild", parent=child)
+    assert child.decide(tool(name=name), {}) == child.decide(tool(name=name), None) == decision
+    assert grandchild.decide(tool(name=name), {}).verdict is decision.verdict
 
 
 @pytest.mark.req("KSI-3")
-def test_a_parents_conditions_bind_its_child_in_the_parents_folder() -> None:
+def test_a_parents_conditions_apply_to_its_child_in_the_parents_folder() -> None:
     lead = Permission(NOTHING, agent="lead", rules=[rule("allow git:*", **IN_SRC)], workdir=BASE)
     child = Permission(BUILTIN["owner"], agent="child", parent=lead, workdir=Path("/elsewhere"))
     assert child.decide(PUSH, {"path": f"{BASE}/src/a"}).verdict is ALLOW
@@ -239,30 +204,24 @@ def test_a_parents_conditions_bind_its_child_in_the_parents_folder() -> None:
 
 
 @pytest.mark.req("KSI-3")
-@pytest.mark.parametrize("kind", ["reveals", "changes", "raw", "unmarked"])
-def test_a_child_of_any_profile_does_not_manage_toolcrib_for_its_parent(kind: str) -> None:
+def test_a_child_with_any_profile_cannot_manage_toolcrib_for_its_parent() -> None:
     child = Permission(BUILTIN["owner"], agent="child", parent=LEAD)
-    assert child.decide(TOOLS[kind], {}).verdict is DENY
-
-
-def test_a_grandchild_is_bound_by_all_above() -> None:
-    child = Permission(BUILTIN["owner"], agent="child", parent=LEAD)
-    grandchild = Permission(BUILTIN["owner"], agent="grandchild", parent=child)
-    assert grandchild.decide(PUSH, {}).verdict is DENY
+    kinds = ("reveals", "changes", "raw", "unmarked")
+    assert {child.decide(TOOLS[kind], {}).verdict for kind in kinds} == {DENY}
 
 
 def made(*rules: Rule, workdir: Path | None = None, **more: Any) -> Permission:
     return Permission(more.pop("base", NOTHING), rules=rules, workdir=workdir, **more)
 
 
-def test_the_key_is_the_same_for_the_same_meaning() -> None:
+def test_permissions_with_the_same_meaning_have_the_same_key() -> None:
     one, two = rule("allow git:*"), rule("deny git:push")
     assert made(one, two).key == made(two, one).key == made(one, two, one).key
     assert made(one, agent="a", version=1).key == made(one, agent="b", version=2).key
     assert made(one, workdir=Path("/a")).key == made(one, workdir=Path("/b")).key
 
 
-def test_the_key_differs_where_a_decision_may() -> None:
+def test_permissions_that_may_decide_differently_have_different_keys() -> None:
     one, looking = rule("allow git:*"), rule("allow git:*", **IN_SRC)
     keys = [
         made(),
@@ -284,13 +243,13 @@ def test_the_key_differs_where_a_decision_may() -> None:
     assert len({permission.key for permission in keys}) == len(keys)
 
 
-def test_rules_that_differ_only_by_the_kind_of_a_value_are_two() -> None:
+def test_rules_that_differ_only_in_the_type_of_a_value_are_different() -> None:
     rules = [rule("allow git:*", when={"x": {"one_of": [value]}}) for value in (1, True)]
     both = Permission(NOTHING, rules=rules)
     assert [both.decide(PUSH, {"x": value}).verdict for value in (1, True, "1")] == [ALLOW, ALLOW, DENY]
 
 
-def test_what_was_found_for_a_tool_does_not_keep_it_alive() -> None:
+def test_a_cached_decision_does_not_keep_its_tool_alive() -> None:
     known = Permission(BUILTIN["developer"])
     for number in range(100):
         known.decide(tool(name=f"t{number}"), None)
@@ -298,14 +257,14 @@ def test_what_was_found_for_a_tool_does_not_keep_it_alive() -> None:
     assert len(known._plans) == 0
 
 
-def test_a_decision_is_made_once_per_tool_and_then_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_is_cached_per_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Permission(profile(*(f"allow s{number}:*" for number in range(1000)), "allow git:*"))
     first = known.decide(PUSH, None)
     monkeypatch.setattr(Rule, "covers", None)
     assert known.decide(PUSH, {"path": "x"}) is first
 
 
-def test_only_rules_that_may_mean_a_tool_are_tried_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rules_that_may_cover_a_tool_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Permission(profile(*(f"deny git:t{number}" for number in range(1000)), "allow git:*"))
     tried: list[Rule] = []
     covers = Rule.covers
@@ -314,7 +273,7 @@ def test_only_rules_that_may_mean_a_tool_are_tried_on_it(monkeypatch: pytest.Mon
     assert len(tried) == 1
 
 
-def test_every_rule_that_speaks_of_a_tool_can_be_told() -> None:
+def test_matching_lists_every_rule_that_covers_a_tool() -> None:
     rules = [rule("allow git:*"), rule("deny git:*", **IN_SRC), rule("deny git:pull")]
     known = Permission(BUILTIN["developer"], agent="x", rules=rules, workdir=BASE)
     assert [(str(found.rule), found.applies) for found in known.matching(PUSH, {"path": "lib"})] == [

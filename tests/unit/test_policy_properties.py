@@ -1,4 +1,4 @@
-"""What holds for all rules: no order, glob or argument turns a deny into an allow, and nothing comes from nothing."""
+"""Properties of all rules: no order, glob or argument turns a deny into an allow."""
 
 from __future__ import annotations
 
@@ -14,18 +14,7 @@ from hypothesis import strategies as st
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ANNOTATIONS
-from toolcrib.policy import (
-    BUILTIN,
-    Condition,
-    Matches,
-    OneOf,
-    Permission,
-    Profile,
-    Rule,
-    RuleOrigin,
-    Under,
-    Verdict,
-)
+from toolcrib.policy import BUILTIN, Condition, Matches, OneOf, Permission, Profile, Rule, RuleOrigin, Under, Verdict
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -104,21 +93,23 @@ def test_the_order_of_rules_never_matters(
 
 
 @given(profiles, rule_lists, rules, tools, maybe_arguments)
-def test_one_more_deny_only_narrows(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
+def test_another_deny_only_narrows(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
     assume(more.effect is Verdict.DENY)
     before, after = (made(profile, each).decide(known, given_).verdict for each in (own, [*own, more]))
     assert after is before or after is Verdict.DENY
 
 
 @given(profiles, rule_lists, rules, tools, maybe_arguments)
-def test_one_allow_less_never_widens(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
+def test_removing_an_allow_never_widens(
+    profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any
+) -> None:
     assume(more.effect is Verdict.ALLOW)
     before, after = (made(profile, each).decide(known, given_).verdict for each in ([*own, more], own))
     assert SEVERITY[after] >= SEVERITY[before]
 
 
 @given(profiles, rule_lists, tools, maybe_arguments)
-def test_where_nothing_allows_or_asks_nothing_may_be_done(
+def test_without_an_allow_or_ask_every_call_is_denied(
     profile: Profile, own: list[Rule], known: Tool, given_: Any
 ) -> None:
     denying = [rule for rule in own if rule.effect is Verdict.DENY]
@@ -127,7 +118,9 @@ def test_where_nothing_allows_or_asks_nothing_may_be_done(
 
 
 @given(profiles, rule_lists, tools, some_arguments)
-def test_what_is_not_listed_can_not_be_called(profile: Profile, own: list[Rule], known: Tool, given_: Any) -> None:
+def test_a_tool_that_is_not_listed_cannot_be_called(
+    profile: Profile, own: list[Rule], known: Tool, given_: Any
+) -> None:
     permitted = made(profile, own)
     if permitted.decide(known, None).verdict is Verdict.DENY:
         assert permitted.decide(known, given_).verdict is Verdict.DENY
@@ -149,7 +142,7 @@ def test_a_child_never_gets_more_than_its_parent(
 
 @given(profiles, rule_lists, maybe_arguments)
 @pytest.mark.req("KSI-6")
-def test_no_rules_give_away_what_is_the_owners(profile: Profile, own: list[Rule], given_: Any) -> None:
+def test_no_rule_allows_an_agent_to_use_the_owners_commands(profile: Profile, own: list[Rule], given_: Any) -> None:
     permitted = made(
         profile, [*own, *(Rule(effect=Verdict.ALLOW, tools="crib:*", origin=origin) for origin in RuleOrigin)]
     )
@@ -176,7 +169,9 @@ names = st.text(
 
 
 @given(st.data(), names, names, rule_lists)
-def test_a_tool_is_denied_under_every_glob_that_means_it(data: st.DataObject, server: str, name: str, own: Any) -> None:
+def test_a_deny_applies_with_every_glob_that_matches_the_tool(
+    data: st.DataObject, server: str, name: str, own: Any
+) -> None:
     glob = f"{data.draw(globs_over(server))}:{data.draw(globs_over(name))}"
     assume(not glob.startswith(":"))
     deny = Rule(effect=Verdict.DENY, tools=glob)
@@ -259,7 +254,7 @@ def working(tree: Path, folder: str, profile: Profile, rules: list[Rule], **more
 
 @given(st.data(), path_profiles, path_rules, workdirs, workdirs, spelled_names)
 @pytest.mark.req("KSI-3")
-def test_every_spelling_of_a_file_is_decided_alike_and_for_a_child_never_wider(
+def test_every_spelling_of_a_path_has_the_same_decision_and_a_child_never_gets_more(
     tree: Path, data: st.DataObject, profile: Profile, own: list[Rule], agents: str, servers: str, value: str
 ) -> None:
     assume(value.strip("/") and not value.startswith("/"))
@@ -276,7 +271,7 @@ def test_every_spelling_of_a_file_is_decided_alike_and_for_a_child_never_wider(
 
 
 @given(workdirs, workdirs, st.sampled_from(["src", ".", "lib", "src/deep"]), spelled_names)
-def test_what_is_allowed_is_where_the_server_will_find_it_and_what_is_denied_is_not(
+def test_an_allowed_path_is_inside_the_folder_for_the_server_and_a_denied_one_is_outside(
     tree: Path, agents: str, servers: str, folder: str, value: str
 ) -> None:
     assume(value.strip("/") and not value.startswith("/"))
@@ -291,7 +286,7 @@ def test_what_is_allowed_is_where_the_server_will_find_it_and_what_is_denied_is_
 
 
 @given(path_rules, st.sampled_from(["src/a", "./src/a", "../x", "a"]))
-def test_for_a_server_that_works_nobody_knows_where_no_rule_allows_a_relative_path(own: list[Rule], value: str) -> None:
+def test_no_rule_allows_a_relative_path_for_a_server_with_an_unknown_folder(own: list[Rule], value: str) -> None:
     far = tool("git", "push", None)
     verdict = made(BUILTIN["nothing"], own).decide(far, {"path": value}).verdict
     assert verdict is Verdict.DENY
@@ -301,7 +296,7 @@ def test_for_a_server_that_works_nobody_knows_where_no_rule_allows_a_relative_pa
 
 @given(rule_lists, nested)
 @settings(max_examples=200)
-def test_whatever_the_arguments_are_there_is_a_decision(own: list[Rule], arguments: Any) -> None:
+def test_any_arguments_have_a_decision(own: list[Rule], arguments: Any) -> None:
     decision = made(BUILTIN["developer"], own).decide(PUSH, arguments)
     assert decision.verdict in Verdict
     assert decision.rule

@@ -1,8 +1,9 @@
-"""A rule is read strictly, told in words, and covers the tools it names: no fewer for a deny, no more for an allow."""
+"""Rules and profiles are parsed strictly; a deny covers every spelling of a tool, an allow only the exact one."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,11 +39,11 @@ def tool(server: str, name: str, trusted: bool = True, **annotations: Any) -> To
     return made
 
 
-def covers(effect: Verdict, tools: str, server: str, name: str) -> bool:
-    return Rule(effect=effect, tools=tools).covers(tool(server, name))
+def covering(tools: str, server: str, name: str) -> set[Verdict]:
+    """The effects with which a rule for these tools covers the tool."""
+    return {effect for effect in Verdict if Rule(effect=effect, tools=tools).covers(tool(server, name))}
 
 
-@pytest.mark.parametrize("effect", Verdict)
 @pytest.mark.parametrize(
     ("tools", "server", "name", "expected"),
     [
@@ -64,22 +65,20 @@ def covers(effect: Verdict, tools: str, server: str, name: str) -> bool:
         ("*:*", "a:b", "c", True),
     ],
 )
-def test_a_glob_covers_server_and_tool(effect: Verdict, tools: str, server: str, name: str, expected: bool) -> None:
-    assert covers(effect, tools, server, name) is expected
+def test_a_glob_covers_server_and_tool(tools: str, server: str, name: str, expected: bool) -> None:
+    assert covering(tools, server, name) == (set(Verdict) if expected else set())
 
 
 @pytest.mark.parametrize(
     ("tools", "server", "name"),
     [("git:push", "Git", "PUSH"), ("GIT:*", "git", "push"), ("a:b:c", "a:b", "c"), ("a:b:*", "a:b", "c")],
 )
-def test_an_allow_means_what_it_says_and_a_deny_every_spelling(tools: str, server: str, name: str) -> None:
-    assert covers(Verdict.DENY, tools, server, name)
-    assert covers(Verdict.ASK, tools, server, name)
-    assert not covers(Verdict.ALLOW, tools, server, name)
+def test_an_allow_is_matched_exactly_and_a_deny_or_ask_in_every_spelling(tools: str, server: str, name: str) -> None:
+    assert covering(tools, server, name) == {Verdict.DENY, Verdict.ASK}
 
 
 def test_a_long_name_against_many_stars_takes_no_time() -> None:
-    assert not covers(Verdict.ALLOW, "x:" + "a*" * 100 + "b", "x", "a" * 5000)
+    assert not covering("x:" + "a*" * 100 + "b", "x", "a" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +86,7 @@ def test_a_long_name_against_many_stars_takes_no_time() -> None:
     [
         ("git", 'Write "git:*" or "*:git".'),
         ("git_log", 'Write "git_log:*" or "*:git_log".'),
+        ("submit_job", 'Write "crib:job_submit".'),
         ("git:", 'Write "git:*".'),
         (":log", 'Write "*:log".'),
         (":", 'Write "*:*".'),
@@ -95,53 +95,45 @@ def test_a_long_name_against_many_stars_takes_no_time() -> None:
         ("git:{a,b}", "Only * and ? are special; write two rules."),
     ],
 )
-def test_a_glob_that_names_no_server_and_tool_is_refused_with_what_to_write(tools: str, remedy: str) -> None:
+def test_a_glob_without_a_server_and_a_tool_is_refused_with_a_remedy(tools: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Rule(effect=Verdict.ALLOW, tools=tools)
     assert caught.value.remedy == remedy
 
 
 @pytest.mark.parametrize("tools", ["", "git:a\0", "git:\ud800", "git:a\nb", "git:" + "a" * 2000, 5, None, ["git:*"]])
-def test_a_glob_that_is_no_line_of_text_is_refused(tools: Any) -> None:
+def test_a_glob_that_is_not_one_line_of_text_is_refused(tools: Any) -> None:
     with pytest.raises(ConfigError):
         Rule(effect=Verdict.ALLOW, tools=tools)
 
 
-SILENT = {"read_only": False, "destructive": True, "idempotent": False, "open_world": True}
+DEFAULTS = {"read_only": False, "destructive": True, "idempotent": False, "open_world": True}
+SAFE = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
+READS = {**DEFAULTS, "read_only": True, "destructive": False, "idempotent": True}
 
 
 @pytest.mark.parametrize(
-    "annotations",
-    [{}, {"readOnlyHint": "true"}, {"readOnlyHint": 1}, {"readOnlyHint": None}, {"readonlyhint": True}],
+    ("trusted", "annotations", "expected"),
+    [
+        *[(True, {"readOnlyHint": value}, DEFAULTS) for value in ("true", 1, None)],
+        (True, {}, DEFAULTS),
+        (True, {"readonlyhint": True}, DEFAULTS),
+        (False, SAFE, DEFAULTS),
+        (True, SAFE, {"read_only": True, "destructive": False, "idempotent": True, "open_world": False}),
+        (True, {"readOnlyHint": True}, READS),
+        (True, {"readOnlyHint": True, "destructiveHint": True}, {**READS, "destructive": True}),
+    ],
 )
-def test_a_server_that_says_nothing_plain_may_change_things(annotations: dict[str, Any]) -> None:
-    made = tool("files", "x", **annotations)
-    assert trusted_annotations(made) == SILENT
-    assert not made.reads_only
+def test_only_plain_annotations_of_a_trusted_server_apply(
+    trusted: bool, annotations: dict[str, Any], expected: dict[str, bool]
+) -> None:
+    known = tool("files", "x", trusted, **annotations)
+    assert trusted_annotations(known) == expected
+    assert known.reads_only is expected["read_only"]
+    assert tool("crib", "x", trusted=False, readOnlyHint=True).reads_only, "our own commands are always trusted"
 
 
-def test_the_claims_of_a_server_that_is_not_believed_do_not_count() -> None:
-    said = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    assert trusted_annotations(tool("files", "x", trusted=False, **said)) == SILENT
-    assert not tool("files", "x", trusted=False, **said).reads_only
-    assert trusted_annotations(tool("files", "x", **said)) == {
-        "read_only": True,
-        "destructive": False,
-        "idempotent": True,
-        "open_world": False,
-    }
-
-
-def test_what_only_reads_destroys_nothing_unless_its_server_says_so() -> None:
-    assert trusted_annotations(tool("files", "x", readOnlyHint=True))["destructive"] is False
-    assert trusted_annotations(tool("files", "x", readOnlyHint=True, destructiveHint=True))["destructive"] is True
-
-
-def test_the_daemons_own_commands_are_always_believed() -> None:
-    assert tool("crib", "x", trusted=False, readOnlyHint=True).reads_only
-
-
-def test_a_rule_with_annotations_covers_only_tools_that_are_so() -> None:
+def test_a_rule_with_annotations_covers_only_tools_with_them() -> None:
     reads = Rule(effect=Verdict.ALLOW, tools="*", annotations={"read_only": True, "open_world": False})
     assert reads.covers(tool("files", "x", readOnlyHint=True, openWorldHint=False))
     assert not reads.covers(tool("files", "x", readOnlyHint=True))
@@ -151,7 +143,7 @@ def test_a_rule_with_annotations_covers_only_tools_that_are_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says", "remedy"),
+    ("data", "message", "remedy"),
     [
         ([], "A rule must be an object.", "For instance"),
         ("allow git:*", "A rule must be an object.", "For instance"),
@@ -169,51 +161,48 @@ def test_a_rule_with_annotations_covers_only_tools_that_are_so() -> None:
         ({"allow": "a:*", "when": {"path": {}}}, "A condition needs a test.", "For instance"),
         ({"allow": "a:*", "when": {"path": {"udner": "."}}}, "There is no test 'udner'.", "Did you mean under?"),
         ({"allow": "a:*", "when": {"path": {"one_of": "ab"}}}, "one_of takes a list.", "For instance"),
-        (
-            {"allow": "a:*", "when": {"path": {"matches": "("}}},
-            "'(' is not a valid pattern",
-            "Write a regular expression",
-        ),
+        ({"allow": "a:*", "when": {"path": {"matches": "("}}}, "'(' is not a valid pattern", "Write a regular"),
         ({"allow": "a:*", "when": {5: {"under": "."}}}, "An argument's name must be", "Give an argument"),
     ],
 )
-def test_a_rule_that_cannot_be_read_says_where_what_and_what_to_do(data: Any, says: str, remedy: str) -> None:
+def test_an_invalid_rule_is_refused_with_its_place_and_a_remedy(data: Any, message: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rule_from(data, where="profile mine, rule 3")
-    assert caught.value.message.startswith(f"profile mine, rule 3: {says}")
+    assert caught.value.message.startswith(f"profile mine, rule 3: {message}")
     assert caught.value.remedy.startswith(remedy)
 
 
-def test_an_empty_when_or_annotations_is_none_at_all() -> None:
-    assert rule_from({"allow": "a:*", "when": {}, "annotations": {}}, where="x") == Rule(
-        effect=Verdict.ALLOW, tools="a:*"
-    )
+def test_equal_rules_may_be_written_differently() -> None:
+    plain = Rule(effect=Verdict.ALLOW, tools="a:*")
+    assert rule_from({"allow": "a:*", "when": {}, "annotations": {}}, where="x") == plain
+    when = (Condition(argument="a", test=OneOf(("x",))), Condition(argument="b", test=Under("src")))
+    assert replace(plain, when=when) == replace(plain, when=when[::-1])
+    twice = tuple(Condition(argument="a", test=Under(folder)) for folder in ("src", "lib"))
+    with pytest.raises(ConfigError, match="same test twice"):
+        replace(plain, when=twice)
+
+
+CONDITIONS = {"sql": {"matches": "drop .*"}, "mode": {"one_of": ["a", 1, True, None]}}
 
 
 @pytest.mark.parametrize(
-    ("data", "origin", "text"),
+    ("data", "text"),
     [
-        ({"deny": "crib:raw_command"}, RuleOrigin.PROFILE, "profile mine: deny crib:raw_command"),
-        ({"allow": "*"}, RuleOrigin.AGENT, "agent mine: allow *:*"),
+        ({"deny": "crib:raw_command"}, "profile mine: deny crib:raw_command"),
+        ({"allow": "*"}, "agent mine: allow *:*"),
+        ({"allow": "git:*", "when": {"path": {"under": "src"}}}, "agent mine: allow git:* when path under src"),
         (
-            {"allow": "git:*", "when": {"path": {"under": "src"}}},
-            RuleOrigin.AGENT,
-            "agent mine: allow git:* when path under src",
-        ),
-        (
-            {"ask": "db:query", "when": {"sql": {"matches": "drop .*"}, "mode": {"one_of": ["a", 1, True, None]}}},
-            RuleOrigin.APPROVAL,
+            {"ask": "db:query", "when": CONDITIONS},
             "approval mine: ask db:query when mode one_of a, 1, true, null and sql matches drop .*",
         ),
         (
             {"allow": "*:*", "annotations": {"read_only": True, "open_world": False}},
-            RuleOrigin.PROFILE,
             "profile mine: allow *:* where not open_world and read_only",
         ),
     ],
 )
-def test_a_rule_is_told_in_words(data: Any, origin: RuleOrigin, text: str) -> None:
-    assert str(rule_from(data, where="x", origin=origin, holder="mine")) == text
+def test_a_rule_has_a_readable_text(data: Any, text: str) -> None:
+    assert str(rule_from(data, where="x", origin=RuleOrigin(text.split(maxsplit=1)[0]), holder="mine")) == text
 
 
 printable = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=10)
@@ -246,7 +235,7 @@ rules = st.builds(
 
 
 @given(rules)
-def test_a_rule_survives_being_written_and_read(rule: Rule) -> None:
+def test_a_rule_survives_a_round_trip(rule: Rule) -> None:
     data = json.loads(json.dumps(rule_data(rule)))
     again = rule_from(data, where="x", origin=rule.origin, holder=rule.holder)
     assert again == rule
@@ -266,7 +255,7 @@ hostile_rules = st.fixed_dictionaries(
 
 
 @given(st.one_of(anything, hostile_rules, st.builds(lambda when: {"allow": "a:b", "when": {"x": when}}, anything)))
-def test_whatever_is_given_as_a_rule_is_read_or_refused_in_our_words(data: Any) -> None:
+def test_any_data_is_a_rule_or_is_refused_with_a_remedy(data: Any) -> None:
     try:
         rule = rule_from(data, where="here")
     except ConfigError as error:
@@ -276,25 +265,9 @@ def test_whatever_is_given_as_a_rule_is_read_or_refused_in_our_words(data: Any) 
         assert rule_from(rule_data(rule), where="here") == rule
 
 
-def test_the_same_conditions_in_another_order_are_the_same_rule() -> None:
-    one = Condition(argument="a", test=OneOf(("x",)))
-    two = Condition(argument="b", test=Under("src"))
-    assert Rule(effect=Verdict.ALLOW, tools="a:*", when=(one, two)) == Rule(
-        effect=Verdict.ALLOW, tools="a:*", when=(two, one)
-    )
-
-
-def test_one_argument_does_not_have_the_same_test_twice() -> None:
-    twice = tuple(Condition(argument="a", test=Under(folder)) for folder in ("src", "lib"))
-    with pytest.raises(ConfigError, match="same test twice"):
-        Rule(effect=Verdict.ALLOW, tools="a:*", when=twice)
-
-
-def test_a_profile_survives_being_written_and_read() -> None:
-    data = {
-        "description": "Reads git.",
-        "rules": [{"allow": "git:*"}, {"deny": "git:*", "when": {"a": {"under": "."}}}],
-    }
+def test_a_profile_survives_a_round_trip() -> None:
+    rules = [{"allow": "git:*"}, {"deny": "git:*", "when": {"a": {"under": "."}}}]
+    data = {"description": "Reads git.", "rules": rules}
     profile = profile_from("mine", data)
     assert profile_data(profile) == data
     assert profile_from("mine", profile_data(profile)) == profile
@@ -303,29 +276,17 @@ def test_a_profile_survives_being_written_and_read() -> None:
     assert profile_from("empty", {}).rules == ()
 
 
-@pytest.mark.parametrize("name", [*BUILTIN, "", "A", "a b", "-a", "a" * 49, "a/b", "a\n", None, 5])
-def test_a_profile_takes_neither_a_built_in_name_nor_an_odd_one(name: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        profile_from(name, {"rules": []})
-    assert caught.value.remedy
+INVALID_PROFILES: list[tuple[Any, Any]] = [
+    *[(name, {"rules": []}) for name in (*BUILTIN, "", "A", "a b", "-a", "a" * 49, "a/b", "a\n", None, 5)],
+    *[("mine", data) for data in (None, [], {"rule": []}, {"description": 5}, {"description": "a\nb"})],
+    *[("mine", {"rules": rules}) for rules in ({}, "allow", [{}] * 10_001)],
+]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        [],
-        {"rule": []},
-        {"rules": {}},
-        {"rules": "allow"},
-        {"rules": [{}] * 10_001},
-        {"description": 5},
-        {"description": "a\nb"},
-    ],
-)
-def test_a_profile_that_cannot_be_read_is_refused(data: Any) -> None:
+@pytest.mark.parametrize(("name", "data"), INVALID_PROFILES, ids=lambda value: repr(value)[:30])
+def test_an_invalid_profile_is_refused_with_a_remedy(name: Any, data: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        profile_from("mine", data)
+        profile_from(name, data)
     assert caught.value.remedy
 
 

@@ -1,4 +1,4 @@
-"""The tools that a program offers, as one thing."""
+"""`Tools`: the tools that a program offers to its model."""
 
 import re
 from collections.abc import Sequence
@@ -30,40 +30,35 @@ from toolcrib.formats import undo
 REPO = {"type": "object", "properties": {"repo_path": {"type": "string"}}, "required": ["repo_path"]}
 
 
-class Server:
-    """Stands in for all servers: notes what reaches it."""
-
+class RecordingServers:
     def __init__(self) -> None:
-        self.saw: list[tuple[str, dict[str, Any]]] = []
+        self.calls: list[tuple[str, dict[str, Any]]] = []
 
     async def call(self, tool: Tool, arguments: dict[str, Any], *, timeout: float | None = None) -> str:
-        self.saw.append((tool.display, arguments))
+        self.calls.append((tool.display, arguments))
         return f"{tool.name} ran"
 
 
 def catalog(**servers: Sequence[str]) -> Catalog:
-    listings = {
-        server: tuple(
-            msgspec.json.encode({"name": name, "description": f"Does {name}.", "inputSchema": REPO}) for name in names
-        )
-        for server, names in servers.items()
-    }
-    return Catalog.build(listings, version=1)
+    def listed(name: str) -> bytes:
+        return msgspec.json.encode({"name": name, "description": f"Does {name}.", "inputSchema": REPO})
+
+    return Catalog.build({server: tuple(map(listed, names)) for server, names in servers.items()}, version=1)
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def servers() -> RecordingServers:
+    return RecordingServers()
 
 
 @pytest.fixture
-def tools(server: Server) -> Tools:
+def tools(servers: RecordingServers) -> Tools:
     made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
-    return Tools(map(OfferedTool.of, made.tools), call=server.call)
+    return Tools(map(OfferedTool.of, made.tools), call=servers.call)
 
 
 @pytest.mark.req("ENG-10")
-def test_it_is_a_sequence_of_offers_that_know_their_servers(tools: Tools) -> None:
+def test_tools_are_a_sequence_of_offers_with_their_servers(tools: Tools) -> None:
     assert tools.names == ("git_status", "git_push", "git_log", "svn_log")
     assert [offer.server for offer in tools] == ["git", "git", "git", "svn"]
     assert len(tools) == 4
@@ -77,16 +72,16 @@ def test_it_is_a_sequence_of_offers_that_know_their_servers(tools: Tools) -> Non
 
 
 @pytest.mark.req("ENG-3")
-async def test_a_tool_is_a_definition_and_a_call_both_by_one_name(tools: Tools, server: Server) -> None:
+async def test_a_tool_is_called_by_the_name_in_its_definition(tools: Tools, servers: RecordingServers) -> None:
     definition = tools.of("git")[:1].to_openai()[0]["function"]
     assert definition["name"] == "git_status"
     assert definition["parameters"]["required"] == ["repo_path"]
     assert await tools.call(definition["name"], {"repo_path": "."}) == "git_status ran"
-    assert server.saw == [("git:git_status", {"repo_path": "."})]
+    assert servers.calls == [("git:git_status", {"repo_path": "."})]
 
 
 @pytest.mark.req("ENG-6")
-async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools, server: Server) -> None:
+async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools, servers: RecordingServers) -> None:
     shaped = tools.transformed(
         keep="git:*",
         drop="*_push",
@@ -101,53 +96,41 @@ async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools
     assert shaped["mcp_state"].description == "[git] Does git_status. (mcp_state)"
     assert shaped.to_anthropic()[1]["name"] == "mcp_history"
     await shaped.call("mcp_history", {"folder": "here"})
-    assert server.saw == [("git:log", {"repo_path": "here"})]
+    assert servers.calls == [("git:log", {"repo_path": "here"})]
     assert tools.names[0] == "git_status", "the tools that these were made of stay as they were"
 
 
 @pytest.mark.req("ENG-7")
-def test_options_reach_the_definition(tools: Tools) -> None:
-    cached = tools.transformed(
-        transform=ProviderOptions(anthropic={"cache_control": {"type": "ephemeral"}})
-    ).to_anthropic()
-    assert cached
-    assert all(one["cache_control"] == {"type": "ephemeral"} for one in cached)
+def test_provider_options_are_in_the_definition(tools: Tools) -> None:
+    options = {"cache_control": {"type": "ephemeral"}}
+    cached = tools.transformed(transform=ProviderOptions(anthropic=options)).to_anthropic()
+    assert [one["cache_control"] for one in cached] == [{"type": "ephemeral"}] * 4
 
 
-def test_a_provider_that_is_not_known_is_refused(tools: Tools) -> None:
-    assert tools.adaptations("anthropic") == ()
-    with pytest.raises(UsageError, match="no provider 'mistral'"):
-        tools.adaptations("mistral")  # type: ignore[arg-type]
-
-
-async def test_a_name_that_is_not_there_is_answered_with_the_nearest(tools: Tools, server: Server) -> None:
+async def test_an_unknown_name_is_refused_with_the_nearest_one(tools: Tools, servers: RecordingServers) -> None:
     with pytest.raises(UnknownTool, match='no tool "git_statu"') as raised:
         await tools.call("git_statu")
     assert raised.value.remedy.startswith("Did you mean git_status")
     with pytest.raises(UnknownTool) as raised:
         tools.of("svn")["xyz"]
     assert raised.value.remedy == "There are: svn_log."
-    assert server.saw == []
-
-
-async def test_a_tool_that_was_dropped_cannot_be_called(tools: Tools, server: Server) -> None:
     for name in ("git_push", "git:git_push"):
         with pytest.raises(UnknownTool):
             await tools.transformed(drop="git_push").call(name, {"repo_path": "."})
-    assert server.saw == []
+    assert servers.calls == []
 
 
-async def test_wrong_arguments_are_told_in_the_words_that_the_model_was_shown(tools: Tools, server: Server) -> None:
+async def test_errors_use_the_argument_names_that_the_model_knows(tools: Tools, servers: RecordingServers) -> None:
     shaped = tools.transformed(transform=RenameArguments({"repo_path": "folder"}))
     with pytest.raises(InvalidArguments, match='needs the property "folder"') as raised:
         await shaped.call("git_status", {"repo_path": "."})
     assert raised.value.data["schema"]["required"] == ["folder"]
-    assert server.saw == []
+    assert servers.calls == []
 
 
-async def test_what_the_program_fixed_the_model_cannot_change(tools: Tools, server: Server) -> None:
+async def test_the_model_cannot_change_fixed_arguments(tools: Tools, servers: RecordingServers) -> None:
     await tools.transformed(transform=FixArguments({"repo_path": "/srv"})).call("git_status", {"repo_path": "/etc"})
-    assert server.saw == [("git:git_status", {"repo_path": "/srv"})]
+    assert servers.calls == [("git:git_status", {"repo_path": "/srv"})]
 
 
 @pytest.mark.req("ENG-6")
@@ -166,19 +149,19 @@ def test_two_tools_of_one_name_are_refused_and_both_are_named(tools: Tools, tran
     assert raised.value.remedy == "Rename or drop one of them."
 
 
-@pytest.mark.parametrize("name", ["", "with blank", "dotted.name", "größe", "a/b"])
-def test_a_name_that_providers_do_not_take_is_refused(tools: Tools, name: str) -> None:
-    with pytest.raises(UsageError, match="git:git_status cannot be offered as"):
-        tools.transformed(transform=RenameTools({"git_status": name}))
+def test_names_that_providers_do_not_accept_are_refused(tools: Tools) -> None:
+    for name in ("", "with blank", "dotted.name", "größe", "a/b"):
+        with pytest.raises(UsageError, match="git:git_status cannot be offered as"):
+            tools.transformed(transform=RenameTools({"git_status": name}))
 
 
 @pytest.mark.req("ENG-6")
-async def test_a_name_that_gets_too_long_ends_in_a_hash_and_still_calls_its_tool(tools: Tools, server: Server) -> None:
+async def test_a_long_name_ends_with_a_hash_and_still_calls_its_tool(tools: Tools, servers: RecordingServers) -> None:
     long = tools.transformed(transform=[PrefixTools("p" * 60)])
     assert all(re.fullmatch(r"p{55}_[0-9a-f]{8}", name) for name in long.names)
     assert len(set(long.names)) == 4
     await long.call(long.names[1], {"repo_path": "."})
-    assert server.saw == [("git:git_push", {"repo_path": "."})]
+    assert servers.calls == [("git:git_push", {"repo_path": "."})]
 
 
 names = st.text(st.sampled_from("abz_-9. Ä"), max_size=80) | st.sampled_from(["git_push", "log", "x" * 64, "x" * 70])
@@ -193,7 +176,7 @@ prefixes = st.builds(PrefixTools, st.text(st.sampled_from("ab_"), min_size=1, ma
 def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]) -> None:
     made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
     try:
-        shaped = Tools(map(OfferedTool.of, made.tools), call=Server().call).transformed(transform=chain)
+        shaped = Tools(map(OfferedTool.of, made.tools), call=RecordingServers().call).transformed(transform=chain)
     except UsageError as error:
         assert error.remedy
         return
@@ -206,35 +189,40 @@ def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]
 STRICT = ProviderOptions(openai={"strict": True})
 
 
-def of_schema(server: Server, schema: dict[str, Any], *names: str) -> Tools:
+def of_schema(servers: RecordingServers, schema: dict[str, Any], *names: str) -> Tools:
     listed = tuple(msgspec.json.encode({"name": name, "inputSchema": schema}) for name in names or ("t",))
-    return Tools(map(OfferedTool.of, Catalog.build({"s": listed}, version=1).tools), call=server.call)
+    return Tools(map(OfferedTool.of, Catalog.build({"s": listed}, version=1).tools), call=servers.call)
 
 
 @pytest.mark.req("ENG-8")
-async def test_whose_model_it_was_decides_what_a_value_means(server: Server) -> None:
-    tools = of_schema(server, {"type": "object", "properties": {"d": {}}}).transformed(transform=STRICT)
+async def test_the_models_provider_decides_how_a_value_is_decoded(servers: RecordingServers) -> None:
+    tools = of_schema(servers, {"type": "object", "properties": {"d": {}}}).transformed(transform=STRICT)
     for provider in ("openai", "anthropic", "google"):
         await tools.call("t", {"d": None}, provider=provider)  # type: ignore[arg-type]
-    assert [arguments for _, arguments in server.saw] == [{}, {"d": None}, {"d": None}]
+    assert [arguments for _, arguments in servers.calls] == [{}, {"d": None}, {"d": None}]
+    assert tools.adaptations("anthropic") == ()
     with pytest.raises(UsageError, match="no provider 'mistral'"):
         await tools.call("t", {}, provider="mistral")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no provider 'mistral'"):
+        tools.adaptations("mistral")  # type: ignore[arg-type]
 
 
-async def test_where_nobody_says_whose_model_it_was_only_a_whole_form_is_taken_back(server: Server) -> None:
+async def test_without_a_provider_only_a_complete_strict_form_is_decoded(servers: RecordingServers) -> None:
     schema = {"type": "object", "properties": {"d": {}, "e": {"type": "string"}}}
-    tools = of_schema(server, schema).transformed(transform=STRICT)
+    tools = of_schema(servers, schema).transformed(transform=STRICT)
     await tools.call("t", {"d": None})
     await tools.call("t", {"d": None, "e": None})
-    assert [arguments for _, arguments in server.saw] == [{"d": None}, {}]
+    assert [arguments for _, arguments in servers.calls] == [{"d": None}, {}]
 
 
-async def test_a_definition_is_made_once_for_all_calls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_definition_is_built_once_for_all_calls(
+    servers: RecordingServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
     for provider in ("openai", "anthropic", "google"):
         real = undo._FORMATS[provider]
         monkeypatch.setitem(undo._FORMATS, provider, lambda offer, p=provider, real=real: made.append(p) or real(offer))
-    tools = of_schema(server, REPO)
+    tools = of_schema(servers, REPO)
     for _ in range(3):
         await tools.call("t", {"repo_path": "."}, provider="google")
     assert made == ["google"]
@@ -243,7 +231,7 @@ async def test_a_definition_is_made_once_for_all_calls(server: Server, monkeypat
     assert sorted(made) == ["anthropic", "google", "openai"]
 
 
-async def test_who_wants_to_see_before_sees_the_arguments_of_the_call(tools: Tools, server: Server) -> None:
+async def test_the_real_arguments_are_available_before_the_call(tools: Tools, servers: RecordingServers) -> None:
     shaped = tools.transformed(
         transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "/srv"}, tools="git_push")]
     )
@@ -252,34 +240,34 @@ async def test_who_wants_to_see_before_sees_the_arguments_of_the_call(tools: Too
     assert (real, given) == ({"repo_path": "/tmp"}, {"folder": "/tmp"})
     assert shaped.real_arguments("git_push", {}) == {"repo_path": "/srv"}
     await shaped.call_real("git_status", real)
-    assert server.saw == [("git:git_status", {"repo_path": "/tmp"})]
+    assert servers.calls == [("git:git_status", {"repo_path": "/tmp"})]
 
 
-async def test_arguments_that_lie_too_deep_in_each_other_are_refused(server: Server) -> None:
+async def test_arguments_that_are_nested_too_deeply_are_refused(servers: RecordingServers) -> None:
     node = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}, "e": {"enum": [{"a": 1}]}}}
     schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": node}}
     deep: dict[str, Any] = {}
     for _ in range(900):
         deep = {"n": deep}
     with pytest.raises(InvalidArguments, match="nested too deep"):
-        await of_schema(server, schema).transformed(transform=STRICT).call("t", deep)
-    assert server.saw == []
+        await of_schema(servers, schema).transformed(transform=STRICT).call("t", deep)
+    assert servers.calls == []
 
 
 @pytest.mark.req("ENG-8")
-async def test_each_tool_has_a_name_of_its_own_at_google_and_is_called_by_it(server: Server) -> None:
-    tools = of_schema(server, REPO, "1x", "_1X", "__1x", "2x", "-3")
+async def test_each_tool_has_a_unique_name_for_google_and_is_called_by_it(servers: RecordingServers) -> None:
+    tools = of_schema(servers, REPO, "1x", "_1X", "__1x", "2x", "-3")
     wired = [one["name"] for one in tools.to_google()]
     assert wired == ["___1x", "_1X", "__1x", "_2x", "_-3"]
     offers = {offer.name: offer for offer in tools}
     assert [one.name for one in write_definitions(ToolFormat.GOOGLE, offers).by_name.values()] == wired
     for name in wired:
         await tools.call(name, {"repo_path": "."}, provider="google")
-    assert [display for display, _ in server.saw] == ["s:1x", "s:_1X", "s:__1x", "s:2x", "s:-3"]
+    assert [display for display, _ in servers.calls] == ["s:1x", "s:_1X", "s:__1x", "s:2x", "s:-3"]
 
 
-def test_tools_that_a_transform_does_not_fit_can_be_left_out_and_told(tools: Tools) -> None:
-    told: list[tuple[str, str]] = []
+def test_tools_that_do_not_fit_a_transform_can_be_skipped_and_reported(tools: Tools) -> None:
+    skipped: list[str] = []
 
     def odd(offer: OfferedTool) -> OfferedTool:
         if offer.server == "svn":
@@ -288,8 +276,8 @@ def test_tools_that_a_transform_does_not_fit_can_be_left_out_and_told(tools: Too
 
     left = tools.transformed(
         transform=[odd, RenameTools({"git_push": "git_status", "log": "with blank"})],
-        on_skipped=lambda offer, error: told.append((offer.tool.display, error.message)),
+        on_skipped=lambda offer, _: skipped.append(offer.tool.display),
     )
     assert left.names == ("git_status",)
     assert left["git_status"].tool.name == "git_status"
-    assert [display for display, _ in told] == ["svn:log", "git:git_push", "git:log"]
+    assert skipped == ["svn:log", "git:git_push", "git:log"]

@@ -203,7 +203,7 @@ class Connection(AsyncResource, ToolProvider):
         return self._lease.url
 
     async def _follow(self, lease: AgentLease) -> None:
-        """Reads the lease's events, because the daemon ends a lease whose events nobody reads; only its end matters."""
+        """Reads the lease's events, because the daemon ends a lease with unread events; only its end matters."""
         async for event in lease.events():
             match event:
                 case LeaseEnded(why=why):

@@ -29,13 +29,13 @@ def launch(
     target: SharedProcess,
 ) -> socket.socket | None:
     """Returns None if the process started and has already ended."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
                 with_default_signals(start),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=output,
                 env=_environment(environ),
                 cwd=_neutral_folder(environ),
                 start_new_session=True,
@@ -43,7 +43,7 @@ def launch(
         except OSError as error:
             raise target.error(f"The {target.name} could not be started: {error}.") from error
         try:
-            return _await(path, process, said, deadline, given_up, target)
+            return _await(path, process, output, deadline, given_up, target)
         finally:
             _reap(process, deadline)
 
@@ -51,7 +51,7 @@ def launch(
 def _await(
     path: Path,
     process: subprocess.Popen[bytes],
-    said: IO[bytes],
+    output: IO[bytes],
     deadline: float,
     given_up: Callable[[], bool],
     target: SharedProcess,
@@ -66,8 +66,8 @@ def _await(
         time.sleep(POLL)
     if process.poll() == 0:
         return None
-    said.seek(0)
-    reason = said.read(4000).decode("utf-8", "replace").strip()
+    output.seek(0)
+    reason = output.read(4000).decode("utf-8", "replace").strip()
     raise target.failed(reason)
 
 

@@ -159,10 +159,10 @@ def _folder(root: Path, environ: Mapping[str, str]) -> Path:
 def _server_of(root: Path) -> SharedProcess:
     name = f"workspace server of {root}"
 
-    def failed(said: str) -> ToolcribError:
+    def failed(output: str) -> ToolcribError:
         with contextlib.suppress(ValueError):
-            return WorkspaceError(**json.loads(said))
-        return ServerUnavailable(f"The {name} did not start. Its output: {said or 'none.'}")
+            return WorkspaceError(**json.loads(output))
+        return ServerUnavailable(f"The {name} did not start. Its output: {output or 'none.'}")
 
     return SharedProcess(name, ServerUnavailable, "See its log, or end it.", failed, second_look=0.3)
 
@@ -246,10 +246,10 @@ class SharedServer:
         self._leases.close()
         self._ended.set()
 
-    def report(self, said: bytes) -> None:
+    def report(self, output: bytes) -> None:
         if self._starter >= 0:
             with contextlib.suppress(OSError):
-                os.write(self._starter, said)
+                os.write(self._starter, output)
             os.close(self._starter)
             self._starter = -1
 
@@ -262,10 +262,10 @@ def main() -> int:
     if os.fork():
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read()
-        if said != _READY:
-            sys.stderr.write((said or (folder / LOG_FILE).read_bytes()[-_TAIL:]).decode(errors="replace"))
-        return 0 if said == _READY else 1
+            output = pipe.read()
+        if output != _READY:
+            sys.stderr.write((output or (folder / LOG_FILE).read_bytes()[-_TAIL:]).decode(errors="replace"))
+        return 0 if output == _READY else 1
     os.close(reading)
     log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     for number in (1, 2):

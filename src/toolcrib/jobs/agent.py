@@ -95,7 +95,7 @@ async def _leased(order: WorkerOrder) -> AsyncIterator[AgentLease]:
 
 
 async def _until_taken_away(lease: AgentLease) -> str:
-    """Also reads the agent's events, because the daemon ends a lease whose events nobody reads."""
+    """Also reads the agent's events, because the daemon ends a lease with unread events."""
     async for event in lease.events():
         if isinstance(event, LeaseEnded | LeaseLost):
             return event.why
