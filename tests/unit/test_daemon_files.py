@@ -1,4 +1,4 @@
-"""The daemon's own files: a lock for one, a token for the owner, a word about itself that is whole or not there."""
+"""The daemon's own files: its lock, the owner's token, its info file and its log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def answering(paths: Paths) -> Iterator[None]:
-    """A daemon's socket that takes connections."""
+    """A daemon's socket that accepts connections."""
     paths.run_dir.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(paths.socket))
@@ -44,21 +44,29 @@ def answering(paths: Paths) -> Iterator[None]:
         yield
 
 
+def refused(paths: Paths, message: str | None = None) -> AlreadyRunning:
+    with pytest.raises(AlreadyRunning, match=message) as caught, daemon_lock(paths):
+        pass
+    return caught.value
+
+
 @pytest.mark.usefixtures("answering")
-def test_the_lock_is_held_by_one(paths: Paths) -> None:
+def test_only_one_process_holds_the_lock_and_the_others_get_its_pid(paths: Paths) -> None:
     with daemon_lock(paths):
-        assert mode(paths.lock) == 0o600
-        assert mode(paths.run_dir) == 0o700
-        with pytest.raises(AlreadyRunning) as caught, daemon_lock(paths):
-            pass
-        assert "toolcrib down" in caught.value.remedy
-        assert caught.value.exit_code == 8
+        assert (mode(paths.lock), mode(paths.run_dir)) == (0o600, 0o700)
+        error = refused(paths)
+        assert ("toolcrib down" in error.remedy, error.exit_code) == (True, 8)
+        write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
+        refused(paths, r"\(pid 42, http://127.0.0.1:1/mcp\)")
+        for info in ("", "{", "[]", "{}", '{"pid":1}', "null", "\x00"):
+            paths.daemon_info.write_text(info)
+            refused(paths)
     with daemon_lock(paths):
         pass
 
 
-def test_a_command_that_holds_the_lock_is_waited_for(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is over in a moment; what a killed daemon left behind must not be taken for one that runs."""
+def test_a_daemon_waits_for_a_command_that_holds_the_lock(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The info file that a killed daemon left must not be mistaken for a running one."""
     let_go = contextlib.ExitStack()
     let_go.enter_context(daemon_lock(paths))
     write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
@@ -73,33 +81,6 @@ def test_a_command_that_holds_the_lock_is_waited_for(paths: Paths, monkeypatch: 
         assert len(waits) == 1
 
 
-def test_a_command_that_takes_long_is_not_taken_for_a_daemon(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
-    with (
-        daemon_lock(paths),
-        pytest.raises(AlreadyRunning, match="Another command is making changes"),
-        daemon_lock(paths),
-    ):
-        pass
-
-
-@pytest.mark.usefixtures("answering")
-def test_who_holds_the_lock_is_named(paths: Paths) -> None:
-    with daemon_lock(paths):
-        write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
-        with pytest.raises(AlreadyRunning, match=r"\(pid 42, http://127.0.0.1:1/mcp\)"), daemon_lock(paths):
-            pass
-
-
-@pytest.mark.usefixtures("answering")
-@pytest.mark.parametrize("info", ["", "{", "[]", "{}", '{"pid":1}', "null", "\x00"])
-def test_an_info_file_that_says_nothing_does_not_hide_the_reason(paths: Paths, info: str) -> None:
-    with daemon_lock(paths):
-        paths.daemon_info.write_text(info)
-        with pytest.raises(AlreadyRunning), daemon_lock(paths):
-            pass
-
-
 def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
     code = (
@@ -111,66 +92,47 @@ def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch:
     with subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(AlreadyRunning), daemon_lock(paths):
-            pass
+        refused(paths, "Another command is making changes")
         other.kill()
         other.wait(60)
     with daemon_lock(paths):
         assert paths.lock.exists()
 
 
-def test_the_info_is_replaced_whole_and_private(paths: Paths) -> None:
+def test_the_info_file_is_private_and_replaced_atomically(paths: Paths) -> None:
+    assert read_info(paths) is None
     private_folder(paths.run_dir)
     write_info(paths, {"pid": 1})
     write_info(paths, {"pid": 2})
-    assert read_info(paths) == {"pid": 2}
+    assert read_info(paths) == json.loads(paths.daemon_info.read_text()) == {"pid": 2}
     assert mode(paths.daemon_info) == 0o600
     assert [path.name for path in paths.run_dir.iterdir()] == ["daemon.json"]
 
 
-def test_no_info_is_no_daemon(paths: Paths) -> None:
-    assert read_info(paths) is None
-
-
-def test_the_token_is_made_once_and_only_the_owner_can_read_it(paths: Paths) -> None:
-    first = owner_token(paths.owner_token)
-    assert len(first) >= 43
-    assert mode(paths.owner_token) == 0o600
-    assert mode(paths.state_dir) == 0o700
-    assert owner_token(paths.owner_token) == first
-
-
-def test_two_users_have_two_tokens(tmp_path: Path) -> None:
-    assert owner_token(tmp_path / "a" / "t") != owner_token(tmp_path / "b" / "t")
-
-
-def test_a_lax_umask_does_not_open_the_token(paths: Paths) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0o022, 0])
+def test_the_owners_token_is_created_once_and_private(paths: Paths, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
-        owner_token(paths.owner_token)
+        first = owner_token(paths.owner_token)
     finally:
         os.umask(before)
-    assert mode(paths.owner_token) == 0o600
-    assert mode(paths.state_dir) == 0o700
+    assert len(first) >= 43
+    assert (mode(paths.owner_token), mode(paths.state_dir)) == (0o600, 0o700)
+    assert owner_token(paths.owner_token) == first != owner_token(tmp_path / "other" / "t")
 
 
-@pytest.mark.parametrize("bits", [0o644, 0o640, 0o620, 0o601])
-def test_a_token_that_others_could_read_or_change_is_refused(paths: Paths, bits: int) -> None:
+def test_a_token_file_that_others_can_access_or_without_a_token_is_refused(paths: Paths) -> None:
     owner_token(paths.owner_token)
-    paths.owner_token.chmod(bits)
-    with pytest.raises(ConfigError) as caught:
-        owner_token(paths.owner_token)
-    assert f"{bits:o}" in caught.value.message
-    assert "chmod 600" in caught.value.remedy
-
-
-@pytest.mark.parametrize("content", ["", "\n", "short", " " * 50])
-def test_a_file_without_a_token_is_refused(paths: Paths, content: str) -> None:
-    private_folder(paths.state_dir)
-    paths.owner_token.write_text(content)
+    for bits in (0o644, 0o640, 0o620, 0o601):
+        paths.owner_token.chmod(bits)
+        with pytest.raises(ConfigError, match=f"{bits:o}") as caught:
+            owner_token(paths.owner_token)
+        assert "chmod 600" in caught.value.remedy
     paths.owner_token.chmod(0o600)
-    with pytest.raises(ConfigError, match="contains no token"):
-        owner_token(paths.owner_token)
+    for content in ("", "\n", "short", " " * 50):
+        paths.owner_token.write_text(content)
+        with pytest.raises(ConfigError, match="contains no token"):
+            owner_token(paths.owner_token)
 
 
 def test_a_token_that_could_not_be_written_leaves_no_file(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,24 +147,24 @@ def test_a_token_that_could_not_be_written_leaves_no_file(paths: Paths, monkeypa
     assert owner_token(paths.owner_token)
 
 
-def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError) as caught:
-        private_folder(tmp_path / "file" / "run")
-    assert str(tmp_path / "file") in caught.value.message
-    assert "TOOLCRIB_HOME" in caught.value.remedy
-
-
-def test_a_folder_of_ones_own_is_closed_to_others_also_behind_a_link_of_ones_own(tmp_path: Path) -> None:
+def test_a_private_folder_is_closed_to_others_also_behind_an_own_link(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir(mode=0o755)
     (tmp_path / "run").symlink_to("own")
     private_folder(tmp_path / "run")
     assert mode(tmp_path / "own") == 0o700
 
 
+def test_a_folder_that_cannot_be_created_is_reported_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=str(tmp_path / "file")) as caught:
+        private_folder(tmp_path / "file" / "run")
+    assert "TOOLCRIB_HOME" in caught.value.remedy
+    assert unusable_path(OSError("odd"), tmp_path).message == f"{tmp_path} cannot be used: odd."
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("given_away", ["folder", "folder behind a link", "link"])
-def test_a_folder_that_another_user_owns_or_leads_to_is_not_taken(tmp_path: Path, given_away: str) -> None:
+def test_a_folder_or_link_of_another_user_is_not_used(tmp_path: Path, given_away: str) -> None:
     there = tmp_path / "there"
     there.mkdir()
     there.chmod(0o777)
@@ -216,11 +178,7 @@ def test_a_folder_that_another_user_owns_or_leads_to_is_not_taken(tmp_path: Path
     assert mode(there) == 0o777
 
 
-def test_an_error_without_a_file_names_the_place_it_happened_at(tmp_path: Path) -> None:
-    assert unusable_path(OSError("odd"), tmp_path).message == f"{tmp_path} cannot be used: odd."
-
-
-def test_the_log_is_private_and_only_our_own_words_are_in_it_at_info(tmp_path: Path) -> None:
+def test_the_log_is_private_and_masked_and_has_others_lines_only_from_warning_on(tmp_path: Path) -> None:
     file = tmp_path / "state" / "toolcrib.log"
     root = logging.getLogger()
     levels = root.level, logging.getLogger("toolcrib").level
@@ -246,9 +204,3 @@ def test_the_log_is_private_and_only_our_own_words_are_in_it_at_info(tmp_path: P
     assert "hunter2" not in text
     assert "aHVudGVyMmh1bnRlcjI" not in text
     assert mode(file) == 0o600
-
-
-def test_an_info_file_is_json(paths: Paths) -> None:
-    private_folder(paths.run_dir)
-    write_info(paths, {"endpoint": "x"})
-    assert json.loads(paths.daemon_info.read_text()) == {"endpoint": "x"}

@@ -1,4 +1,4 @@
-"""Some given servers, for as long as a program needs them: who is there, who is not, and that nothing stays."""
+"""A kit connects the servers that a program names, lists the missing ones with a reason, and leaves no process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ LIMIT = 60.0
 
 @pytest.fixture
 def mark(tmp_path: Path) -> str:
-    """In the command line of every process that a test starts."""
+    """Part of the command line of every process that a test starts."""
     return str(tmp_path / "mark")
 
 
 @pytest.fixture
 def odd(mark: str) -> Callable[..., StdioServer]:
     def make(name: str = "odd", odd: str = "", **more: Any) -> StdioServer:
-        return StdioServer(name, command=sys.executable, args=["-I", "-S", str(ODD), mark], env={"ODD": odd}, **more)
+        more = {"args": ["-I", "-S", str(ODD), mark], "env": {"ODD": odd}, "connect_timeout": LIMIT, **more}
+        return StdioServer(name, command=sys.executable, **more)
 
     return make
 
@@ -46,15 +47,15 @@ def processes(mark: str) -> list[int]:
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 
-async def test_all_servers_are_there_with_their_tools_under_their_own_names(odd, tmp_path):
+async def test_all_servers_connect_and_their_tools_have_plain_names(odd, tmp_path):
     notes = Notes(tmp_path / "seen")
     entry = notes.server("note")
-    witness = StdioServer("w", command=entry["command"], args=entry["args"])
-    async with Kit([odd(), witness]) as kit:
+    witness = StdioServer("w", command=entry["command"], args=entry["args"], connect_timeout=LIMIT)
+    async with Kit([odd(), witness], connect_limit=LIMIT) as kit:
         assert kit.connected == ("odd", "w")
         assert kit.missing == {}
         assert set(kit.tools().names) == {"echo", "fail", "note", "release"}
@@ -65,8 +66,8 @@ async def test_all_servers_are_there_with_their_tools_under_their_own_names(odd,
     assert notes.nonces() == ["note", "w:note", "w_note", "mcp_w_note", "by the offer"]
 
 
-async def test_two_tools_of_one_name_are_told_apart(odd):
-    async with Kit([odd("a"), odd("b")]) as kit:
+async def test_two_tools_of_one_name_get_their_servers_as_a_prefix(odd):
+    async with Kit([odd("a"), odd("b")], connect_limit=LIMIT) as kit:
         assert sorted(kit.tools().names) == ["a_echo", "a_fail", "b_echo", "b_fail"]
         with pytest.raises(UnknownTool, match="no tool"):
             await kit.call("echo")
@@ -79,9 +80,11 @@ def test_two_servers_of_one_name_are_refused(odd):
             Kit([odd(), odd(other)])
 
 
-async def test_a_dead_server_is_missing_with_its_reason_and_the_others_are_there(odd, mark, tmp_path):
+async def test_a_failing_server_is_missing_with_a_reason_and_the_others_connect(odd, mark, tmp_path):
     gone = StdioServer("gone", command=str(tmp_path / "no-such-program"))
-    async with Kit([odd("dies", "exits"), gone, odd(), HttpServer("nobody", url="http://127.0.0.1:9/mcp")]) as kit:
+    async with Kit(
+        [odd("dies", "exits"), gone, odd(), HttpServer("nobody", url="http://127.0.0.1:9/mcp")], connect_limit=LIMIT
+    ) as kit:
         assert kit.connected == ("odd",)
         assert set(kit.missing) == {"dies", "gone", "nobody"}
         assert "no-such-program" in kit.missing["gone"]
@@ -100,7 +103,7 @@ async def test_a_dead_server_is_missing_with_its_reason_and_the_others_are_there
     assert processes(mark) == []
 
 
-async def test_a_server_that_is_still_connecting_when_time_is_up_is_ended(odd, mark):
+async def test_a_server_that_does_not_connect_in_time_is_ended(odd, mark):
     async with Kit([odd("mute", "mute"), odd()], connect_limit=4.0) as kit:
         assert kit.connected == ("odd",)
         assert "4 s" in kit.missing["mute"]
@@ -118,7 +121,7 @@ async def test_servers_connect_at_the_same_time(odd, mark):
     await kit.__aexit__(None, None, None)
 
 
-async def test_a_server_that_is_switched_off_is_not_started(odd, mark):
+async def test_a_disabled_server_is_not_started(odd, mark):
     config = odd().config()
     async with Kit([type(config)(**{**vars(config), "enabled": False})]) as kit:
         assert kit.missing == {"odd": "It is disabled."}
@@ -126,11 +129,11 @@ async def test_a_server_that_is_switched_off_is_not_started(odd, mark):
 
 
 @pytest.mark.parametrize("how", ["left", "raised", "cancelled"])
-async def test_however_a_kit_is_left_no_process_stays(odd, mark, how):
+async def test_leaving_a_kit_in_any_way_ends_all_processes(odd, mark, how):
     inside = asyncio.Event()
 
     async def use() -> None:
-        async with Kit([odd(), odd("stubborn", "stubborn")]):
+        async with Kit([odd(), odd("stubborn", "stubborn")], connect_limit=LIMIT):
             assert len(processes(mark)) == 2
             inside.set()
             if how == "raised":
@@ -149,19 +152,11 @@ async def test_however_a_kit_is_left_no_process_stays(odd, mark, how):
     assert processes(mark) == []
 
 
-async def test_cancelled_while_connecting_it_ends_what_it_started_before_it_goes(odd, mark):
-    entering = asyncio.create_task(Kit([odd("mute", "mute"), odd()]).__aenter__())
+@pytest.mark.parametrize(("other", "times"), [("", 1), ("stubborn", 3)])
+async def test_repeated_cancellation_while_connecting_still_ends_all_processes(odd, mark, other, times):
+    entering = asyncio.create_task(Kit([odd("mute", "mute"), odd("other", other)]).__aenter__())
     await until(lambda: len(processes(mark)) == 2)
-    entering.cancel()
-    await asyncio.wait({entering}, timeout=LIMIT)
-    assert entering.cancelled()
-    assert processes(mark) == []
-
-
-async def test_a_second_cancellation_does_not_keep_it_from_ending_what_it_started(odd, mark):
-    entering = asyncio.create_task(Kit([odd("stubborn", "stubborn"), odd("mute", "mute")]).__aenter__())
-    await until(lambda: len(processes(mark)) == 2)
-    for _ in range(3):
+    for _ in range(times):
         entering.cancel()
         await asyncio.sleep(0)
     await asyncio.wait({entering}, timeout=LIMIT)
@@ -170,7 +165,7 @@ async def test_a_second_cancellation_does_not_keep_it_from_ending_what_it_starte
 
 
 @pytest.mark.parametrize("steps", some((0, 1, 2, 5, 20), range(3, 60)))
-async def test_cancelled_at_any_step_nothing_is_left(odd, mark, steps):
+async def test_a_cancellation_at_any_step_leaves_nothing_behind(odd, mark, steps):
     tasks = asyncio.all_tasks()
     entering = asyncio.create_task(Kit([odd()]).__aenter__())
     for _ in range(steps):
@@ -182,32 +177,28 @@ async def test_cancelled_at_any_step_nothing_is_left(odd, mark, steps):
     assert asyncio.all_tasks() == tasks
 
 
-async def test_work_is_done_to_its_end_and_the_cancellation_is_not_forgotten():
+@pytest.mark.parametrize("raises", [False, True])
+async def test_work_runs_to_completion_and_its_error_or_the_cancellation_is_raised(raises):
     done: list[str] = []
 
     async def work() -> None:
         await asyncio.sleep(0.01)
         done.append("whole")
+        if raises:
+            raise LookupError
 
     task = asyncio.create_task(run_to_completion(work()))
     await asyncio.sleep(0)
-    task.cancel()
+    if not raises:
+        task.cancel()
     await asyncio.wait({task}, timeout=LIMIT)
-    assert task.cancelled()
-    assert done == ["whole"]
+    assert (task.cancelled(), done) == (not raises, ["whole"])
+    assert not raises or isinstance(task.exception(), LookupError)
 
 
-async def test_what_the_work_raises_is_raised():
-    async def work() -> None:
-        raise LookupError("of the work")
-
-    with pytest.raises(LookupError):
-        await run_to_completion(work())
-
-
-async def test_tools_that_change_are_seen_by_the_next_look(odd):
+async def test_changed_tools_are_listed_and_published(odd):
     seen: list[Event] = []
-    async with Kit([odd()]) as kit:
+    async with Kit([odd()], connect_limit=LIMIT) as kit:
         unsubscribe = kit.subscribe(seen.append, CatalogChanged)
         before = kit.tools()
         await _storm(kit)
@@ -221,13 +212,13 @@ async def test_tools_that_change_are_seen_by_the_next_look(odd):
 
 
 async def _storm(kit: Kit) -> None:
-    """A tool of the odd server that it does not list: it grows a tool and says so."""
+    """Calls an unlisted tool of the odd server, which adds a tool and sends a notification."""
     await kit._servers["odd"].call(ToolCall(name="storm", params={"arguments": Raw(b'{"times":3}')}))
 
 
-async def test_calls_and_states_are_told(odd):
+async def test_calls_and_states_are_published(odd):
     seen: list[Event] = []
-    kit = Kit([odd()])
+    kit = Kit([odd()], connect_limit=LIMIT)
     kit.subscribe(seen.append)
     async with kit:
         await kit.call("echo", {"a": 1})
@@ -235,31 +226,17 @@ async def test_calls_and_states_are_told(odd):
             await kit.call("nothing")
     kinds = [type(event) for event in seen]
     assert [kind for kind in kinds if kind is not ServerStateChanged] == [CallIntended, CallFinished, CallFailed]
-    assert [event.state for event in seen if isinstance(event, ServerStateChanged)] == [
-        "connecting",
-        "ready",
-        "stopped",
-    ]
+    states = [event.state for event in seen if isinstance(event, ServerStateChanged)]
+    assert states == ["connecting", "ready", "stopped"]
     intended = next(event for event in seen if isinstance(event, CallIntended))
     assert (intended.tool, intended.server, intended.arguments) == ("odd:echo", "odd", b'{"a":1}')
 
 
-async def test_arguments_that_are_no_json_are_an_error_of_their_own(odd):
-    async with Kit([odd()]) as kit:
-        with pytest.raises(InvalidArguments, match="echo"):
-            await kit.call("echo", {"a": object()})
-
-
-async def test_without_servers_there_is_nothing_and_no_process(mark):
+async def test_a_kit_without_servers_is_empty(mark):
     async with Kit([]) as kit:
         assert (kit.connected, kit.missing, list(kit.tools())) == ((), {}, [])
         with pytest.raises(UnknownTool):
             await kit.call("read_file")
-
-
-async def test_a_kit_is_entered_once(odd):
-    kit = Kit([])
-    async with kit:
         with pytest.raises(UsageError, match="once"):
             await kit.__aenter__()
 
@@ -273,8 +250,8 @@ async def _refused_outside(kit: Kit) -> None:
             await wait
 
 
-async def test_a_kit_outside_its_with_says_so_instead_of_being_empty(odd):
-    kit = Kit([odd()])
+async def test_a_kit_or_client_outside_its_async_with_raises_an_error(odd):
+    kit = Kit([odd()], connect_limit=LIMIT)
     await _refused_outside(kit)
     async with kit:
         assert len(kit.tools()) == 2
@@ -288,11 +265,13 @@ async def test_a_kit_outside_its_with_says_so_instead_of_being_empty(odd):
         await client.call_tool("echo")
 
 
-async def test_a_call_of_the_wrong_kind_is_told_in_a_programs_words(odd):
-    async with Kit([odd()]) as kit:
+async def test_arguments_names_and_timeouts_of_the_wrong_type_are_refused(odd):
+    async with Kit([odd()], connect_limit=LIMIT) as kit:
         for ask in (kit.call, kit.tools().call):
             with pytest.raises(InvalidArguments, match=r"arguments for echo must be a mapping, not list"):
                 await ask("echo", ["UTC"])
+            with pytest.raises(InvalidArguments, match="echo"):
+                await ask("echo", {"a": object()})
             for timeout in ("4", 0, -1.0, float("nan"), float("inf")):
                 with pytest.raises(UsageError, match="timeout: found"):
                     await ask("echo", {}, timeout=timeout)
@@ -300,34 +279,36 @@ async def test_a_call_of_the_wrong_kind_is_told_in_a_programs_words(odd):
             await kit.call(4)
 
 
-async def test_who_gave_the_time_limit_hears_of_it_and_not_of_the_servers(tmp_path):
+async def test_the_remedy_of_a_timeout_is_the_callers_own_limit(tmp_path):
     entry = Notes(tmp_path / "seen").server("note")
-    async with Kit([StdioServer("w", command=entry["command"], args=entry["args"])]) as kit:
-        with pytest.raises(CallTimeout) as told:
+    async with Kit(
+        [StdioServer("w", command=entry["command"], args=entry["args"], connect_timeout=LIMIT)], connect_limit=LIMIT
+    ) as kit:
+        with pytest.raises(CallTimeout) as caught:
             await kit.call("note", {"nonce": "x", "hold": True}, timeout=0.05)
-        assert "timeout=" in told.value.remedy
-        assert "call_timeout" not in told.value.remedy
+        assert "timeout=" in caught.value.remedy
+        assert "call_timeout" not in caught.value.remedy
 
 
-async def test_a_server_that_is_missing_says_what_to_do():
+async def test_a_missing_server_has_a_remedy():
     async with Kit([StdioServer("gone", command="no-such-program")]) as kit:
-        with pytest.raises(ServerUnavailable) as told:
+        with pytest.raises(ServerUnavailable) as caught:
             await kit.call("gone:x")
-        assert told.value.remedy
-    with pytest.raises(ServerUnavailable) as told:
+        assert caught.value.remedy
+    with pytest.raises(ServerUnavailable) as caught:
         await Client(StdioServer("gone", command="no-such-program")).connect()
-    assert "connect again" in told.value.remedy
+    assert "connect again" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
     "servers", [[{}], [{"command": "x"}], ["x"], {"a": {}}, "x", None, StdioServer("a", command="x")]
 )
-def test_what_is_no_server_is_refused_with_the_words_for_one(servers):
+def test_values_that_are_not_servers_are_refused(servers):
     with pytest.raises(UsageError, match=r"cannot be a .*StdioServer.*server_config"):
         Kit(servers)
 
 
-async def test_what_cannot_hear_or_happen_is_refused():
+async def test_invalid_subscriptions_are_refused():
     kit = Kit([])
     with pytest.raises(UsageError, match="function with one parameter"):
         kit.subscribe("x")
@@ -336,16 +317,13 @@ async def test_what_cannot_hear_or_happen_is_refused():
             kit.subscribe(print, kind)
 
 
-async def test_two_who_connect_a_client_at_once_start_one_process(odd, mark):
+async def test_a_client_connects_to_one_server_with_one_process(odd, mark):
     client = Client(odd())
     await asyncio.gather(client.connect(), client.connect())
     assert len(processes(mark)) == 1
     await asyncio.gather(client.disconnect(), client.disconnect())
     assert processes(mark) == []
-
-
-async def test_a_client_takes_a_server_as_a_program_writes_it(odd, mark):
-    async with Client(odd()) as client:
+    async with client:
         assert [tool.name for tool in client.list_tools()] == ["echo", "fail"]
         await client.connect()
         assert len(processes(mark)) == 1
