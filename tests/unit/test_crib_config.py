@@ -1,4 +1,4 @@
-"""What a configuration that changes does to a crib with several projects, and what each key of a project does."""
+"""A crib with several projects follows changes of its configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD = "servers:\n  far: {url: 'http://127.0.0.1:9/mcp'}\n"
 
 @pytest.fixture
 async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
-    """With a server in the user's file that is away, but was seen before."""
+    """With an unavailable server in the user's file, whose tools are known."""
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     paths = Paths.of_user(environ)
     (tmp_path / "home").mkdir()
@@ -36,8 +36,8 @@ async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
     (tmp_path / "home" / "config.yml").write_text(GOOD)
     store = await Store.open(store_location(paths, environ, Flags()))
     (far,) = load(paths=paths, root=None, environ=environ).servers.values()
-    await store.write(servers.remember_tools, far.identity, str(tmp_path / "project"), (b'{"name": "read"}',))
-    await store.write(servers.remember_tools, far.identity, str(tmp_path / "other"), (b'{"name": "read"}',))
+    for name in ("project", "other"):
+        await store.write(servers.remember_tools, far.identity, str(tmp_path / name), (b'{"name": "read"}',))
     await store.close()
     async with Crib(paths=paths, root=tmp_path / "project", environ=environ) as crib:
         yield crib
@@ -68,11 +68,11 @@ def listed(crib: Crib, project: Project) -> list[str]:
         "servers: {far: {url: 'http://127.0.0.1:9/mcp'}}\n  odd: indent\n",
     ],
 )
-async def test_a_mistake_in_the_users_file_takes_no_server_away_and_is_told_everywhere(
+async def test_a_mistake_in_the_users_file_removes_no_server_and_is_reported_in_every_project(
     crib: Crib, tmp_path: Path, mistake: str
 ) -> None:
-    told: list[Event] = []
-    crib.bus.subscribe(told.append, ConfigProblem)
+    published: list[Event] = []
+    crib.bus.subscribe(published.append, ConfigProblem)
     second = await other(crib, tmp_path)
     running = dict(second.servers)
     crib.environment.paths.user_config.write_text(mistake)
@@ -90,13 +90,15 @@ async def test_a_mistake_in_the_users_file_takes_no_server_away_and_is_told_ever
     assert [(project.servers, project.config.problems) for project in crib.projects] == [({}, ())] * 3
 
 
-async def test_a_users_file_that_was_removed_is_no_mistake(crib: Crib) -> None:
+async def test_removing_the_users_file_is_not_a_mistake(crib: Crib) -> None:
     crib.environment.paths.user_config.unlink()
     await crib.projects.reload()
     assert (crib.projects.home.servers, crib.projects.home.config.problems) == ({}, ())
 
 
-async def test_each_project_has_its_own_style_of_names_and_clients_hear_of_another(crib: Crib, tmp_path: Path) -> None:
+async def test_each_project_has_its_own_naming_style_and_a_change_has_a_new_catalog_version(
+    crib: Crib, tmp_path: Path
+) -> None:
     second = await other(crib, tmp_path, "names: mcp\n")
     assert listed(crib, crib.projects.home) == ["far_read"]
     assert listed(crib, second) == ["mcp_far_read"]
@@ -104,27 +106,25 @@ async def test_each_project_has_its_own_style_of_names_and_clients_hear_of_anoth
     await other(crib, tmp_path, "names: plain\n")
     await crib.projects.reload()
     assert listed(crib, second) == ["read"]
-    assert second.catalog.version > version, "which is what clients are told of"
+    assert second.catalog.version > version, "clients are notified of it"
     assert second.config.settings.names is NameStyle.PLAIN
 
 
 @pytest.mark.parametrize("key", sorted(SETTINGS))
-async def test_a_projects_file_may_set_what_holds_for_the_project_alone(crib: Crib, tmp_path: Path, key: str) -> None:
+async def test_a_projects_file_may_set_only_the_projects_own_settings(crib: Crib, tmp_path: Path, key: str) -> None:
     values = {"names": "plain", "port": 1, "log_level": "debug", "store": "x.db", "workspace": False, "jobs": {}}
     second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
-    told = [str(problem) for problem in second.config.problems]
+    problems = [str(problem) for problem in second.config.problems]
     if key in USER_ONLY_SETTINGS:
         assert ["it only in your own file" in text for text in told] == [True]
         assert second.config.settings == crib.projects.home.config.settings
     else:
-        assert told == []
+        assert problems == []
         assert second.config.settings != crib.projects.home.config.settings
 
 
 @pytest.mark.parametrize("limit", ["call_timeout: 7", "connect_timeout: 7", "max_message_mb: 7", "retry: {backoff: 7}"])
-async def test_a_project_has_its_own_limits_for_a_server_that_others_have_too(
-    crib: Crib, tmp_path: Path, limit: str
-) -> None:
+async def test_a_project_has_its_own_limits_for_a_shared_server(crib: Crib, tmp_path: Path, limit: str) -> None:
     second = await other(crib, tmp_path, f"servers: {{far: {{url: 'http://127.0.0.1:9/mcp', {limit}}}}}")
     third = await crib.projects.at(tmp_path / "third")
     (mine,), (theirs,), (shared,) = (one.servers.values() for one in (second, crib.projects.home, third))

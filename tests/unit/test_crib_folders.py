@@ -1,4 +1,4 @@
-"""A call's relative path is judged where the server that gets it works, not where the agent does."""
+"""A call's relative path starts at the called server's folder, not at the agent's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.req("KSI-5")
 
 @pytest.fixture
 async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
-    """Of a project with a folder in it, and four servers that are away but were seen before."""
+    """With four unavailable servers whose tools are known."""
     root = (tmp_path / "project").resolve()
     for folder in (".git/HEAD", "sub", "keys", "kid/.git/HEAD", "kid/src", "src"):
         (root / folder).mkdir(parents=True)
@@ -56,7 +56,7 @@ async def verdict(crib: Crib, agent: str, tool: str, path: Path | str) -> Verdic
     return found.permission.decide(project.find(tool), {"path": str(path)}).verdict
 
 
-async def test_a_tool_knows_the_folder_its_server_works_in(crib: Crib) -> None:
+async def test_a_tool_has_its_servers_folder(crib: Crib) -> None:
     assert {tool.server: tool.folder for tool in crib.projects.home.catalog.tools} == {
         "files": str(crib.environment.root),
         "neutral": None,
@@ -67,7 +67,7 @@ async def test_a_tool_knows_the_folder_its_server_works_in(crib: Crib) -> None:
     assert kid.find("files:read").folder == str(crib.environment.root / "kid")
 
 
-async def test_an_agent_in_a_folder_below_gets_no_file_above_it_by_a_relative_path(crib: Crib) -> None:
+async def test_an_agent_cannot_read_above_its_folder_with_a_relative_path(crib: Crib) -> None:
     allow = rule_from({"allow": "*", "when": {"path": {"under": "."}}}, where="t", origin=RuleOrigin.AGENT)
     await crib.services.agents.add("w", profile="nothing", workdir=crib.environment.root / "sub", rules=[allow])
     for path in (crib.environment.root / "a", "a", "./a", "sub/../a"):
@@ -77,23 +77,18 @@ async def test_an_agent_in_a_folder_below_gets_no_file_above_it_by_a_relative_pa
     assert await verdict(crib, "w", "far:read", "a") is Verdict.DENY
 
 
-async def test_a_denied_folder_is_denied_by_a_relative_path(crib: Crib) -> None:
+async def test_a_denied_folder_is_denied_for_relative_paths(crib: Crib) -> None:
     deny = rule_from({"deny": "*", "when": {"path": {"under": str(crib.environment.root / "keys")}}}, where="t")
     await crib.services.agents.add("d", profile="developer", workdir=crib.environment.root / "sub", rules=[deny])
-    for tool, path in (
-        ("files:read", "keys/k"),
-        ("own:read", "../keys/k"),
-        ("far:read", "keys/k"),
-        ("far:read", "k"),
-        ("neutral:read", "keys/k"),
-    ):
+    denied = [(f"{server}:read", "keys/k") for server in ("files", "far", "neutral")]
+    for tool, path in (*denied, ("own:read", "../keys/k"), ("far:read", "k")):
         assert await verdict(crib, "d", tool, path) is Verdict.DENY
     for tool, path in (("files:read", "src/a"), ("own:read", "keys/k"), ("far:read", "/srv/a")):
         assert await verdict(crib, "d", tool, path) is Verdict.ALLOW
 
 
 @pytest.mark.req("KSI-3")
-async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relative_path(crib: Crib) -> None:
+async def test_a_child_in_another_project_gets_no_more_than_its_parent_with_a_relative_path(crib: Crib) -> None:
     allow = rule_from({"allow": "files:*", "when": {"path": {"under": "src"}}}, where="t", origin=RuleOrigin.AGENT)
     await crib.services.agents.add("lead", profile="nothing", workdir=crib.environment.root, rules=[allow])
     await crib.services.agents.add("kid", profile="developer", workdir=crib.environment.root / "kid", parent="lead")
@@ -107,7 +102,9 @@ async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relat
     ("transport", "cwd", "folder"),
     [(Transport.STDIO, None, "/root"), (Transport.STDIO, "/own", "/own"), (Transport.HTTP, None, None)],
 )
-def test_a_kit_of_given_servers_knows_it_too(transport: Transport, cwd: str | None, folder: str | None) -> None:
+def test_the_tools_of_a_kit_have_their_servers_folder(
+    transport: Transport, cwd: str | None, folder: str | None
+) -> None:
     config = ServerConfig(name="s", transport=transport, source=ConfigSource(layer=Layer.USER), cwd=cwd)
     kit = Kit([config], root=Path("/root"))
     kit._servers["s"] = cast(Server, SimpleNamespace(config=config, tools=(b'{"name": "read"}',)))

@@ -1,4 +1,4 @@
-"""What a `Crib` is made of, and how a change reaches its catalogs."""
+"""The members of a `Crib`, and changes of its catalogs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ async def test_a_crib_stays_small(crib: Crib) -> None:
     assert len(members) <= MOST_MEMBERS, sorted(members)
 
 
-async def test_a_catalog_is_an_attribute_that_looks_at_no_file(crib: Crib, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_catalog_is_a_plain_attribute(crib: Crib) -> None:
     assert "catalog" in vars(crib.projects.home)
     assert not hasattr(Project, "catalog")
 
 
-async def test_changed_settings_reach_the_catalog_without_anybody_asking(crib: Crib) -> None:
+async def test_changed_workspace_settings_change_the_catalog(crib: Crib) -> None:
     home = crib.projects.home
     changed = asyncio.Event()
     home.subscribe(changed.set)
@@ -56,7 +56,7 @@ async def test_changed_settings_reach_the_catalog_without_anybody_asking(crib: C
     assert "read_file" in await write("tools: {list_dir: off}\n")
 
 
-async def test_a_project_counts_its_users_by_itself(crib: Crib) -> None:
+async def test_a_project_counts_its_users(crib: Crib) -> None:
     home = crib.projects.home
     before = home.touched
     with home.in_use(), home.in_use():

@@ -1,8 +1,10 @@
-"""What the daemon lists for a program, given the names that the tools have at their own servers again."""
+"""A program maps the daemon's listing back to the servers' own tool names, and follows the servers' states."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,19 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parts.fake_daemon import Peer, fake_daemon
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle, RuleAction, ToolRule
-from toolcrib.core.daemon_catalog import UNKNOWN_SERVER, DaemonCatalog
+from toolcrib.core import connection as connection_module
+from toolcrib.core import daemon_catalog
+from toolcrib.core.connection import Connection
+from toolcrib.core.daemon_catalog import UNKNOWN_SERVER, DaemonCatalog, DaemonServerStates
+from toolcrib.errors import DaemonNotRunning
 from toolcrib.identity.principal import OWNER, ReaderKind
 from toolcrib.listing import ORIGIN_KEY, ListingCache
+from toolcrib.servers.model import ServerState
 
 pytestmark = pytest.mark.req("ENG-10")
 
 
 def listed(catalog: Catalog, style: NameStyle = NameStyle.SERVER) -> tuple[bytes, ...]:
-    """As the endpoint gives it to a program."""
+    """As the endpoint lists it for a program."""
     array = ListingCache(style).tools(catalog, OWNER.permission(), ReaderKind.PROGRAM)
     return tuple(bytes(one) for one in msgspec.json.decode(array, type=list[msgspec.Raw]))
 
@@ -38,7 +46,7 @@ _NAME = st.text(st.sampled_from("ab_-:. é"), min_size=1, max_size=5) | st.text(
 @given(
     st.dictionaries(_NAME, st.sets(_NAME, min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from(NameStyle)
 )
-def test_every_tool_is_found_again_by_all_its_names(servers, style):
+def test_every_tool_is_found_by_all_its_names(servers, style):
     there = catalog_of({server: [{"name": name} for name in sorted(names)] for server, names in servers.items()})
     here = DaemonCatalog().anew(listed(there, style))
     assert {(tool.server, tool.name) for tool in here.catalog.tools} == {(t.server, t.name) for t in there.tools}
@@ -52,7 +60,7 @@ def test_every_tool_is_found_again_by_all_its_names(servers, style):
         assert json.loads(tool.raw()) == json.loads(meant.raw())
     for public, meant in there.by_public(style).items():
         found = here.find(public)
-        # Where a name means something else here, it is the name that is offered here.
+        # A name that means another tool here is one of that tool's own names.
         assert found is not None
         assert (found.server, found.name) == (meant.server, meant.name) or public.lower() in {
             found.names.plain.lower(),
@@ -61,7 +69,7 @@ def test_every_tool_is_found_again_by_all_its_names(servers, style):
         }
 
 
-def test_what_the_server_put_into_meta_stays_and_ours_goes():
+def test_only_our_own_meta_is_removed():
     there = catalog_of({"s": [{"name": "a", "_meta": {"own": 1.5}}, {"name": "b"}, {"name": "c", "_meta": 7}]})
     assert [json.loads(one)["_meta"] for one in listed(there)] == [
         {"own": 1.5, ORIGIN_KEY: ["s", "a"]},
@@ -76,7 +84,7 @@ def test_what_the_server_put_into_meta_stays_and_ours_goes():
     ]
 
 
-def test_what_the_daemons_configuration_makes_of_a_tool_is_kept():
+def test_the_daemons_changes_to_a_tool_are_kept():
     rules = (
         ToolRule(action=RuleAction.RENAME, value={"s:long_name": "short"}),
         ToolRule(action=RuleAction.OPTIONS, value={"openai": {"strict": True}}),
@@ -89,17 +97,90 @@ def test_what_the_daemons_configuration_makes_of_a_tool_is_kept():
     assert offer.options["openai"] == {"strict": True}
 
 
-def test_the_same_list_is_the_same_catalog_and_another_is_a_new_one():
+def test_an_equal_listing_keeps_the_catalog_and_another_replaces_it():
     first = DaemonCatalog().anew(listed(catalog_of({"s": [{"name": "a"}]})))
     assert first.anew(listed(catalog_of({"s": [{"name": "a"}]}))) is first
     second = first.anew(listed(catalog_of({"s": [{"name": "a"}, {"name": "b"}]})))
     assert second.catalog.version > first.catalog.version
 
 
-def test_a_daemon_that_tells_no_sources_can_still_be_used():
+def test_tools_without_an_origin_are_usable():
     here = DaemonCatalog().anew((b'{"name":"w_note"}', b'{"name":"x","_meta":{"toolcrib/tool":3}}', b"no json"))
     assert [(tool.server, tool.name) for tool in here.catalog.tools] == [
-        (UNKNOWN_SERVER, "w_note"),
-        (UNKNOWN_SERVER, "x"),
+        (UNKNOWN_SERVER, one) for one in ("w_note", "x")
     ]
     assert here.public(here.catalog.tools[0]) == "w_note"
+
+
+async def send_states(peer: Peer, **states: str) -> None:
+    await peer.event(servers=[{"name": name, "state": state} for name, state in states.items()])
+
+
+async def test_each_change_is_reported_once_and_begin_waits_for_the_first_states() -> None:
+    changes: list[tuple[str, str]] = []
+    more = asyncio.Event()
+
+    async def sends(request: dict[str, Any], peer: Peer) -> None:
+        assert (request["method"], request["params"]) == ("agent:servers", {"token": "tcb_x"})
+        await send_states(peer, a="ready", b="unavailable", c="of another version")
+        await more.wait()
+        await send_states(peer, a="ready", b="ready")
+
+    states = DaemonServerStates(lambda name, state: changes.append((name, state.value)))
+    async with fake_daemon(sends) as paths:
+        await states.begin(paths.socket, "tcb_x", Path("/"))
+        assert states.by_server == {"a": ServerState.READY, "b": ServerState.UNAVAILABLE}
+        more.set()
+        while len(changes) < 3:  # noqa: ASYNC110 - within the daemon's limit
+            await asyncio.sleep(0.01)
+        await states.close()
+    assert changes == [("a", "ready"), ("b", "unavailable"), ("b", "ready")]
+
+
+async def test_after_an_error_the_daemon_gets_no_more_requests() -> None:
+    requests: list[str] = []
+
+    async def refuses(request: dict[str, Any], peer: Peer) -> None:
+        requests.append(request["method"])
+        await peer.refuse("UnknownCommand")
+
+    states = DaemonServerStates(lambda *_: None)
+    async with fake_daemon(refuses) as paths:
+        await states.begin(paths.socket, "tcb_x", Path("/"))
+        assert states.by_server == {}
+        await states.close()
+    assert requests == ["agent:servers"]
+
+
+async def test_a_restarted_daemon_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_catalog, "_LOOK_AGAIN", 0.01)
+    times: list[int] = []
+
+    async def sends_and_disconnects(_: dict[str, Any], peer: Peer) -> None:
+        times.append(1)
+        await send_states(peer, a="ready" if len(times) > 1 else "unavailable")
+        if len(times) == 1:
+            raise ConnectionResetError
+
+    changes: list[str] = []
+    states = DaemonServerStates(lambda _, state: changes.append(state.value))
+    async with fake_daemon(sends_and_disconnects) as paths:
+        await states.begin(paths.socket, "tcb_x", Path("/"))
+        while changes != ["unavailable", "ready"]:  # noqa: ASYNC110 - within the daemon's limit
+            await asyncio.sleep(0.01)
+        await states.close()
+
+
+@pytest.mark.parametrize("who", [{}, {"token": "tcb_x"}])
+async def test_the_wait_for_a_daemon_that_hangs_is_limited(
+    who: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_LENT_WITHIN", 0.1)
+    monkeypatch.setattr(connection_module, "_ANSWERS_WITHIN", 0.1)
+
+    async def hangs(*_: Any) -> None:
+        return
+
+    async with fake_daemon(hangs) as paths:
+        with pytest.raises(DaemonNotRunning, match="does not answer"):
+            await Connection(paths=paths, **who).__aenter__()

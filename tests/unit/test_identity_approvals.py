@@ -1,4 +1,4 @@
-"""A call that needs a person's word waits for it, but not for ever, and never alone in the dark."""
+"""A call that needs approval waits for it, with a time limit, and the person sees what is sent."""
 
 from __future__ import annotations
 
@@ -21,16 +21,8 @@ MASK = "[secret TOKEN of server docs]"
 
 
 def asking(approvals: Approvals, agent: str = "reviewer", **more: Any) -> asyncio.Task[ApprovalAnswer]:
-    question = {
-        "call": "c1",
-        "agent": agent,
-        "conversation": "default",
-        "tool": "git:reset",
-        "rule": "agent reviewer: ask git:*",
-        "arguments": b"{}",
-        **more,
-    }
-    return asyncio.create_task(approvals.ask(**question))
+    call = {"call": "c1", "conversation": "default", "tool": "git:reset", "rule": "agent reviewer: ask git:*"}
+    return asyncio.create_task(approvals.ask(**{**call, "agent": agent, "arguments": b"{}", **more}))
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def approvals(bus: Bus) -> Approvals:
 
 
 @pytest.mark.parametrize(("approved", "why"), [(True, "approved by the owner"), (False, "refused by the owner")])
-async def test_the_answer_reaches_the_call_that_waits(approvals: Approvals, *, approved: bool, why: str) -> None:
+async def test_the_answer_reaches_the_waiting_call(approvals: Approvals, *, approved: bool, why: str) -> None:
     call = asking(approvals)
     (waiting,) = await approvals.next(5)
     assert (waiting.agent, waiting.tool, waiting.rule) == ("reviewer", "git:reset", "agent reviewer: ask git:*")
@@ -55,7 +47,7 @@ async def test_the_answer_reaches_the_call_that_waits(approvals: Approvals, *, a
         assert await call == ApprovalAnswer(approved=approved, why=why)
 
 
-async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
+async def test_no_answer_in_time_is_a_refusal(bus: Bus) -> None:
     approvals = Approvals(bus, limit=0.01)
     async with asyncio.timeout(60):
         answer = await asking(approvals)
@@ -64,16 +56,7 @@ async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
     assert approvals.waiting() == ()
 
 
-async def test_who_waits_while_toolcrib_stops_is_told_so(approvals: Approvals) -> None:
-    call = asking(approvals)
-    await approvals.next(5)
-    approvals.close()
-    async with asyncio.timeout(60):
-        answer = await call
-    assert (answer.approved, answer.why) == (False, "Toolcrib is stopping")
-
-
-async def test_an_answer_that_comes_too_late_is_told_what_waits(approvals: Approvals) -> None:
+async def test_a_late_answer_is_refused_with_the_waiting_calls(approvals: Approvals) -> None:
     with pytest.raises(NotFound, match="No call 'a1' is waiting") as caught:
         approvals.answer("a1", approved=True)
     assert "No calls are waiting" in caught.value.remedy
@@ -88,7 +71,7 @@ async def test_an_answer_that_comes_too_late_is_told_what_waits(approvals: Appro
     assert (await call).approved
 
 
-async def test_a_call_that_is_given_up_waits_no_more(approvals: Approvals) -> None:
+async def test_a_cancelled_call_no_longer_waits(approvals: Approvals) -> None:
     call = asking(approvals)
     await approvals.next(5)
     call.cancel()
@@ -98,29 +81,30 @@ async def test_a_call_that_is_given_up_waits_no_more(approvals: Approvals) -> No
     assert await approvals.next(0.01) == ()
 
 
-async def test_an_agent_that_ends_takes_its_questions_along(approvals: Approvals, bus: Bus) -> None:
+async def test_waiting_calls_are_refused_when_their_agent_ends_or_toolcrib_stops(
+    approvals: Approvals, bus: Bus
+) -> None:
     calls = [asking(approvals, "reviewer"), asking(approvals, "reviewer"), asking(approvals, "other")]
     await approvals.next(5)
     bus.publish(AgentEnded(agent="reviewer"))
     assert [one.agent for one in approvals.waiting()] == ["other"]
-    for call in calls[:2]:
-        assert not (await call).approved
-    calls[2].cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
+    approvals.close()
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*calls)
+    assert [(answer.approved, answer.why) for answer in answers] == [
+        *[(False, "the agent ended")] * 2,
+        (False, "Toolcrib is stopping"),
+    ]
 
 
-async def test_only_so_many_wait_for_one_agent_and_in_all(approvals: Approvals) -> None:
+async def test_the_number_of_waiting_calls_is_limited_per_agent_and_in_total(approvals: Approvals) -> None:
     calls = [asking(approvals, f"agent{n // MAX_WAITING_PER_AGENT}") for n in range(MAX_WAITING)]
     await approvals.next(5)
     assert len(approvals.waiting()) == MAX_WAITING
     assert len({one.id for one in approvals.waiting()}) == MAX_WAITING
-    for agent, why in (
-        ("agent0", f"{MAX_WAITING_PER_AGENT} calls of agent0"),
-        ("late", f"{MAX_WAITING} calls are already"),
-    ):
+    for agent, count in (("agent0", f"{MAX_WAITING_PER_AGENT} calls of agent0"), ("late", f"{MAX_WAITING} calls")):
         answer = await asking(approvals, agent)
-        assert not answer.approved
-        assert answer.why.startswith(why)
+        assert (answer.approved, answer.why) == (False, f"{count} are already waiting for an answer")
     approvals.answer(approvals.waiting()[0].id, approved=True)
     one_more = asking(approvals, "late")
     await asyncio.sleep(0)
@@ -130,7 +114,7 @@ async def test_only_so_many_wait_for_one_agent_and_in_all(approvals: Approvals) 
     await asyncio.gather(*calls, one_more, return_exceptions=True)
 
 
-async def test_several_may_wait_for_something_to_wait(approvals: Approvals) -> None:
+async def test_several_watchers_see_a_waiting_call(approvals: Approvals) -> None:
     watchers = [asyncio.create_task(approvals.next(5)) for _ in range(3)]
     await asyncio.sleep(0)
     call = asking(approvals)
@@ -150,7 +134,7 @@ async def shown(bus: Bus, arguments: bytes, *, whole: bool = False) -> Any:
     return approvals.shown(waiting.arguments, whole=whole)
 
 
-async def test_the_person_sees_the_arguments_but_no_secret(bus: Bus) -> None:
+async def test_the_person_sees_the_arguments_without_known_secrets(bus: Bus) -> None:
     arguments = {"path": "a b", "deep": [{"note": "is hunter2!", "password": "other"}, 5, None, True], "hunter2": 1}
     assert await shown(bus, json.dumps(arguments).encode()) == {
         "path": "a b",
@@ -168,7 +152,7 @@ async def test_the_person_sees_the_arguments_but_no_secret(bus: Bus) -> None:
         "sk-abcdefgh; tcb_abcdefgh12; Bearer abcdefgh; AKIAABCDEFGHIJKL; https://a:b@c",
     ],
 )
-async def test_nothing_is_hidden_because_of_how_it_is_named_or_looks(bus: Bus, command: str) -> None:
+async def test_nothing_is_masked_because_of_its_name_or_form(bus: Bus, command: str) -> None:
     arguments = {"command": command, "api_key": command, "--token": [command, 5]}
     assert await shown(bus, json.dumps(arguments).encode()) == arguments
 
@@ -181,14 +165,12 @@ async def test_a_secret_in_base64_is_masked_and_the_rest_of_the_text_is_not(bus:
     assert masked["command"].endswith(" | base64 -d")
 
 
-async def test_no_argument_hides_behind_another_that_is_masked_alike(bus: Bus) -> None:
-    assert await shown(bus, json.dumps({"hunter2": "kind", MASK: "cruel"}).encode()) == {
-        MASK: "kind",
-        f"{MASK}*": "cruel",
-    }
+async def test_keys_that_are_masked_alike_stay_separate(bus: Bus) -> None:
+    arguments = json.dumps({"hunter2": "kind", MASK: "cruel"}).encode()
+    assert await shown(bus, arguments) == {MASK: "kind", f"{MASK}*": "cruel"}
 
 
-async def test_of_endless_arguments_a_list_shows_the_beginning_and_how_much_is_left(bus: Bus) -> None:
+async def test_a_list_shows_only_the_beginning_of_very_long_arguments(bus: Bus) -> None:
     arguments = b'{"x": "' + b"y" * 65_526 + b"hunter2" + b"z" * 100_000 + b'"}'
     text = await shown(bus, arguments)
     assert text.startswith('{"x": "yyy')
@@ -197,11 +179,11 @@ async def test_of_endless_arguments_a_list_shows_the_beginning_and_how_much_is_l
     assert await shown(bus, arguments, whole=True) == {"x": "y" * 65_526 + MASK + "z" * 100_000}
 
 
-async def test_arguments_that_cannot_be_decoded_are_shown_as_they_are(bus: Bus) -> None:
+async def test_arguments_that_are_not_json_are_shown_as_text(bus: Bus) -> None:
     assert await shown(bus, b'{"x": "hunter2') == f'{{"x": "{MASK}'
 
 
-def test_an_agents_token_is_named_and_what_only_looks_like_one_is_shown() -> None:
+def test_only_real_tokens_are_replaced_by_their_agents_name() -> None:
     token = mint_token()
     known = {token: "agent worker"}
     text = f"tcb_{token}-x; tcb_touch_hidden_file_with_a_name_as_long_as_a_real_token {token}"

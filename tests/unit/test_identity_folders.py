@@ -1,4 +1,4 @@
-"""An agent's folder is private, appears whole, and goes as a whole; nothing outside of it is ever touched."""
+"""An agent's folder is private and removed as a whole; nothing outside it is ever changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_folder_is_private_whatever_it_was_before(folders: AgentFolders, base: Path) -> None:
+def test_the_folder_is_private_whatever_its_mode_was(folders: AgentFolders, base: Path) -> None:
     base.mkdir(parents=True, mode=0o755)
     before = os.umask(0)
     try:
@@ -49,7 +49,7 @@ def test_the_folder_is_private_whatever_it_was_before(folders: AgentFolders, bas
     assert (mode(base / "a"), mode(base / "a" / "token.new")) == (0o700, 0o600)
 
 
-def test_a_new_agent_finds_nothing_of_an_earlier_one(folders: AgentFolders) -> None:
+def test_a_new_agents_folder_has_no_files_of_an_earlier_one(folders: AgentFolders) -> None:
     folders.make("a", "tcb_1")
     (folders.of("a") / "mcp.json").write_text("tcb_1")
     folders.make("a", "tcb_2")
@@ -60,8 +60,9 @@ def tokens_in(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir() if file.name != "store"}
 
 
-def test_a_staged_token_takes_its_place_or_goes(folders: AgentFolders) -> None:
+def test_a_staged_token_replaces_the_old_one_or_is_deleted(folders: AgentFolders) -> None:
     folders.make("a", "tcb_1")
+    (folders.of("a") / ".token.new.part").write_text("half written by a crash")
     folders.stage("a", "tcb_2")
     assert folders.token_file("a").read_text() == "tcb_1\n"
     folders.settle("a", lambda staged: staged == "tcb_2")
@@ -72,7 +73,7 @@ def test_a_staged_token_takes_its_place_or_goes(folders: AgentFolders) -> None:
     assert tokens_in(folders.of("a")) == {"token": "tcb_2\n"}
 
 
-def test_a_token_is_staged_also_where_the_folder_was_lost(folders: AgentFolders) -> None:
+def test_a_token_can_be_staged_if_the_folder_is_missing(folders: AgentFolders) -> None:
     folders.stage("a", "tcb_1")
     folders.settle("a", lambda staged: staged == "tcb_1")
     assert folders.token_file("a").read_text() == "tcb_1\n"
@@ -80,16 +81,10 @@ def test_a_token_is_staged_also_where_the_folder_was_lost(folders: AgentFolders)
     folders.remove("nobody")
 
 
-def test_what_a_crash_left_half_written_is_no_hindrance(folders: AgentFolders) -> None:
-    folders.make("a", "tcb_1")
-    (folders.of("a") / ".token.new.part").write_text("tcb")
-    folders.stage("a", "tcb_2")
-    folders.settle("a", lambda _: True)
-    assert folders.token_file("a").read_text() == "tcb_2\n"
-
-
 @pytest.mark.parametrize("what", ["agent", "base"])
-def test_a_link_in_a_folders_place_is_not_entered(folders: AgentFolders, base: Path, outside: Path, what: str) -> None:
+def test_a_link_instead_of_a_folder_is_not_followed(
+    folders: AgentFolders, base: Path, outside: Path, what: str
+) -> None:
     if what == "agent":
         base.mkdir(parents=True)
         (base / "a").symlink_to(outside)
@@ -97,10 +92,7 @@ def test_a_link_in_a_folders_place_is_not_entered(folders: AgentFolders, base: P
         base.parent.mkdir(parents=True)
         base.symlink_to(outside)
         (outside / "a").mkdir()
-    for work in (
-        lambda: folders.stage("a", "tcb_1"),
-        lambda: folders.settle("a", lambda _: True),
-    ):
+    for work in (lambda: folders.stage("a", "tcb_1"), lambda: folders.settle("a", lambda _: True)):
         with pytest.raises(StoreError, match="cannot be used for an agent's files") as caught:
             work()
         assert "not a link" in caught.value.remedy
@@ -108,7 +100,7 @@ def test_a_link_in_a_folders_place_is_not_entered(folders: AgentFolders, base: P
     assert not (outside / "token.new").exists()
 
 
-def test_a_link_to_a_token_elsewhere_is_neither_read_nor_written_through(folders: AgentFolders, outside: Path) -> None:
+def test_a_link_instead_of_a_token_is_neither_read_nor_written(folders: AgentFolders, outside: Path) -> None:
     folders.make("a", "tcb_1")
     (folders.of("a") / "token").unlink()
     (folders.of("a") / "token").symlink_to(outside / "token")
@@ -121,9 +113,7 @@ def test_a_link_to_a_token_elsewhere_is_neither_read_nor_written_through(folders
     assert (outside / "token").read_text() == "mine"
 
 
-def test_removing_and_sweeping_take_links_and_not_what_they_lead_to(
-    folders: AgentFolders, base: Path, outside: Path
-) -> None:
+def test_links_are_removed_without_their_targets(folders: AgentFolders, base: Path, outside: Path) -> None:
     folders.make("keep", "tcb_1")
     folders.make("gone", "tcb_2")
     (base / "gone" / "out").symlink_to(outside)
@@ -135,7 +125,7 @@ def test_removing_and_sweeping_take_links_and_not_what_they_lead_to(
     assert [path.name for path in outside.iterdir()] == ["token"]
 
 
-def test_two_databases_share_a_folder_without_clearing_each_others_agents(base: Path) -> None:
+def test_two_databases_share_a_folder_without_removing_each_others_agents(base: Path) -> None:
     one, other = AgentFolders(base, store="sqlite"), AgentFolders(base, store="postgresql")
     one.make("a", "tcb_1")
     assert other.sweep(()) == ()
@@ -145,7 +135,7 @@ def test_two_databases_share_a_folder_without_clearing_each_others_agents(base: 
     assert one.sweep(()) == ("a",)
 
 
-def test_a_disk_that_cannot_be_written_is_told_in_our_words(base: Path) -> None:
+def test_an_unusable_base_is_reported_with_its_path(base: Path) -> None:
     base.parent.mkdir(parents=True)
     base.write_text("a file in its place")
     with pytest.raises(StoreError) as caught:

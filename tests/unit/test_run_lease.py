@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toolcrib.config.paths import Paths
+from parts.fake_daemon import Peer, fake_daemon
 from toolcrib.daemon_client import lease as leases
 from toolcrib.daemon_client.lease import AgentLease, LeaseClient, LeaseEvent, LeaseLost, LeaseRequest, open_lease_client
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
@@ -20,7 +18,6 @@ from toolcrib.errors import DaemonNotRunning, Denied, ProtocolViolation, Toolcri
 
 pytestmark = pytest.mark.req("FRG-10")
 
-LIMIT = 60.0
 LEASE = {
     "agent": "claude-c1",
     "token": "tcb_t",
@@ -39,57 +36,23 @@ LEASE = {
     "names": {"w_note": ["w", "note"]},
 }
 
-Answer = Callable[[dict[str, Any], "Peer"], Awaitable[None]]
-
-
-class Peer:
-    """The daemon's end of one connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def send(self, **message: Any) -> None:
-        self._writer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-        await self._writer.drain()
-
-    async def event(self, **event: Any) -> None:
-        await self.send(method="event", params={"id": 1, "event": event})
-
-    async def refuse(self, kind: str, message: str = "No.") -> None:
-        data = {"kind": kind, "remedy": "Do.", "exit_code": 1, "more": 1}
-        await self.send(id=1, error={"code": 1, "message": message, "data": data})
-
-    async def until_disconnected(self) -> None:
-        await self._reader.read()
-
 
 @contextlib.asynccontextmanager
-async def daemon_that(*answers: Answer) -> AsyncIterator[LeaseClient]:
+async def daemon_that(*answers: Callable[[dict[str, Any], Peer], Awaitable[None]]) -> AsyncIterator[LeaseClient]:
     """Answers each `run:lease` in turn, the last answer repeatedly, and other commands like a healthy daemon."""
     left = list(answers)
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Peer(reader, writer)
-        try:
-            while line := await reader.readline():
-                request = json.loads(line)
-                if request["method"] == "run:lease":
-                    await (left.pop(0) if len(left) > 1 else left[0])(request["params"], peer)
-                    break
-                await peer.send(id=request["id"], result={"pid": 1, "stopping": False})
-        finally:
-            writer.close()
+    async def answer(request: dict[str, Any], peer: Peer) -> bool:
+        if request["method"] == "run:lease":
+            await (left.pop(0) if len(left) > 1 else left[0])(request["params"], peer)
+            return True
+        await peer.send(id=request["id"], result={"pid": 1, "stopping": False})
+        return False
 
-    # Short, because the path of a unix socket may have 107 bytes at most.
-    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder:
-        environ = {"TOOLCRIB_HOME": folder, "HOME": folder}
-        paths = Paths.of_user(environ)
-        paths.run_dir.mkdir()
-        server = await asyncio.start_unix_server(connected, paths.socket)
-        async with asyncio.timeout(LIMIT), server, open_lease_client(paths, Path("/"), environ) as client:
+    async with fake_daemon(answer) as paths:
+        environ = {"TOOLCRIB_HOME": str(paths.config_dir), "HOME": str(paths.config_dir)}
+        async with open_lease_client(paths, Path("/"), environ) as client:
             yield client
-            server.close()
 
 
 REQUEST = LeaseRequest(client="claude", profile="developer", workdir=Path("/"), conversation="c1", lives=1.0)
