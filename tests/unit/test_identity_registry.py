@@ -478,28 +478,6 @@ async def test_a_narrowing_applies_even_if_the_store_fails_and_can_be_repeated(
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
-async def test_an_unstored_change_is_stored_with_the_next_one(registries: Registries, fails: str) -> None:
-    registry = await registries.open()
-    await registry.add("lead", profile="developer")
-    own = [rule("allow", "git:log"), rule("allow", "git:reset")]
-    await registry.add("reviewer", profile="developer", rules=own)
-    registries.store.fails = fails
-    for change in (
-        registry.remove("lead"),
-        registry.add_rule("reviewer", rule("deny", "git:show")),
-        registry.drop_rule("reviewer", rule("allow", "git:reset")),
-    ):
-        with pytest.raises(StoreError):
-            await change
-    registries.store.fails = ""
-    again = await registry.add("lead", profile="nothing")
-    late = await registries.open()
-    assert rules(late, "reviewer") == ["allow git:log", "deny git:show"]
-    assert (found := late.authenticate(again.token)) is not None
-    assert found.profile == "nothing"
-
-
-@pytest.mark.parametrize("fails", ["before", "after"])
 async def test_a_widening_that_cannot_be_stored_changes_nothing(registries: Registries, fails: str) -> None:
     registry = await registries.open()
     await registry.add("reviewer", profile="nothing")
