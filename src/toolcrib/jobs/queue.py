@@ -97,9 +97,9 @@ _TRY_AGAIN = 2.0
 _UPKEEP = 3600.0
 """Seconds between deletions of old results."""
 _TEXTS = frozenset({"text", "error"})
-"""Of what is kept: what may hold a secret. Numbers are not texts, though they may look like one."""
-_INTERRUPTED = "The daemon ended while it ran. It may have done part of its work, and is not started again."
-_NOT_KEPT = "The daemon ended before it began, and its prompt held a secret, which is not kept."
+"""The stored values that may contain secrets."""
+_INTERRUPTED = "The daemon ended while the job was running. It may have done part of its work; it does not start again."
+_NOT_KEPT = "The daemon ended before the job started, and its prompt contained a secret, which is not stored."
 
 
 class JobQueue:
