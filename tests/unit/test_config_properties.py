@@ -1,12 +1,9 @@
-"""What holds for every configuration, however it was made."""
-
-from __future__ import annotations
+"""Properties of every configuration."""
 
 import json
 import string
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,23 +20,8 @@ from toolcrib.config.values import expand
 
 ENVIRON = {"HOME": "/home/u", "A": "one", "SECRET": "hunter2hunter2"}
 
-texts = st.text(max_size=20) | st.sampled_from(
-    [
-        "${A}",
-        "${SECRET}",
-        "${UNSET}",
-        "${",
-        "${A:-x}",
-        "http://h/",
-        "ws://h",
-        "npx",
-        "stdio",
-        "sse",
-        "bearer",
-        "\0",
-        "~/x",
-    ]
-)
+SAMPLES = ["${A}", "${SECRET}", "${UNSET}", "${", "${A:-x}", "http://h/", "ws://h", "npx", "stdio", "sse", "bearer"]
+texts = st.text(max_size=20) | st.sampled_from([*SAMPLES, "\0", "~/x"])
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 keys = st.sampled_from([*SERVER_KEYS, "verifySsl", "serverName", "token", "apiKey", "comand", "maxAttempts"]) | texts
 documents = st.recursive(
@@ -51,13 +33,9 @@ entries = st.dictionaries(keys, documents, max_size=6) | documents
 def load_bytes(name: str, content: bytes, *flags: str, **environ: str) -> Config:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / name).write_bytes(content)
-        return load(
-            paths=Paths.of_user({"TOOLCRIB_HOME": folder}),
-            root=Path(folder),
-            environ={**ENVIRON, **environ},
-            flags=Flags(mcp_servers=flags),
-            is_trusted=lambda _path, _digest: True,
-        )
+        paths, variables = Paths.of_user({"TOOLCRIB_HOME": folder}), {**ENVIRON, **environ}
+        given = Flags(mcp_servers=flags)
+        return load(paths=paths, root=Path(folder), environ=variables, flags=given, is_trusted=lambda *_: True)
 
 
 def check(config: Config) -> None:
@@ -73,21 +51,21 @@ def check(config: Config) -> None:
 @pytest.mark.req("BNS-10", "BNS-3")
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["config.yml", "config.json", ".mcp.json"]))
-def test_any_bytes_are_a_configuration_with_problems_at_worst(content: bytes, name: str) -> None:
+def test_any_bytes_result_in_a_configuration(content, name):
     check(load_bytes(name, content))
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
 @settings(deadline=None)
 @given(st.text(st.sampled_from("ab:{}[]-&*!<>|?#'\"\\,\n \t%@`0.~"), max_size=80))
-def test_any_text_that_looks_like_yaml_is_one_too(text: str) -> None:
+def test_any_text_similar_to_yaml_results_in_a_configuration(text):
     check(load_bytes("config.yml", text.encode()))
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["servers", "mcpServers", "port", "names", "x"]) | texts, documents, max_size=4))
-def test_any_data_is_a_configuration_with_problems_at_worst(data: Any) -> None:
+def test_any_data_results_in_a_configuration(data):
     content = json.dumps(data).encode()
     for name in ("config.json", "config.yml", ".mcp.json"):
         check(load_bytes(name, content))
@@ -97,7 +75,7 @@ def test_any_data_is_a_configuration_with_problems_at_worst(data: Any) -> None:
 @pytest.mark.req("BNS-10", "BNS-3")
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(texts, entries, max_size=4), st.lists(texts, max_size=2))
-def test_a_good_server_is_untouched_by_whatever_stands_around_it(neighbours: dict[str, Any], flags: list[str]) -> None:
+def test_a_valid_server_is_not_affected_by_its_neighbours(neighbours, flags):
     good = {"command": "npx", "args": ["${A}"], "env": {"K": "v"}}
     context = {name: entry for name, entry in neighbours.items() if name.lower() != "good"}
     content = json.dumps({"servers": {**context, "good": good}}).encode()
@@ -109,7 +87,7 @@ def test_a_good_server_is_untouched_by_whatever_stands_around_it(neighbours: dic
 
 @settings(deadline=None)
 @given(st.text() | st.lists(texts).map("".join))
-def test_expansion_is_total_and_leaves_text_without_references_alone(text: str) -> None:
+def test_any_text_can_be_expanded_and_text_without_references_stays(text):
     expansion = expand(text, ENVIRON)
     assert expansion.complete == (not expansion.missing and not expansion.malformed)
     if "${" not in text:
@@ -118,7 +96,7 @@ def test_expansion_is_total_and_leaves_text_without_references_alone(text: str) 
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="${}")), st.text(st.characters(exclude_characters="${}")))
-def test_a_reference_becomes_exactly_its_value(before: str, value: str) -> None:
+def test_a_reference_becomes_exactly_its_value(before, value):
     assert expand(f"{before}${{X}}{before}", {"X": value}).text == f"{before}{value}{before}"
     assert expand(f"{before}$${{X}}", {"X": value}).text == f"{before}${{X}}"
     assert expand(f"${{X:-{value}}}", {}).text == value
@@ -126,7 +104,7 @@ def test_a_reference_becomes_exactly_its_value(before: str, value: str) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=5))
-def test_masking_is_total_and_what_it_shows_can_be_printed(args: list[str]) -> None:
+def test_any_arguments_can_be_masked_and_the_result_is_printable(args):
     masked = mask_args(args)
     assert len(masked) == len(args)
     assert all(arg.isprintable() for arg in masked)
@@ -151,9 +129,7 @@ BEFORE = {
     st.fixed_dictionaries({"args": st.lists(words, max_size=4)}, optional={"env": st.dictionaries(names, words)}),
     st.sampled_from([(name, text) for name, texts in BEFORE.items() for text in texts]),
 )
-def test_what_is_added_is_what_is_loaded_and_removing_it_undoes_it(
-    name: str, entry: dict[str, Any], before: tuple[str, str]
-) -> None:
+def test_an_added_server_is_loaded_unchanged_and_removing_it_undoes_it(name, entry, before):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / before[0]
         path.write_text(before[1])
