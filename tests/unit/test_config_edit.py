@@ -217,9 +217,9 @@ def test_a_link_in_a_project_never_redirects_a_change(tmp_path, linked):
         path.symlink_to(outside / "config.yml")
     else:
         path.parent.symlink_to(outside)
-    with pytest.raises(ConfigError, match="link"):
+    with pytest.raises(ConfigError, match="behind a symbolic link"):
         add_server(path, ENTRY, project=project)
-    with pytest.raises(ConfigError, match="link"):
+    with pytest.raises(ConfigError, match="behind a symbolic link"):
         remove_server(path, "new", project=project)
     assert (outside / "config.yml").read_text() == "port: 1\n"
 
