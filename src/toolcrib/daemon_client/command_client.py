@@ -113,7 +113,7 @@ def _lines(sock: socket.socket, method: str, deadline: float | None) -> Iterator
             chunk = sock.recv(CHUNK)
         except TimeoutError as error:
             raise CallTimeout(
-                f"The daemon did not answer {method} in time; it may still have run.", remedy="See `toolcrib logs`."
+                f"The daemon did not answer {method} in time; it may have run.", remedy="See `toolcrib logs`."
             ) from error
         except ConnectionError:
             return
