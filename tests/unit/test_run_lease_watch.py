@@ -33,7 +33,7 @@ class Watched:
         self.bus = bus
         self.watch = watch
 
-    def publish(self, kind: type[CallIntended], call: str = "c1", *, caller: str = "mine", **more: Any) -> None:
+    def publish(self, kind: Any, call: str = "c1", *, caller: str = "mine", **more: Any) -> None:
         facts: dict[str, Any] = {"call_id": call, "caller": caller, "name": "files_read", "tool": "files:read"}
         facts |= {"server": "files", "decision": "allow", "rule": "profile developer: allow *:*", "meta": {}}
         facts |= {"arguments": b'{"path":"a"}'}
