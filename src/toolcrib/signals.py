@@ -2,7 +2,7 @@
 
 A process may inherit ignored or blocked signals, for example from `nohup` or a background job of a shell. In: a
 program's command line, or the signals that stop us. Out: a command line that starts it with default signals; the
-signals to listen for. Used wherever `subprocess` or asyncio's own loop starts a process, and by our own processes.
+signals to listen for. Used where `subprocess` or asyncio's own loop starts a process, and by our own processes.
 
 The daemon needs a connection per client and pipes per server, so it raises its open-file limit. Its children get the
 inherited limit, because some programs loop over every descriptor below it.

@@ -180,9 +180,9 @@ def lost(original: dict[str, Any], wire: dict[str, Any], *, null_is_absent: bool
     found = [f"{place} is in one schema only" for place in set(before) ^ set(after)]
     for place in set(before) & set(after):
         for aspect in ("types", "choices", "needed"):
-            said, written = getattr(before[place], aspect), getattr(after[place], aspect)
-            if said != written:
-                found.append(f"{place}: {aspect} {said} became {written}")
+            expected, written = getattr(before[place], aspect), getattr(after[place], aspect)
+            if expected != written:
+                found.append(f"{place}: {aspect} {expected} became {written}")
     return sorted(found)
 
 

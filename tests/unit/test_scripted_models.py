@@ -271,9 +271,9 @@ def test_a_script_follows_the_conversation_and_repeated_requests_get_the_same_an
         asked += answered(first, "one", "two")
         status, refused = ask(model, asked)
         assert (status, refused["error"]["type"]) == (529, "overloaded_error")
-        _, said = ask(model, asked)
-        assert said["content"] == [{"type": "text", "text": "That was it."}]
-        asked += [*answered(said), {"role": "user", "content": "And now?"}]
+        _, second = ask(model, asked)
+        assert second["content"] == [{"type": "text", "text": "That was it."}]
+        asked += [*answered(second), {"role": "user", "content": "And now?"}]
         _, later = ask(model, asked)
         assert later["content"][0]["input"] == {"n": 3}
         assert model.results == ("one", "two")

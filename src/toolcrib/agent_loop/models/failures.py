@@ -36,7 +36,7 @@ class AnswerStopped(UnexpectedModelBehavior):
 
 
 Failure = (ModelAPIError, UnexpectedModelBehavior)
-"""The ways in which a request fails; `may_retry` tells temporary ones apart."""
+"""The ways in which a request fails; `may_retry` decides which are temporary."""
 
 PASSING = frozenset({408, 409, 429})
 """Temporary errors, in addition to 500 and above."""
