@@ -478,7 +478,7 @@ def test_folders_that_hold_more_than_a_project_cannot_be_a_root(toolcrib_home: H
     home, made = Path(environ["HOME"]), toolcrib_home.path / "made"
     for name in (".git/hooks", ".toolcrib/runs"):
         (made / name).mkdir(parents=True)
-    for name, target in {"link": "/etc", "top": "/", "me": home}.items():
+    for name, target in {"link": "/etc", "top": "/", "me": str(home)}.items():
         (made / name).symlink_to(target)
     unfit = ["/", "/etc", "/usr/lib", "/proc/self", "/sys", "/dev", "/tmp", "/home", "/etc/../etc"]
     unfit.append("/proc/self/cwd/../../../../../..")

@@ -105,7 +105,7 @@ def make_tree(root: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_ripgrep_names_every_matching_file(root: Path, seed: int):
+async def test_ripgrep_names_every_matching_file(root: Path, seed: int) -> None:
     make_tree(root, seed)
     answered = fitting = 0
     async with sandboxed(root, output=10_000_000) as scene:
@@ -136,7 +136,7 @@ async def test_ripgrep_names_every_matching_file(root: Path, seed: int):
     assert fitting > 300
 
 
-async def test_a_long_search_opens_only_the_files_that_ripgrep_names(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_long_search_opens_only_files_that_ripgrep_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(60):
         (root / f"d{n:02}").mkdir()
         for m in range(20):
@@ -167,7 +167,7 @@ async def test_a_long_search_opens_only_the_files_that_ripgrep_names(root: Path,
     assert data.ignored == 1
 
 
-async def test_long_output_of_ripgrep_leaves_no_file(root: Path):
+async def test_long_output_of_ripgrep_leaves_no_file(root: Path) -> None:
     for n in range(1500):
         (root / f"{'long-name-' * 6}{n}").write_text("needle\n")
     async with sandboxed(root) as scene:
@@ -178,7 +178,7 @@ async def test_long_output_of_ripgrep_leaves_no_file(root: Path):
 
 
 @pytest.mark.req("FRG-9")
-async def test_ripgrep_names_no_file_outside_and_no_hidden_file(root: Path, tmp_path: Path):
+async def test_ripgrep_names_no_file_outside_and_no_hidden_file(root: Path, tmp_path: Path) -> None:
     for name in ("outside", "root/.toolcrib/runs", "root/.git", "root/src"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / "canary.txt").write_text(CANARY)
@@ -191,7 +191,7 @@ async def test_ripgrep_names_no_file_outside_and_no_hidden_file(root: Path, tmp_
             assert named == {"src/canary.txt"}
 
 
-async def test_a_search_works_without_ripgrep_and_without_a_sandbox(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_search_works_without_ripgrep_or_a_sandbox(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "f").write_text("needle\n")
     monkeypatch.setattr(searching, "RIPGREP_AFTER", 0.0)
     async with sandboxed(root) as scene:
@@ -208,7 +208,7 @@ async def test_a_search_works_without_ripgrep_and_without_a_sandbox(root: Path, 
 @pytest.mark.req("FRG-9")
 async def test_ripgrep_leaks_nothing_while_names_are_swapped(
     tmp_path: Path, sized: Callable[[int, int], int], record_property: Callable[[str, object], None]
-):
+) -> None:
     for name in ("root", "outside"):
         (tmp_path / name).mkdir()
     tries = named = 0
@@ -256,7 +256,7 @@ trees = st.dictionaries(st.lists(names, min_size=1, max_size=4).map("/".join), s
 )
 def test_the_walk_ignores_the_same_files_as_git(
     tmp_path_factory: pytest.TempPathFactory, trees: dict[str, None], rules: dict[str, str]
-):
+) -> None:
     root = tmp_path_factory.mktemp("ignores")
     for path in trees:
         with contextlib.suppress(OSError):

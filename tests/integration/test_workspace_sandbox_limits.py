@@ -32,7 +32,7 @@ from parts.sandboxes import (
     with_limits,
 )
 from parts.waiting import wait_for
-from toolcrib.workspace.sandbox import CommandEnding, Sandbox
+from toolcrib.workspace.sandbox import CommandEnding, Sandbox, SandboxCommand
 from toolcrib.workspace.sandbox import sandbox as module
 from toolcrib.workspace.sandbox.limits import cgroup_candidates, find_cgroup_parent
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Limits
@@ -493,7 +493,7 @@ async def test_output_is_passed_on_while_the_command_runs(sandbox: Sandbox) -> N
     fifo = sandbox.folder.root / "fifo"
     os.mkfifo(fifo)
     fifo.chmod(0o666)
-    command = module.SandboxCommand(argv=("/bin/sh", "-c", "echo one; cat fifo; echo two >&2"), seconds=30)
+    command = SandboxCommand(argv=("/bin/sh", "-c", "echo one; cat fifo; echo two >&2"), seconds=30)
     running = asyncio.create_task(sandbox.run(command, on_output=take))
     async with asyncio.timeout(60):
         await first.wait()

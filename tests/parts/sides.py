@@ -19,7 +19,9 @@ from parts.agent_clients import AgentClient, Owner
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.sandboxes import NO_PLUGINS, QUICK_TESTS
 from parts.traps import leaks_in
-from toolcrib.workspace.workspace import Workspace, WorkspaceSession, WorkspaceSettings
+from toolcrib.workspace.session import WorkspaceSession
+from toolcrib.workspace.settings.model import WorkspaceSettings
+from toolcrib.workspace.workspace import Workspace
 
 NAMES = ("stdio", "daemon", "here")
 
