@@ -302,6 +302,7 @@ def test_nested_properties_have_headers_and_missing_or_endless_values_have_none(
     arguments = {"region": "süd", "o": {"deep": True}, "gone": None, "n": 10**5000}
     expected = {"Mcp-Param-Region": "=?base64?c8O8ZA==?=", "Mcp-Param-Deep": "true"}
     assert headers_of(marked_properties(schema), arguments) == expected
+    assert headers_of(marked_properties(schema), {"o": 5}) == {}
 
 
 @pytest.mark.parametrize(
