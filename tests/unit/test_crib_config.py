@@ -84,7 +84,7 @@ async def test_a_mistake_in_the_users_file_removes_no_server_and_is_reported_in_
         texts = [str(problem) for problem in project.config.problems]
         assert any("stays in effect" in text for text in texts), texts
         assert len(texts) > 1, "what the mistake is"
-        assert [event.problem for event in told if isinstance(event, ConfigProblem)] == texts, "each once"
+        assert [event.problem for event in published if isinstance(event, ConfigProblem)] == texts, "each once"
     crib.environment.paths.user_config.write_text("servers: {}\n")
     await crib.projects.reload()
     assert [(project.servers, project.config.problems) for project in crib.projects] == [({}, ())] * 3
@@ -116,7 +116,7 @@ async def test_a_projects_file_may_set_only_the_projects_own_settings(crib: Crib
     second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
     problems = [str(problem) for problem in second.config.problems]
     if key in USER_ONLY_SETTINGS:
-        assert ["it only in your own file" in text for text in told] == [True]
+        assert ["it only in your own file" in text for text in problems] == [True]
         assert second.config.settings == crib.projects.home.config.settings
     else:
         assert problems == []
