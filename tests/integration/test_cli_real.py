@@ -295,7 +295,8 @@ def test_a_call_with_its_own_server_needs_its_own_database(
 @pytest.mark.req("KSI-6")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_the_daemons_commands_are_tools_too(era: str, running: Daemon) -> None:
-    entry = stdio_entry("raw_server", "--plain", "--tools", "1")
+    command, *args = stdio_command("raw_server", "--plain", "--tools", "1")
+    entry = {"command": command, "args": args}
     async with at_endpoint(running, era) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert names >= {"crib_system_health", "crib_system_stats", "crib_server_list", "crib_server_add"}

@@ -151,7 +151,8 @@ async def test_a_websocket_with_too_many_fragments_or_messages_is_ended_with_the
     assert (await server.call(call("pieces", count=3000))).result == b'{"content": []}'
     with pytest.raises(ServerFailure, match="too many fragments"):
         await server.call(call("pieces", count=5000))
-    for what in ("messages", "pings"):
+    for lost, what in ((1, "messages"), (2, "pings")):
+        await until(lambda times=lost: len(small.reasons()) >= times, "the loss to be noticed")
         await until(lambda: server.status.state is ServerState.READY, "the server to reconnect")
         flood = asyncio.create_task(server.call(call("flood", what=what)))
         assert await calls_until(flood, quiet) >= 2
