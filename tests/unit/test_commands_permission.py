@@ -159,8 +159,8 @@ async def test_tools_that_no_rule_can_allow_are_counted_separately(commands):
     await commands.deny("crib:s*_list")
     found = await commands.allow("crib:*")
     never = {row["rule"].removeprefix("built-in: "): row["tools"] for row in found["never_allowed"]}
-    raw = "raw commands are for the profiles owner and trusted alone"
-    assert set(never) == {"what manages Toolcrib is for the owner alone", raw}
+    raw = "only the profiles owner and trusted may use raw commands"
+    assert set(never) == {"only the owner may manage Toolcrib", raw}
     assert never[raw] == 1
     assert {row["rule"] for row in found["still_denied"]} == {"agent reviewer: deny crib:s*_list"}
     permission = commands.agents.find("reviewer").permission

@@ -83,8 +83,8 @@ async def refuse_lease(harness: JobHarness, job: JobRow, message: str) -> None:
 INVALID: list[tuple[str, dict[str, Any], type[ToolcribError], str]] = [
     ("agent", {"model": "openai:dear"}, Denied, "may not use the model"),
     ("client", {"model": "openai:dear"}, Denied, "may not use the model"),
-    ("owner", {"model": "nowhere:x"}, UsageError, "does not begin with a provider"),
-    ("owner", {"model": "google:x"}, UsageError, "no key for google"),
+    ("owner", {"model": "nowhere:x"}, UsageError, "does not start with a known provider"),
+    ("owner", {"model": "google:x"}, UsageError, "No API key for google"),
     ("owner", {"model": "openai:x", "runs": "claude"}, UsageError, "chooses its model"),
     ("owner", {"runs": "claude"}, NotFound, "not installed"),
     ("agent", {"workdir": "../.."}, Denied, "not inside"),
@@ -244,7 +244,7 @@ async def test_a_folder_that_became_a_link_while_the_job_waited_is_refused(harne
         await harness.started()
         (harness.root / "src").rmdir()
         (harness.root / "src").symlink_to(harness.home / "private")
-        await refuse_lease(harness, job, "is a link now")
+        await refuse_lease(harness, job, "is now a link")
         assert [one.name for one in harness.crib.services.agents.agents] == ["a"]
 
 
@@ -254,7 +254,7 @@ async def test_a_folder_that_became_a_project_while_the_job_waited_is_refused(ha
         await harness.started()
         (harness.root / ".git").mkdir()
         (harness.root / ".git" / "HEAD").touch()
-        await refuse_lease(harness, job, "is in another now")
+        await refuse_lease(harness, job, "is now in another")
 
 
 async def test_only_a_running_job_gets_an_agent(harness: JobHarness) -> None:

@@ -33,7 +33,7 @@ LINK = {"type": "resource_link", "uri": "file:///b.txt", "name": "b", "descripti
 NEW = {"type": "hologram", "depth": 3}
 EVERYTHING = [TEXT, IMAGE, AUDIO, FILE, BLOB, LINK, NEW]
 TEXT_AFTER = f"{json.dumps(LINK)}\n{json.dumps(NEW)}"
-NOT_SHOWN = "(12 bytes, audio/wav, which cannot be shown.)"
+NOT_SHOWN = "(12 bytes, audio/wav, cannot be shown.)"
 
 # Module-level, because validated lists are read lazily.
 TOOL_RESULT = TypeAdapter(ToolResultBlockParam)
@@ -112,8 +112,8 @@ def test_openai_chat_gets_the_text_and_then_the_media_in_a_user_message() -> Non
     assert answer == {
         "role": "tool",
         "tool_call_id": "c1",
-        "content": f"Hello.\n(image/png, given beside this text.)\n{NOT_SHOWN}\nfile:///a.txt:\nIn a.\nfile:///r.pdf:\n"
-        f"(application/pdf, given beside this text.)\n{TEXT_AFTER}",
+        "content": f"Hello.\n(image/png, attached.)\n{NOT_SHOWN}\nfile:///a.txt:\nIn a.\nfile:///r.pdf:\n"
+        f"(application/pdf, attached.)\n{TEXT_AFTER}",
     }
     assert after["role"] == "user"
     assert after["content"][1:] == [
@@ -154,7 +154,7 @@ def test_google_gets_media_inside_the_response_and_audio_after_it() -> None:
     response = answer["parts"][0]["functionResponse"]
     assert (answer["role"], response["name"], response["id"]) == ("user", "find", "g1")
     assert response["response"]["return_value"].startswith(
-        "Hello.\n(image/png, given beside this text.)\n(audio/wav, given"
+        "Hello.\n(image/png, attached.)\n(audio/wav, att"
     )
     assert response["response"]["return_value"].endswith(TEXT_AFTER)
     assert response["parts"] == [
@@ -308,7 +308,7 @@ def test_the_type_of_media_is_checked_against_their_bytes(kind: str, data: bytes
         page = result({**block, "data": base64.b64encode(false).decode()})
         (text,) = results.pieces(page, frozenset({kind}))
         if kind != "application/pdf" or b"%PDF" not in false:
-            assert text == f"({len(false)} bytes, said to be {kind}, but something else, which cannot be shown.)"
+            assert text == f"({len(false)} bytes, declared as {kind} but not that, cannot be shown.)"
 
 
 @pytest.mark.parametrize("number", [b"1" + b"0" * 400 + b".5", b"9" * 6000, b"1e999"])

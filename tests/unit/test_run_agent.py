@@ -499,7 +499,7 @@ async def test_structured_content_is_sent_once_and_an_empty_result_is_explained(
         _, part = await outcome(monkeypatch, lambda _, returned=returned: returned)
         assert part.content == '{"n": 1}'
     _, part = await outcome(monkeypatch, lambda _: result(" \n "))
-    assert "without any output" in part.content
+    assert "returned no output" in part.content
 
 
 def content_of(form: ToolFormat = ToolFormat.ANTHROPIC, **raw: Any) -> Any:

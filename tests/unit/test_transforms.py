@@ -680,7 +680,7 @@ async def test_an_error_shows_only_the_models_own_arguments(
 
 async def test_a_servers_error_about_fixed_arguments_is_hidden() -> None:
     shaped = tools_of(FakeServer(refuses="token"), t=TWO).transformed(transform=FixArguments({"token": SECRET}))
-    with pytest.raises(InvalidArguments, match="t does not take these arguments") as raised:
+    with pytest.raises(InvalidArguments, match="t rejects these arguments") as raised:
         await shaped.call("t", {"q": "x"})
     assert_hidden(raised)
     with pytest.raises(InvalidArguments, match="mine"):
