@@ -310,7 +310,7 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Start again with initialize."),
         ErrorCase.TOO_MANY_SESSIONS: _before(
             TooManySessions.http_status,
-            "{what} active sessions. Wait for some to end, or end some: `toolcrib sessions`.",
+            "{what} active sessions. Wait for some to end, or end some with `toolcrib sessions`.",
             TooManySessions.code,
         ),
         ErrorCase.FOLDER_GONE: _before(

@@ -120,11 +120,11 @@ def test_agents_are_listed_with_their_details(stage: Stage) -> None:
 
 MISTAKES: list[tuple[list[str], int, str]] = [
     (["add", "Owner"], 2, "cannot be an agent's name"),
-    (["add", "owner"], 2, "taken by Toolcrib itself"),
+    (["add", "owner"], 2, "reserved by Toolcrib"),
     (["add", "boss", "--profile", "owner"], 2, "`trusted` is the widest"),
     (["add", "x", "--profile", "reed-only"], 4, "Did you mean read-only?"),
     (["add", "x", "--expires", "soon"], 2, "30m, 8h or 2d"),
-    (["add", "x", "--workdir", "nowhere"], 2, "is no folder"),
+    (["add", "x", "--workdir", "nowhere"], 2, "is not a folder"),
     (["add", "x", "--parent", "nobody"], 4, "no agent 'nobody'"),
     (["rotate", "nobody"], 4, "no agent 'nobody'"),
     (["remove", "nobody"], 4, "no agent 'nobody'"),
@@ -340,7 +340,7 @@ def test_no_rule_and_no_raw_command_gives_an_agent_the_owners_commands(stage: St
     with AgentClient(stage.daemon, "greedy", token, "modern") as client:
         assert not client.tools() & OWNERS
         for tool in sorted(OWNERS):
-            assert "for the owner alone" in refusal(client.call(tool, name="evil"))
+            assert "only the owner may manage Toolcrib" in refusal(client.call(tool, name="evil"))
     with AgentClient(stage.daemon, "t", owner.add("t", profile="trusted"), "modern") as client:
         health = client.call("crib_raw_command", command="system:health").result
         assert health["structuredContent"]["healthy"] is True

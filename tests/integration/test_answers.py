@@ -503,7 +503,7 @@ def test_an_agent_learns_nothing_of_tools_and_servers_that_it_may_not_use(scene:
                 assert fits('There is no tool "{name}". List the tools to see their names.', text), text
             assert fits(ANSWERS[ErrorCase.SERVER_DOWN].text, call(client, "gone_status").text)
         with HttpClient(scene, era, scene.daemon.token) as client:
-            assert "switched off" in call(client, "off:anything").text
+            assert "disabled" in call(client, "off:anything").text
 
 
 def test_the_page_of_errors_is_up_to_date() -> None:

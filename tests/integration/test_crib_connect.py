@@ -236,10 +236,10 @@ async def test_invalid_requests_are_refused_at_once(running, shared_home):
         await connect(shared_home, agent="nobody").__aenter__()
     with pytest.raises(NotFound, match="no-such-profile"):
         await connect(shared_home, profile="no-such-profile").__aenter__()
-    with pytest.raises(Denied, match="does not know this token") as raised:
+    with pytest.raises(Denied, match="does not accept this token") as raised:
         await connect(shared_home, token="tcb_nobodys-token-at-all").__aenter__()
     assert "toolcrib agent rotate" in raised.value.remedy
-    with pytest.raises(UsageError, match="A Connection is used inside its `async with`"):
+    with pytest.raises(UsageError, match="A Connection must be used inside its `async with`"):
         Crib.connect().tools()
 
 

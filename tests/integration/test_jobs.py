@@ -124,7 +124,7 @@ def test_permitted_agents_reach_the_tools_of_jobs_by_each_of_their_names(daemon,
         assert "may not use crib:job_submit" in refusal(client.call("submit_job", prompt="p"))
     with AgentClient(running, "d", owner.add("d", profile="developer"), "legacy") as client:
         assert client.tools() > TOOLS
-        assert "none is configured for jobs" in refusal(client.call("crib_job_submit", prompt="p"))
+        assert "no default model is configured" in refusal(client.call("crib_job_submit", prompt="p"))
     failed = cli("job", "submit", "p", "--timeout", "nan")
     assert (failed.exit_code, failed.out) == (2, "")
     assert "nan is not a number of seconds" in failed.err
@@ -136,7 +136,7 @@ def test_agents_are_not_offered_jobs_unless_they_are_configured(daemon, cli):
         assert not TOOLS & client.tools()
         refused = client.call("crib_raw_command", command="job:submit", parameters={"prompt": "p"})
         assert "There is no tool" in refusal(refused)
-    assert "none is configured for jobs" in cli("job", "submit", "p").err
+    assert "no default model is configured" in cli("job", "submit", "p").err
 
 
 def test_a_cancelled_job_leaves_no_process(toolcrib_home, daemon, cli):
@@ -170,7 +170,7 @@ def test_the_jobs_of_a_killed_daemon_end_and_the_next_daemon_reports_but_does_no
         again = start(daemon, model, max_running=1)
         result = again.command("job:result", job=ran)
         assert (result["status"], result["text"]) == ("interrupted", "")
-        assert "not started again" in result["error"]
+        assert "does not start again" in result["error"]
         assert again.command("job:result", job=waited, wait=LIMIT)["status"] == "done"
     asked = [one.asked[-1] for one in model.conversations]
     assert asked.count("think") == 1

@@ -57,10 +57,10 @@ async def crib(paths, tmp_path):
 
 
 async def test_a_crib_is_used_once_and_only_inside_its_async_with(crib):
-    with pytest.raises(UsageError, match="used once"):
+    with pytest.raises(UsageError, match="used only once"):
         await crib.__aenter__()
     assert crib.status() == {}
-    with pytest.raises(UsageError, match="A Crib is used inside its `async with`"):
+    with pytest.raises(UsageError, match="A Crib must be used inside its `async with`"):
         Crib.from_config({"servers": {}}).tools()
     with pytest.raises(UsageError, match="cannot be a dict"):
         await Crib.from_config({"servers": {}}).servers.discover({})

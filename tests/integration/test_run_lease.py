@@ -129,14 +129,14 @@ async def test_a_lease_has_everything_that_a_run_needs_when_the_servers_are_read
 async def test_invalid_requests_are_refused_with_a_remedy(running, shared_home, tmp_path):
     async with client_of(shared_home) as client:
         first = await client.lease(wanted(shared_home))
-        with pytest.raises(UsageError, match="The conversation c1 of claude is under way") as taken:
+        with pytest.raises(UsageError, match="Another run is using the conversation c1 of claude") as taken:
             await client.lease(wanted(shared_home))
         assert "toolcrib agent remove claude-c1" in taken.value.remedy
         for error, message, conversation, given in (
             (NotFound, "no profile 'nobodys'", "c2", {"profile": "nobodys"}),
-            (UsageError, "The profile owner is nobody's but yours", "c2", {"profile": "owner"}),
+            (UsageError, "No agent can have the profile owner", "c2", {"profile": "owner"}),
             (UsageError, "cannot be an agent's name", "C 2", {}),
-            (UsageError, "is no folder", "c2", {"workdir": shared_home.project / "none"}),
+            (UsageError, "is not a folder", "c2", {"workdir": shared_home.project / "none"}),
             (UsageError, "is not in the project", "c2", {"workdir": tmp_path}),
         ):
             with pytest.raises(error, match=message):
@@ -153,7 +153,7 @@ def test_agents_cannot_request_leases(running):
     assert not [tool["name"] for tool in tools if "lease" in tool["name"].replace("w_release", "")]
     with SocketClient(running, bridge=False) as pipe:
         pipe.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run:lease", "params": {"client": "x"}}).encode())
-        assert "client, conversation, workdir and lives are needed" in pipe.message()["error"]["message"]
+        assert "client, conversation, workdir and lives are required" in pipe.message()["error"]["message"]
 
 
 @pytest.mark.req("FRG-6")
@@ -410,7 +410,7 @@ async def test_a_daemon_that_stays_away_or_returns_at_another_address_is_lost(da
         gone = await client.lease(wanted(toolcrib_home))
         await during(first.stop)
         (lost,) = await rest_of(gone.events())
-        assert lost == leases.LeaseLost(why="The daemon is gone, and did not come back in 1 s.")
+        assert lost == leases.LeaseLost(why="The daemon stopped and did not return in 1 s.")
         await gone.release()
         monkeypatch.setattr(leases, "GONE_FOR", 20.0)
         second = await during(daemon, {})

@@ -348,7 +348,7 @@ async def test_a_broken_workspace_yml_is_reported_and_fails_a_run_if_no_call_suc
     (scene.project / ".toolcrib" / "workspace.yml").write_text("limits: [\n")
     looks: dict[str, Any] = {"call": ["workspace_list_dir", {}]}
     failed = await scene.run(looks, {"say": "done"})
-    assert any("workspace.yml" in text and "will refuse." in text for text in warnings(failed))
+    assert any("workspace.yml" in text and "will refuse calls" in text for text in warnings(failed))
     assert (failed.status, "workspace.yml" in failed.error) == (RunStatus.FAILED, True)
     assert "toolcrib workspace check" in failed.metadata["remedy"]
     assert (await scene.run(looks, call("echo", n=1), {"say": "done"})).status is RunStatus.FINISHED

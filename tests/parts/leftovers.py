@@ -68,7 +68,7 @@ def left_behind(before: frozenset[int], home: Path | None) -> list[Process]:
 
 def _of_this_test(before: frozenset[int], home: Path | None) -> list[Process]:
     ours = os.getpid()
-    forking = preloader()[0]
+    forking = preloader()[0] if preloader.cache_info().currsize else None
 
     def belongs(process: Process) -> bool:
         if process.pid == forking or "multiprocessing.resource_tracker" in process.words:
