@@ -1,4 +1,4 @@
-"""Every requirement is shown by a test, or stands in the one list of what is not built yet.
+"""Every requirement has a test, or is in the list of those that are not built yet.
 
 The list may only shrink: an identifier that has a test must leave it, and none may be added that is already built.
 """
@@ -6,6 +6,7 @@ The list may only shrink: an identifier that has a test must leave it, and none 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def known() -> list[str]:
     return re.findall(r"^\| ([A-Z]{3}-\d+) \|", PAGE.read_text(), re.MULTILINE)
 
 
+@functools.cache
 def shown() -> dict[str, set[str]]:
-    """Each identifier in a `req` mark, and the files where it stands."""
+    """Each identifier in a `req` mark, and the files that have it."""
     found: dict[str, set[str]] = {}
     for file in TESTS.rglob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

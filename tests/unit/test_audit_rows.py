@@ -97,6 +97,7 @@ def test_of_arguments_that_are_not_parsed_the_size_and_a_hash_are_recorded(raw: 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, width=32) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
 )
 
 

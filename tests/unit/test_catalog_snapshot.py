@@ -65,7 +65,11 @@ def test_only_the_name_of_a_definition_is_replaced() -> None:
 
 
 @pytest.mark.req("BNS-4")
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)))
+@given(
+    st.dictionaries(
+        st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=9)
+    )
+)
 def test_any_definition_is_kept_completely(fields: dict[str, Any]) -> None:
     given_fields = {**fields, "name": "t"}
     raw = json.dumps(given_fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
