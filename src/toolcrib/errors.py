@@ -224,7 +224,7 @@ class ErrorCase(enum.StrEnum):
     UNKNOWN_TOOL = "the tool does not exist"
     DENIED = "the agent may not use the tool"
     NOT_APPROVED = "the call was not approved in time"
-    INVALID_ARGUMENTS = "the arguments do not fit the tool's schema"
+    INVALID_ARGUMENTS = "the arguments do not match the tool's schema"
     SERVER_DOWN = "the tool's server is down"
     TIMED_OUT = "the tool's server does not answer in time"
     AUDIT_UNWRITABLE = "the audit log cannot be written, and the tool may change something"
@@ -310,7 +310,7 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Start again with initialize."),
         ErrorCase.TOO_MANY_SESSIONS: _before(
             TooManySessions.http_status,
-            "{what} active sessions. Wait for some to end, or end some with `toolcrib sessions`.",
+            "{what} active sessions. Wait for some to end, or end some with `toolcrib sessions end`.",
             TooManySessions.code,
         ),
         ErrorCase.FOLDER_GONE: _before(
@@ -327,7 +327,7 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ),
         ErrorCase.NOT_APPROVED: _to_the_model("{agent} may not use {tool}: {rule}; {why}."),
         ErrorCase.INVALID_ARGUMENTS: _to_the_model(
-            "The arguments do not fit {tool}: {why}. Correct these and call again.\nThe tool's schema: {schema}"
+            "The arguments do not match {tool}: {why}. Correct these and call again.\nThe tool's schema: {schema}"
         ),
         ErrorCase.SERVER_DOWN: _to_the_model("Server '{server}' {why}"),
         ErrorCase.TIMED_OUT: _to_the_model(

@@ -87,7 +87,7 @@ async def test_bash_returns_the_output_and_reports_failures_as_errors(root: Path
     assert (await tools.call("Bash", {"command": "  "})).text == "The command is empty. Give a command line."
     cut = await bash(tools, "seq 100000")
     assert len(cut) < 20_000
-    path = cut.rpartition("all of it: ")[2].removesuffix(")")
+    path = cut.rpartition("full output: ")[2].removesuffix(")")
     rest = await tools.call("Read", {"file_path": path, "offset": 50_000, "limit": 1})
     assert rest.text == "50000\t50000"
 

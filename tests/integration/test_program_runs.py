@@ -353,9 +353,9 @@ def test_built_in_tools_neither_read_hidden_files_nor_write_in_a_read_only_folde
     assert SECRET not in received(model)
     assert set(user.project.iterdir()) == before
     assert log.metadata["own_tools"] == "none"
-    [warning] = [text for text in log.texts("log", "toolcrib") if text.startswith("Own tools")]
+    [warning] = [text for text in log.texts("log", "toolcrib") if "own tools are limited" in text]
     assert warning.startswith(
-        f"Own tools of {client}: none, instead of {BUILTIN[profile].own_tools} "
+        f"{client}'s own tools are limited to none, instead of {BUILTIN[profile].own_tools} "
         "(`hidden` in workspace.yml; `read_only` in workspace.yml)."
     )
 
@@ -371,7 +371,7 @@ def test_codex_has_no_shell_of_its_own_where_the_workspace_has_none(new_user, se
     assert not (user.project / "shell").exists()
     assert (user.project / "patched").exists(), "its other tools work"
     assert not (user.project / ".idea").exists(), "files there configure other programs"
-    assert "Own tools of codex: edit, without a shell, instead of edit (" in finished.err
+    assert "codex's own tools are limited to edit, without a shell, instead of edit (" in finished.err
     names = {tool.name for talk in model.conversations for tool in (*talk.tools, *talk.found)}
     assert "exec_command" not in names
 

@@ -152,7 +152,7 @@ def test_the_model_gets_the_reason_why_a_call_failed(
     denied, unfit, away, refused, unknown, fine = model.results
     assert "reviewer may not use own:echo: agent reviewer: deny own:echo when mode one_of write" in denied
     # Gemini CLI checks arguments itself and does not send these.
-    assert "required property 'b'" in unfit if client is coding_agents.GEMINI else 'needs the property "b"' in unfit
+    assert "required property 'b'" in unfit if client is coding_agents.GEMINI else 'must have "b"' in unfit
     assert "Server 'web'" in away
     assert "boom, as asked" in refused
     # Claude Code may have listed the tools again by then, and refuse the call itself.

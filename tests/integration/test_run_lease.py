@@ -171,7 +171,7 @@ async def test_every_listing_and_call_is_reported_in_order_as_server_and_audit_l
             assert nonce_of(agent.answer()) == era
             assert refusal(agent.call("w_note", nonce="n2", fail="sorry")) == "sorry"
             assert "deny w:other" in refusal(agent.call("w_other", nonce="n3"))
-            assert "do not fit" in refusal(agent.call("w_note", nonce=5))
+            assert "do not match" in refusal(agent.call("w_note", nonce=5))
             assert refusal(agent.call("w_nothing"))
         return listed
 
@@ -410,7 +410,7 @@ async def test_a_daemon_that_stays_away_or_returns_at_another_address_is_lost(da
         gone = await client.lease(wanted(toolcrib_home))
         await during(first.stop)
         (lost,) = await rest_of(gone.events())
-        assert lost == leases.LeaseLost(why="The daemon stopped and did not return in 1 s.")
+        assert lost == leases.LeaseLost(why="The daemon stopped and did not come back within 1 s.")
         await gone.release()
         monkeypatch.setattr(leases, "GONE_FOR", 20.0)
         second = await during(daemon, {})
@@ -519,7 +519,7 @@ async def test_a_daemon_for_runs_is_shown_as_one_and_stays_for_a_bridge(toolcrib
         up = await during(cli, "up", "--port", "0")
         assert up.exit_code == 8
         assert "only for runs of coding agents" in up.err
-        assert "It ends with the last run" in up.err
+        assert "It stops after the last run" in up.err
         pipe = await during(SocketClient, cast(Daemon, SimpleNamespace(home=toolcrib_home)))
         with pipe:
             assert "result" in await during(pipe.ask, request("tools/list"))

@@ -420,7 +420,7 @@ async def test_a_conversation_continues_in_the_programs_session_and_only_by_a_se
         await scene.run({"say": "x"}, conversation="unheard-of")
 
 
-INCOMPLETE = "Scribe ended without its final line, so its answer is missing or incomplete."
+INCOMPLETE = "Scribe exited without its final output line, so its answer is missing or incomplete."
 
 
 @pytest.mark.req("FRG-7")

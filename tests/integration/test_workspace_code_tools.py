@@ -74,7 +74,7 @@ async def test_a_command_gets_its_words_and_input_and_its_output_comes_back_as_t
     assert (await project.shell("-x")).exit_code == 127
     assert (await project.shell(["--bind", "/", "/"])).exit_code == 127
     killed = await project.shell(["sh", "-c", "kill -SEGV $$"])
-    assert (killed.exit_code, killed.ending) == (139, "Exit code 139 (as by signal SIGSEGV)")
+    assert (killed.exit_code, killed.ending) == (139, "Exit code 139 (like signal SIGSEGV)")
     assert (await project.shell(["wc", "-c"], stdin="x" * 300_000)).stdout.strip() == "300000"
     assert (await project.shell("cat")).stdout == ""
     assert (await project.shell("true", stdin="x" * 300_000)).exit_code == 0
@@ -327,10 +327,10 @@ async def test_a_missing_python_or_linter_is_reported_with_a_remedy(tmp_path: Pa
     async with open_project(tmp_path / "project", environ=environ, python="tools/python") as project:
         linters = {linter.tool: linter for linter in (await project.lint()).tools}
         assert {linter.state for linter in linters.values()} == {"not_available"}
-        assert "A person must install mypy" in linters["mypy"].detail
+        assert "The user must install mypy" in linters["mypy"].detail
         with pytest.raises(WorkspaceError, match="there is no Python here") as error:
             await project.run_tests()
-        assert "A person must install pytest" in error.value.remedy
+        assert "The user must install pytest" in error.value.remedy
         project.write("tools/python", "#!/bin/sh\nexec /usr/bin/env false\n").chmod(0o755)
         with pytest.raises(WorkspaceError, match=r"none of these has it: tools/python \(cannot be run here\)") as error:
             await project.run_tests()

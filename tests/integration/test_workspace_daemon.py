@@ -325,7 +325,7 @@ def test_check_shows_the_same_in_words(cli: Cli, project: Path) -> None:
     file.write_text("tools: {run_lint: off}\nlimits: {memory_mb: 128}\n")
     out = cli("workspace", "check", cwd=project).ok().out
     assert f"Folder:   {project}" in out
-    assert f"Settings: {file} (not trusted: it can only forbid)" in out
+    assert f"Settings: {file} (not trusted: only its restrictions apply)" in out
     assert "Sandbox:  active." in out
     assert "  ✓ " in out
     assert "  ✗ " not in out

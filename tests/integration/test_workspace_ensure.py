@@ -149,7 +149,7 @@ async def test_a_server_that_ends_is_reported_to_its_user_and_replaced(home_fold
         os.kill(first.pid, signal.SIGKILL)
         wait_until_ended(first.pid)
         wait_for(lambda: not first.is_alive, "the user to notice")
-        with pytest.raises(ServerUnavailable, match="has ended"):
+        with pytest.raises(ServerUnavailable, match="has exited"):
             async with first.client():
                 pass
         with ensured(home_folder) as second:

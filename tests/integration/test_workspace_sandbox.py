@@ -236,7 +236,7 @@ async def test_hidden_files_wait_until_commands_of_another_process_end(owner: st
     async with open_sandbox(root) as careless, open_sandbox(root, replace(DEFAULTS, hidden=("*.pem",))) as careful:
         running = asyncio.create_task(shell(careless, "touch ready; while [ ! -e stop ]; do sleep 0.02; done"))
         await until_exists(root / "ready")
-        with pytest.raises(WorkspaceError, match="still runs in this folder"):
+        with pytest.raises(WorkspaceError, match="is running in this folder"):
             await shell(careful, "cat deep/key.pem", seconds=0.3)
         waiting = asyncio.create_task(shell(careful, "cat deep/key.pem; ls deep", seconds=20))
         (root / "stop").touch()

@@ -256,7 +256,7 @@ async def test_an_allowed_agent_can_commit(committing: Sandbox, template: Path) 
     assert git(root, "log", "-1", "--format=%an %s", "topic").strip() == "Toolcrib agent third"
     assert git(root, "status", "--porcelain") == ""
     made = await shell(committing, "git init -q sub")
-    assert made.notes[0].startswith("sub/.git is now .git.quarantined-")
+    assert made.notes[0].startswith("sub/.git was renamed .git.quarantined-")
 
 
 async def test_a_repository_inside_stays_read_only(committing: Sandbox, template: Path) -> None:
@@ -488,7 +488,7 @@ async def test_several_commands_cannot_make_a_repository_in_steps(sandbox: Sandb
     for step in ("mkdir sub/objects", "echo x > sub/config", "true"):
         assert (await shell(sandbox, step)).notes == ()
     [note] = (await shell(sandbox, "mkdir sub/refs")).notes
-    assert note.startswith("sub/HEAD is now HEAD.quarantined-")
+    assert note.startswith("sub/HEAD was renamed HEAD.quarantined-")
     assert find_repositories(root) == set()
 
 
@@ -652,7 +652,7 @@ async def test_a_folder_that_was_closed_stays_protected_when_it_is_opened_again(
 
 async def test_nothing_runs_while_the_folder_itself_is_closed(hiding: Sandbox) -> None:
     await shell(hiding, "chmod 311 .")
-    with pytest.raises(WorkspaceError, match=r"cannot be listed|may not be opened") as error:
+    with pytest.raises(WorkspaceError, match=r"cannot be listed|cannot be opened") as error:
         await shell(hiding, "true")
     assert error.value.remedy
     hiding.folder.root.chmod(0o755)

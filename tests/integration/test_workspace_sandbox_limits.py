@@ -465,7 +465,7 @@ async def test_long_output_is_kept_in_files_and_the_oldest_are_deleted(
         assert read.stdout.text() == "20000\n"
         expected = "".join(f"{number}\n" for number in range(1, 20001))
         assert (root / long.stdout.kept).read_text() == long.stdout.text() == expected
-        assert "bytes left out; all of it: .toolcrib/output/run_shell_safe-1.log" in long.stdout.text(1000)
+        assert "bytes left out; full output: .toolcrib/output/run_shell_safe-1.log" in long.stdout.text(1000)
         assert (root / ".toolcrib/output/.gitignore").read_text() == "*\n"
         assert {path.stat().st_uid for path in root.rglob("*")} == {root.stat().st_uid}
         monkeypatch.setattr("toolcrib.workspace.sandbox.process.MAX_OUTPUT_FILES", 3)

@@ -353,7 +353,7 @@ async def test_a_socket_is_private_and_replaced_only_when_its_server_is_gone(sta
     assert stat.S_IMODE(first.socket.stat().st_mode) == 0o600
     second = start_workspace("socket")
     assert second.process.wait(LIMIT) == 8
-    assert "already listens" in second.output
+    assert "already listening" in second.output
     first.process.kill()
     first.process.wait()
     assert first.socket.exists()

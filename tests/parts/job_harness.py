@@ -62,7 +62,7 @@ class FakeWorker:
         self.exit()
 
     async def close(self) -> str:
-        return "Its process ended with code 3."
+        return "Its process exited with code 3."
 
 
 @dataclass(eq=False)

@@ -546,7 +546,7 @@ def test_output_that_cannot_be_written_is_a_plain_error(monkeypatch, words, buff
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("Error: stdout cannot be written: No space left on device.")
+    assert done.stderr.splitlines()[-1].startswith("Error: Cannot write to stdout: No space left on device.")
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 

@@ -73,7 +73,7 @@ def test_allow_and_deny_change_the_answer_of_why(cli, reviewer):
     assert cli("allow", reviewer, "files:*", "--ask")[1] == "reviewer: ask files:*.\n"
     code, out, _ = cli("why", reviewer, "files:write")
     assert code == 0
-    assert out.startswith("reviewer (nothing) may use, with your approval, files:write: agent reviewer: ask files:*.\n")
+    assert out.startswith("reviewer (nothing) needs your approval to use files:write: agent reviewer: ask files:*.\n")
 
 
 def test_why_explains_the_decision(cli, reviewer):
@@ -183,7 +183,7 @@ def test_a_new_rule_that_matches_no_known_tool_is_pointed_out(cli, reviewer):
 
 
 def test_the_parent_that_limits_an_agent_is_shown_by_add_show_and_why(cli, reviewer):
-    expected = "It is limited by reviewer (nothing): it can use only tools that agent may use."
+    expected = "It is limited by reviewer (nothing): it can use only the tools that reviewer can use."
     assert expected in cli("agent", "add", "kid", "--parent", reviewer, "--profile", "trusted")[2]
     assert expected in cli("agent", "show", "kid")[2]
     cli("allow", reviewer, "files:read")

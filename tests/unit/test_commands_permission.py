@@ -252,9 +252,9 @@ async def test_why_explains_asks_fixed_denials_and_built_in_profiles(commands):
     await commands.agents.add("builder", profile="developer")
     await commands.allow("files:*", "builder", ask=True)
     assert await commands.remedies("files:write", "builder") == ["`toolcrib allow builder 'files:*' --ask --remove`"]
-    expected = ["Nothing: only the owner may use it, on the command line or with the owner's token."]
+    expected = ["Not possible: only the owner can use it, on the command line or with the owner's token."]
     assert await commands.remedies("crib:server_add", "builder") == expected
-    expected = ["A new agent with the profile `trusted`: an agent's profile can't be changed."]
+    expected = ["Create a new agent with the profile `trusted`: an agent's profile can't be changed."]
     assert await commands.remedies("crib:raw_command", "builder") == expected
     await commands.run("profile:put", name="asking", rules=[{"ask": "*"}])
     await commands.agents.add("asker", profile="asking")

@@ -116,7 +116,7 @@ async def test_a_projects_file_may_set_only_the_projects_own_settings(crib: Crib
     second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
     problems = [str(problem) for problem in second.config.problems]
     if key in USER_ONLY_SETTINGS:
-        assert ["it only in your own file" in text for text in problems] == [True]
+        assert ["it in your own file only" in text for text in problems] == [True]
         assert second.config.settings == crib.projects.home.config.settings
     else:
         assert problems == []

@@ -67,7 +67,7 @@ def test_the_level_is_an_approval_mode_and_no_argument_is_secret(
     assert settings_of(launch(tmp_path, own_tools, url=""))["mcpServers"] == {}
     assert made.args[made.args.index("--approval-mode") + 1] == mode
     reported = made.ungoverned if own_tools is ALL else made.governed
-    assert reported[0].startswith("Its own tools:")
+    assert reported[0].startswith("Its own tools")
     assert made.ungoverned
     if own_tools is not READ:
         assert [line for line in made.governed if "it refuses to change build files" in line]
@@ -383,7 +383,7 @@ def test_instructions_that_import_files_are_refused_at_none(tmp_path: Path, proj
     for name, words in ((".env", "secret"), ("more.md", "more"), ("GEMINI.md", text)):
         (project / name).write_text(words)
     launch(tmp_path)
-    with pytest.raises(UsageError, match=r"GEMINI\.md imports .*(\.env|more\.md), and"):
+    with pytest.raises(UsageError, match=r"GEMINI\.md imports .*(\.env|more\.md)\. "):
         launch(tmp_path, NONE)
     (project / "GEMINI.md").write_text("Ask me@.env, use @dataclass and @" + "x" * 5000)
     launch(tmp_path, NONE)

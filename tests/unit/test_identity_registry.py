@@ -451,7 +451,7 @@ async def test_a_narrowing_applies_even_if_the_store_fails_and_can_be_repeated(
         registry.rotate("rotated"),
         registry.put_profile(profile_from("gitter", {"rules": []})),
     ):
-        with pytest.raises(StoreError, match="until a restart, because that could not be stored") as caught:
+        with pytest.raises(StoreError, match="until a restart, because the change could not be stored") as caught:
             await change
         assert caught.value.remedy.endswith("repeat the command.")
     assert registries.events() == [

@@ -190,7 +190,7 @@ async def test_the_jobs_of_an_agent_end_with_it(harness: JobHarness) -> None:
         await harness.crib.services.agents.remove("a")
         for job in submitted:
             row = await harness.finished(job)
-            assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter a has ended.")
+            assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter a no longer exists.")
         assert worker.stopped
         assert set(harness.workers) == {"running"}
 
@@ -246,7 +246,7 @@ async def test_a_failed_job_has_its_error_and_a_long_result_is_cut(harness: JobH
         job = await harness.submit("exits")
         (await harness.started("exits")).exit()
         row = await harness.finished(job)
-        assert (row.status, row.error) == (JobStatus.FAILED, "Its process ended with code 3.")
+        assert (row.status, row.error) == (JobStatus.FAILED, "Its process exited with code 3.")
         row = await finished_job(harness, text="x" * (LONGEST_RESULT + 5), status="failed", error="It timed out.")
         assert (row.status, row.error) == (JobStatus.FAILED, "It timed out.")
         assert row.text.endswith("x\n[5 more characters were not stored]")

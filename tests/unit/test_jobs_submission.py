@@ -85,7 +85,7 @@ INVALID: list[tuple[str, dict[str, Any], type[ToolcribError], str]] = [
     ("client", {"model": "openai:dear"}, Denied, "may not use the model"),
     ("owner", {"model": "nowhere:x"}, UsageError, "does not start with a known provider"),
     ("owner", {"model": "google:x"}, UsageError, "No API key for google"),
-    ("owner", {"model": "openai:x", "runs": "claude"}, UsageError, "chooses its model"),
+    ("owner", {"model": "openai:x", "runs": "claude"}, UsageError, "takes its model"),
     ("owner", {"runs": "claude"}, NotFound, "not installed"),
     ("agent", {"workdir": "../.."}, Denied, "not inside"),
     ("agent", {"workdir": "/"}, Denied, "not inside"),

@@ -153,9 +153,7 @@ def test_google_gets_media_inside_the_response_and_audio_after_it() -> None:
     answer, after = google(result(*EVERYTHING))
     response = answer["parts"][0]["functionResponse"]
     assert (answer["role"], response["name"], response["id"]) == ("user", "find", "g1")
-    assert response["response"]["return_value"].startswith(
-        "Hello.\n(image/png, attached.)\n(audio/wav, att"
-    )
+    assert response["response"]["return_value"].startswith("Hello.\n(image/png, attached.)\n(audio/wav, att")
     assert response["response"]["return_value"].endswith(TEXT_AFTER)
     assert response["parts"] == [
         {"inlineData": {"mimeType": "image/png", "data": PNG}},
@@ -308,7 +306,7 @@ def test_the_type_of_media_is_checked_against_their_bytes(kind: str, data: bytes
         page = result({**block, "data": base64.b64encode(false).decode()})
         (text,) = results.pieces(page, frozenset({kind}))
         if kind != "application/pdf" or b"%PDF" not in false:
-            assert text == f"({len(false)} bytes, declared as {kind} but not that, cannot be shown.)"
+            assert text == f"({len(false)} bytes, declared as {kind} but invalid, cannot be shown.)"
 
 
 @pytest.mark.parametrize("number", [b"1" + b"0" * 400 + b".5", b"9" * 6000, b"1e999"])

@@ -76,7 +76,7 @@ async def test_a_changed_level_is_audited_and_a_narrower_one_applies_even_if_tha
         noted = [(change.what, change.detail["own_tools"]) for change in changes]
         assert noted == [("profile added", "edit"), ("profile changed", "all")]
         full = True
-        for level, message in (("read", "The profile mine is narrower, now"), ("all", "Nothing was changed")):
+        for level, message in (("read", "The profile mine allows less, now"), ("all", "Nothing was changed")):
             with pytest.raises(StoreError, match=message):
                 await agents.put_profile(profile_from("mine", {**MINE, "own_tools": level}))
             assert agents.profile("mine").own_tools is OwnTools.READ

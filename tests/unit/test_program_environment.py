@@ -85,8 +85,8 @@ def test_a_withheld_variable_that_you_name_is_passed_on_and_masked():
     ("name", "reason"),
     [
         ("NOT_SET", "NOT_SET is not set"),
-        ("KEY=sesame-open", "takes only a name, here KEY"),
-        ("=sesame-open", "takes only a name:"),
+        ("KEY=sesame-open", "takes only a name (KEY)"),
+        ("=sesame-open", "takes only a name,"),
         ("", "not a valid variable name"),
         ("two words", "not a valid variable name"),
         ("9LIVES", "not a valid variable name"),

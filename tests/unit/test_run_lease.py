@@ -86,7 +86,7 @@ async def test_a_request_to_an_ending_daemon_is_repeated() -> None:
 async def test_after_a_timeout_no_more_daemons_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "CONNECT_TIMEOUT", 0.2)
     async with daemon_that(hangs_up) as client:
-        with pytest.raises(DaemonNotRunning, match="ended before it leased"):
+        with pytest.raises(DaemonNotRunning, match="exited before it leased"):
             await client.lease(REQUEST)
 
 

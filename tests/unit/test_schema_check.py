@@ -71,7 +71,7 @@ def test_an_error_has_the_path_and_the_expected_value() -> None:
     }
     given_arguments = {"filters": [{"name": 3, "a b": 2}], "mode": "odd", "limit": 11}
     assert sorted(errors(schema, given_arguments)) == [
-        ("arguments", 'needs the property "query"'),
+        ("arguments", 'must have "query"'),
         ("arguments.filters[0].name", "must be of type string, not 3"),
         ('arguments.filters[0]["a b"]', "must be 1, not 2"),
         ("arguments.limit", "does not satisfy maximum 10: 11"),
@@ -81,9 +81,10 @@ def test_an_error_has_the_path_and_the_expected_value() -> None:
 
 ANY_OF = {"properties": {"a": {"anyOf": [{"type": "string"}, {"properties": {"k": {"const": 1}}, "type": "object"}]}}}
 ANY_OF_ERROR = (
-    'fits none of the allowed forms: arguments.a must be of type string, not {"k":2}, or arguments.a.k must be 1, not 2'
+    'matches none of the allowed forms: arguments.a must be of type string, not {"k":2}, '
+    "or arguments.a.k must be 1, not 2"
 )
-ONE_OF_ERROR = "must fit exactly one of the allowed forms, but 3 fits several"
+ONE_OF_ERROR = "must match exactly one of the allowed forms, but 3 matches several"
 NAME_ERROR = 'has a property whose name is not allowed: it does not satisfy maxLength 1: "ab"'
 
 
@@ -113,7 +114,7 @@ def test_the_error_has_the_full_schema_and_a_remedy() -> None:
     with pytest.raises(InvalidArguments) as raised:
         check(schema, None)
     assert raised.value.data["schema"] == schema
-    text = 'The arguments do not fit s:t: arguments needs the property "path". Correct these and call again.'
+    text = 'The arguments do not match s:t: arguments must have "path". Correct these and call again.'
     assert raised.value.text() == text
 
 
@@ -130,15 +131,15 @@ def test_the_number_and_length_of_errors_are_limited() -> None:
     [
         (b"[1]", "must be an object, not [1]"),
         (b'"text"', 'must be an object, not "text"'),
-        (b'{"a":', "is not valid JSON: Input data was truncated"),
-        (b'{"a":1e999}', "is not valid JSON: Number out of range - at `$[...]`"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deeply"),
+        (b'{"a":', "are not valid JSON: Input data was truncated"),
+        (b'{"a":1e999}', "are not valid JSON: Number out of range - at `$[...]`"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "are nested too deeply"),
     ],
 )
 @pytest.mark.req("BNS-10")
 def test_arguments_that_are_not_a_json_object_are_refused(arguments: bytes, message: str) -> None:
     assert errors({}, arguments) == [("arguments", message)]
-    assert "is not valid JSON" in errors({}, b'{"a":"\xff"}')[0][1]
+    assert "are not valid JSON" in errors({}, b'{"a":"\xff"}')[0][1]
     with pytest.raises(InvalidArguments, match="must be an object"):
         check({"type": "objekt"}, b"7")
 
@@ -246,7 +247,7 @@ def test_exponential_references_are_not_checked(caplog: pytest.LogCaptureFixture
     assert check(itself, deep) == deep
     assert time.process_time() - started < 60
     assert caplog.text.count("would take too long") == 2
-    assert errors(doubling(8), {}) == [("arguments", 'needs the property "x"')]
+    assert errors(doubling(8), {}) == [("arguments", 'must have "x"')]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ def test_every_schema_of_a_real_catalog_is_checked(catalog: Path | None, caplog:
     checker = ArgumentChecker()
     for one in tools:
         if one.input_schema.get("required", []):
-            with pytest.raises(InvalidArguments, match=r"needs the property|must|fits|satisfy"):
+            with pytest.raises(InvalidArguments, match=r"must|matches|satisfy"):
                 checker.check(one, {})
         else:
             checker.check(one, {})

@@ -296,7 +296,7 @@ def test_a_refused_login_has_a_remedy(postgres: databases.Postgres, monkeypatch:
     monkeypatch.setenv("PGPASSFILE", os.devnull)
     wrong = postgres.url.replace(HUSH, "hush-wrong")
     for url, message, remedy in (
-        (wrong, "password authentication failed", "Correct the user or the password"),
+        (wrong, "password authentication failed", "Correct the user or password"),
         (postgres.url.replace(f":{HUSH}", ""), "no password", "PGPASSFILE"),
         (postgres.url_of("nowhere"), "does not exist", "`createdb nowhere`"),
         (postgres.url_of("it's"), "does not exist", "createdb 'it'\"'\"'s'"),

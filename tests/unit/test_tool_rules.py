@@ -418,7 +418,7 @@ async def test_an_approval_shows_the_final_arguments():
 @pytest.mark.parametrize(
     ("given_arguments", "message"),
     [
-        ({}, 'needs the property "folder"'),
+        ({}, 'must have "folder"'),
         ({"folder": 3}, "arguments.folder must be of type string"),
         ({"repo_path": "/srv", "folder": "/srv"}, 'must not have "repo_path"'),
         ({"folder": "/srv", "depth": 9}, 'must not have "depth"'),
@@ -445,7 +445,7 @@ async def test_a_missing_argument_gets_its_default():
     ("action", "given", "message"),
     [
         ("fix", {"repo_path": "x"}, "conflict with fixed arguments"),
-        ("default", {"repo_path": "x"}, "do not fit"),
+        ("default", {"repo_path": "x"}, "do not match"),
         ("default", {"repo_path": "x", "depth": 1}, "depth"),
     ],
 )

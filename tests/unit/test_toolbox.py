@@ -113,7 +113,7 @@ async def test_an_unknown_name_is_refused_with_the_nearest_one(tools: Tools, ser
     assert raised.value.remedy.startswith("Did you mean git_status")
     with pytest.raises(UnknownTool) as raised:
         tools.of("svn")["xyz"]
-    assert raised.value.remedy == "There are: svn_log."
+    assert raised.value.remedy == "Available: svn_log."
     for name in ("git_push", "git:git_push"):
         with pytest.raises(UnknownTool):
             await tools.transformed(drop="git_push").call(name, {"repo_path": "."})
@@ -122,7 +122,7 @@ async def test_an_unknown_name_is_refused_with_the_nearest_one(tools: Tools, ser
 
 async def test_errors_use_the_argument_names_that_the_model_knows(tools: Tools, servers: RecordingServers) -> None:
     shaped = tools.transformed(transform=RenameArguments({"repo_path": "folder"}))
-    with pytest.raises(InvalidArguments, match='needs the property "folder"') as raised:
+    with pytest.raises(InvalidArguments, match='must have "folder"') as raised:
         await shaped.call("git_status", {"repo_path": "."})
     assert raised.value.data["schema"]["required"] == ["folder"]
     assert servers.calls == []

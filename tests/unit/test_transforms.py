@@ -660,7 +660,7 @@ TWO: dict[str, Any] = {"properties": {"token": {"type": "string"}, "q": {"type":
         ({"allOf": [{"patternProperties": {"^to": {"maxLength": 3}}}]}, {"word": "x"}, "conflict with fixed arguments"),
         ({"not": {"required": ["token", "q"]}}, {"word": "x"}, "conflict with fixed arguments"),
         ({"allOf": [{"patternProperties": {"^q": {"maxLength": 3}}}]}, {"word": "long"}, 'arguments.word .*: "long"'),
-        ({"dependentRequired": {"token": ["else"]}}, {"word": "x"}, 'needs the property "else"'),
+        ({"dependentRequired": {"token": ["else"]}}, {"word": "x"}, 'must have "else"'),
     ],
 )
 async def test_an_error_shows_only_the_models_own_arguments(

@@ -214,7 +214,7 @@ def test_every_ending_has_a_text(context: ToolContext):
     for end, text in (
         (finished(code=3), "Exit code 3"),
         (finished(code=None, signal=9), "Ended by signal SIGKILL"),
-        (finished(code=137, signal=9), "Exit code 137 (as by signal SIGKILL)"),
+        (finished(code=137, signal=9), "Exit code 137 (like signal SIGKILL)"),
         (finished(code=None, signal=250), "Ended by signal 250"),
         (finished(code=None, ending=CommandEnding.TIMEOUT), "Ended at the time limit of 120 s"),
         (finished(code=None, ending=CommandEnding.MEMORY), "Ended at the memory limit"),

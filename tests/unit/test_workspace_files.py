@@ -115,7 +115,7 @@ def test_a_range_beyond_the_end_is_refused_with_the_number_of_lines_or_bytes(too
         for offset in (5, 2**70):
             refused(f"no byte {offset}: the file has 4", tools.read, "a", offset=offset, encoding=encoding)
     assert tools.read("a", offset=4).text == ""
-    refused("not by both", tools.read, "a", offset=1, lines=1)
+    refused("not both", tools.read, "a", offset=1, lines=1)
 
 
 def test_a_byte_order_mark_sets_the_encoding_and_survives_edits_and_writes(tools: FileTools, file: Path):
@@ -261,8 +261,8 @@ def test_reading_and_writing_stop_at_the_deadline(tools: FileTools, file: Path):
     late = FileTools(dataclasses.replace(tools.context, deadline=time.monotonic() - 1))
     error = refused("in time", late.read, "a", start_line=5)
     assert "offset" in error.remedy
-    refused("time is up", late.write, "a", "new")
-    refused("time is up", late.edit, "a", "line", "row", all=True)
+    refused("timed out", late.write, "a", "new")
+    refused("timed out", late.edit, "a", "line", "row", all=True)
     assert file.read_text() == "line\n" * 10
 
 
@@ -528,7 +528,7 @@ def test_stat_has_kind_size_mode_time_and_why_a_file_is_not_writable(tools: File
     os.link(file, tools.root / "twin")
     assert tools.stat("a") == StatFileResult(
         kind="file", size=4, mode="0640", modified="2023-11-14T22:13:20+00:00", writable=False,
-        why_not="it has 2 hard links, some of which may be outside",
+        why_not="it has 2 hard links, perhaps outside the folder",
     )  # fmt: skip
     (tools.root / "twin").unlink()
     assert tools.stat("a").writable

@@ -199,7 +199,7 @@ def test_stat_shows_a_forbidden_link_but_nothing_of_its_target(trapped: Trapped,
     assert str(trapped.outside) not in shown
     if path in LINKS:
         assert '"kind":"link"' in shown
-        assert "nowhere" in shown
+        assert "unavailable" in shown
 
 
 @with_and_without_openat2
@@ -399,7 +399,7 @@ def test_folders_of_the_system_of_toolcrib_and_around_the_home_cannot_be_a_works
     check_root(Path("/usr/src/app"), home=home)
     (project / "file").touch()
     for root in (tmp_path / "nothing", project / "file"):
-        assert "exists" in refused("cannot be a workspace", Folder, root, home=home).remedy
+        assert "existing folder" in refused("cannot be a workspace", Folder, root, home=home).remedy
 
 
 # Repositories and files that other programs obey.
@@ -506,5 +506,5 @@ def test_settings_allow_repositories_and_change_the_guarded_patterns(tmp_path: P
         tools.write("HEAD", REF)
         tools.write(".vscode/settings.json", "{}")
         for path in ("deploy/x", "deploy/a/b", "a/main.tf", "MAIN.TF", ".idea/x"):
-            refused("other programs obey", tools.write, path, "x")
+            refused("configures other programs", tools.write, path, "x")
     assert (tmp_path / "HEAD").read_text() == REF

@@ -73,7 +73,7 @@ def test_files_are_found_by_several_globs_and_exceptions(tools: FileTools, root:
     make_files(root, ("src/a.py", "src/test_a.py", "web/b.ts", "web/b.min.ts", "docs/c.md"))
     assert tools.find("**/*.py", "*.ts", "!*.min.ts", "!test_*").files == ["src/a.py", "web/b.ts"]
     assert tools.find("*.ts", path="web").files == ["web/b.min.ts", "web/b.ts"]
-    assert tools.call("find_files", glob=["*.rs"]).text == "0 files fit"
+    assert tools.call("find_files", glob=["*.rs"]).text == "0 files match"
     assert "src" in refused("", tools.list, path="sr").remedy
     assert "src" in refused("", tools.find, "*", path="sr").remedy
 

@@ -56,7 +56,7 @@ def test_a_cut_text_has_both_ends_and_the_number_of_missing_bytes(data: bytes, l
         half = limit // 2
         assert text.startswith(data[:half].decode(errors="replace"))
         assert text.endswith(data[len(data) - half :].decode(errors="replace") if half else "]\n")
-        assert f"[… {len(data) - 2 * half} bytes left out; all of it: the/file …]" in text
+        assert f"[… {len(data) - 2 * half} bytes left out; full output: the/file …]" in text
 
 
 @pytest.fixture

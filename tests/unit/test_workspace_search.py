@@ -265,7 +265,7 @@ def test_globs_and_gitignore_choose_the_files_and_a_named_file_is_always_searche
     assert paths(tools, path="link.py") == ["a.py"]
     assert paths(tools, ignored=True) == [".hidden.py", "a.py", "b.txt", "build/c.py", "sub/d.py"]
     result = tools.call("search_text", pattern="needle")
-    assert "(1 ignored by .gitignore not searched; ignored: true does)" in result.text
+    assert "(1 ignored by .gitignore not searched; set ignored: true)" in result.text
     assert json.loads(msgspec.json.encode(result.data))["ignored"] == 1
 
 
@@ -283,7 +283,7 @@ def test_a_search_stops_at_its_time_limit(tmp_path: Path):
         data = tools.search("needle", limit=1000)
     assert data.matches < 300
     assert data.truncated
-    assert "time was up" in data.note
+    assert "timed out" in data.note
 
 
 async def test_a_search_blocks_no_other_task_and_a_cancelled_one_leaves_no_thread_or_file(tools: FileTools):

@@ -211,7 +211,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("git: writable", "git", 1, "read-only or commit"),
     ("network: true\nnetwork: false", "network", 2, "a duplicate key"),
     ("read_only: true\nreadOnly: false", "readOnly", 2, "a second value for the same setting"),
-    ("environment: PATH", "environment", 1, "a list of texts"),
+    ("environment: PATH", "environment", 1, "a list of strings"),
     ("environment: [A=b]", "environment[0]", 1, "the name of a variable"),
     ("environment: [TOOLCRIB_HOME]", "environment[0]", 1, "private to Toolcrib"),
     ("environment: [toolcrib_token]", "environment[0]", 1, "private to Toolcrib"),
@@ -359,7 +359,7 @@ def test_an_untrusted_file_guards_more_and_never_less(files: Files):
     loaded = files.load(project)
     assert (loaded.settings.guarded, loaded.settings.repositories) == ((*GUARDED, "deploy/**"), False)
     assert loaded.effects == (
-        "lets tools and commands write files that other programs obey: .idea, .vscode",
+        "lets tools and commands write files that configure other programs: .idea, .vscode",
         "lets tools and commands create git repositories",
     )
     assert set(files.load_trusted(project).settings.guarded) == {*GUARDED, "deploy/**"} - {".vscode", ".idea"}

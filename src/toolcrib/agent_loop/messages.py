@@ -56,7 +56,7 @@ class TextPieces:
         return whole_text(half)
 
 
-HISTORY_REMEDY = "Give the `messages` of an earlier run's last event as they were, or none."
+HISTORY_REMEDY = "Pass the `messages` of an earlier run's last event unchanged, or nothing."
 
 
 def read_history(history: Sequence[Mapping[str, Any]]) -> list[ModelMessage]:
@@ -96,7 +96,7 @@ MAX_FILE_BYTES = 5 * 1024 * 1024 * 3 // 4
 MAX_TOTAL_FILE_BYTES = 5 * MAX_FILE_BYTES
 """Limits for one image or file, and for all in one result. Providers refuse a conversation with one larger than 5 MB in
 base64, or with more than about 30 MB in total."""
-ASK_FOR_LESS = "Ask for less: a part, a page, or with a filter."
+ASK_FOR_LESS = "Ask for less: one part or page, or use a filter."
 
 ResultContent = str | list[str | BinaryContent]
 

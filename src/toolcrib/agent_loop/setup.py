@@ -38,7 +38,8 @@ def check_options(prompt: str, options: AgentOptions) -> None:
         raise UsageError("There is no prompt.", remedy="Pass the agent's task as a string.")
     if not isinstance(options, AgentOptions):
         raise UsageError(
-            f"The options are a {type(options).__name__}.", remedy='Pass AgentOptions(model="PROVIDER:MODEL", …).'
+            f"options must be AgentOptions, not {type(options).__name__}.",
+            remedy='Pass AgentOptions(model="PROVIDER:MODEL", …).',
         )
     for name, check in CHECKS.items():
         value = getattr(options, name)
@@ -106,42 +107,44 @@ def _is_plain_mapping(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
 
 
-_FILTER = "Give a name, a glob, a function of an offer, or a list of these."
+_FILTER = "Pass a name, a glob, a function that takes an OfferedTool, or a list of these."
 
 CHECKS: Mapping[str, OptionCheck] = {
-    "model": OptionCheck(fits=_is_text, remedy='Write "PROVIDER:MODEL", as "anthropic:claude-sonnet-5-5".'),
+    "model": OptionCheck(fits=_is_text, remedy='Write "PROVIDER:MODEL", such as "anthropic:claude-sonnet-5-5".'),
     "api_key": OptionCheck(fits=_is_key, remedy="A key is ASCII without spaces. Check for extra characters."),
     "base_url": OptionCheck(fits=lambda value: value is None or _is_text(value), remedy="Write http://… or https://…."),
-    "instructions": OptionCheck(fits=_is_text, remedy="Give the system prompt as a text, or leave it out."),
+    "instructions": OptionCheck(fits=_is_text, remedy="Pass the system prompt as a string, or leave it out."),
     "mcp_servers": OptionCheck(
         fits=lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping),
-        remedy="Give a list of StdioServer(…), HttpServer(…), or server_config(NAME, {…}).",
+        remedy="Pass a list of StdioServer(…), HttpServer(…), or server_config(NAME, {…}).",
     ),
     "crib": OptionCheck(
         fits=lambda value: value is None or isinstance(value, ToolProvider),
-        remedy="Give a Crib, a Kit or a Crib.connect(), entered by `async with`.",
+        remedy="Pass a Crib, a Kit or a Crib.connect(), entered by `async with`.",
     ),
     "keep": OptionCheck(fits=_is_filter, remedy=_FILTER),
     "drop": OptionCheck(fits=_is_filter, remedy=_FILTER),
-    "transform": OptionCheck(fits=_is_transform, remedy="Give a list of transforms, such as Rename({…}) or Fix({…})."),
+    "transform": OptionCheck(
+        fits=_is_transform, remedy="Pass a list of transforms, such as RenameTools({…}) or FixArguments({…})."
+    ),
     "coding_tools": OptionCheck(
         fits=_is_coding,
         remedy=f"Write one of {', '.join(CodingAccess)}, or CodingTools.all(FOLDER) or CodingTools.read_only(FOLDER).",
     ),
-    "max_steps": OptionCheck(fits=lambda value: _is_whole(value, 1), remedy="Give a whole number, 1 or more."),
-    "timeout": OptionCheck(fits=_is_time, remedy="Give seconds, more than 0, or None."),
+    "max_steps": OptionCheck(fits=lambda value: _is_whole(value, 1), remedy="Pass a whole number, 1 or more."),
+    "timeout": OptionCheck(fits=_is_time, remedy="Pass a number of seconds greater than 0, or None."),
     "history": OptionCheck(
         fits=lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping),
-        remedy="Give the `messages` of an earlier run's last event as they were, or none.",
+        remedy="Pass the `messages` of an earlier run's last event unchanged, or nothing.",
     ),
     "approve": OptionCheck(
         fits=lambda value: value is None or callable(value),
-        remedy="Give a function of a ToolRequest that returns True, False, or a reason.",
+        remedy="Pass a function that takes a ToolRequest and returns True, False, or a reason.",
     ),
-    "retries": OptionCheck(fits=lambda value: _is_whole(value, 0), remedy="Give a whole number, 0 or more."),
-    "settings": OptionCheck(fits=_is_plain_mapping, remedy='Give a mapping, as {"temperature": 0}.'),
+    "retries": OptionCheck(fits=lambda value: _is_whole(value, 0), remedy="Pass a whole number, 0 or more."),
+    "settings": OptionCheck(fits=_is_plain_mapping, remedy='Pass a mapping, such as {"temperature": 0}.'),
     "environ": OptionCheck(
-        fits=lambda value: value is None or _is_plain_mapping(value), remedy="Give a mapping such as os.environ."
+        fits=lambda value: value is None or _is_plain_mapping(value), remedy="Pass a mapping such as os.environ."
     ),
 }
 
@@ -158,7 +161,7 @@ def check_settings(settings: Mapping[str, Any], provider: ModelProvider) -> None
     for name, value in settings.items():
         if name in _NUMBERS | _WHOLE and not _is_number(value, name):
             kind = "a whole number" if name in _WHOLE else "a number"
-            raise UsageError(f"settings: {name} is {value!r}.", remedy=f"Give {kind}.")
+            raise UsageError(f"settings: {name} is {value!r}.", remedy=f"Pass {kind}.")
     known = load_module(f"models.{provider.module}").SETTINGS[provider.name]
     for name in settings:
         if name not in known:

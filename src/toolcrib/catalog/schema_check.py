@@ -209,9 +209,9 @@ def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments)
         except RecursionError:
-            raise _invalid(tool, [((), "is nested too deeply")]) from None
+            raise _invalid(tool, [((), "are nested too deeply")]) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _invalid(tool, [((), f"is not valid JSON: {_cut(str(error))}")]) from error
+            raise _invalid(tool, [((), f"are not valid JSON: {_cut(str(error))}")]) from error
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
@@ -236,7 +236,7 @@ def _invalid(
     places = [{"path": path, "message": message} for path, message in unique]
     listed = "; ".join(f"{place['path']} {place['message']}" for place in places)
     return InvalidArguments(
-        f"The arguments do not fit {_cut(tool.display)}: {listed}.",
+        f"The arguments do not match {_cut(tool.display)}: {listed}.",
         remedy="Correct these and call again.",
         data={"errors": places, "schema": tool.input_schema if seen is None else seen.schema},
     )
@@ -257,7 +257,7 @@ def _expected(error: ValidationError) -> str:
     kind = error.kind
     match kind:
         case ValidationErrorKind.Required():
-            text = f"needs the property {_shown(kind.property)}"
+            text = f"must have {_shown(kind.property)}"
         case ValidationErrorKind.AdditionalProperties() | ValidationErrorKind.UnevaluatedProperties():
             text = f"must not have {_list(kind.unexpected)}"
         case ValidationErrorKind.Type():
@@ -269,9 +269,9 @@ def _expected(error: ValidationError) -> str:
         case ValidationErrorKind.Pattern():
             text = f"must match {_shown(kind.pattern)}, not {_shown(error.instance)}"
         case ValidationErrorKind.AnyOf() | ValidationErrorKind.OneOfNotValid():
-            text = f"fits none of the allowed forms: {_alternatives(kind.context)}"
+            text = f"matches none of the allowed forms: {_alternatives(kind.context)}"
         case ValidationErrorKind.OneOfMultipleValid():
-            text = f"must fit exactly one of the allowed forms, but {_shown(error.instance)} fits several"
+            text = f"must match exactly one of the allowed forms, but {_shown(error.instance)} matches several"
         case ValidationErrorKind.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
             text = "must be an empty object"
         case ValidationErrorKind.FalseSchema():
@@ -291,7 +291,7 @@ def _alternatives(context: list[list[ValidationError]]) -> str:
     for branch in context[:MAX_ERRORS]:
         for error in branch[:1]:
             nested = isinstance(error.kind, ValidationErrorKind.AnyOf | ValidationErrorKind.OneOfNotValid)
-            why = "fits none of several forms" if nested else _expected(error)
+            why = "matches none of several forms" if nested else _expected(error)
             reasons.append(f"{_path(error.instance_path)} {why}")
     return _cut(", or ".join(reasons), 400)
 

@@ -257,7 +257,7 @@ class Catalog:
             displayed = tuple(filter(shown, displayed))
         if displayed:
             nearest = [tool.names.of(style or NameStyle.SERVER) for tool in displayed[:_NEAREST]]
-            message = f'"{_cut(name)}" may mean several tools.'
+            message = f'"{_cut(name)}" matches several tools.'
         else:
             nearest = self._nearest(name, style, self.tools if shown is None else filter(shown, self.tools))
             message = f'There is no tool "{_cut(name)}".'

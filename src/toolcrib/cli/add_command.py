@@ -40,7 +40,9 @@ def add(
     transport: Annotated[str | None, typer.Option(help="http, sse, websocket or stdio. Detected by default.")] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="'K: V'", help="Send this HTTP header; ${VAR} stays in the file and is expanded on use."),
+        typer.Option(
+            metavar="'K: V'", help="Send this HTTP header. ${VAR} is stored as written and expanded when used."
+        ),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="Set an environment variable for the server.")

@@ -45,7 +45,8 @@ def add(
     parent: Annotated[
         str | None,
         typer.Option(
-            metavar="AGENT", help="The parent: this agent never has more permissions, and is removed with it."
+            metavar="AGENT",
+            help="The parent agent. The new agent never has more permissions than it, and is removed with it.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -67,7 +68,8 @@ def add(
 
 def _hint_limits(found: Mapping[str, Any]) -> None:
     for above in found["limited_by"]:
-        hint(f"It is limited by {above['agent']} ({above['profile']}): it can use only tools that agent may use.")
+        parent = above["agent"]
+        hint(f"It is limited by {parent} ({above['profile']}): it can use only the tools that {parent} can use.")
     for line in found["unjudged"]:
         hint(line)
 

@@ -133,7 +133,7 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         _discard_stdout()
         with contextlib.suppress(OSError):
-            unwritable = f"stdout cannot be written: {error.strerror or error}."
+            unwritable = f"Cannot write to stdout: {error.strerror or error}."
             report(ToolcribError(unwritable, remedy="Redirect it elsewhere, or free some space."), as_json=False)
         return ToolcribError.exit_code
     return code

@@ -92,9 +92,9 @@ def connect(
 ) -> int:
     """Connect a client to Toolcrib: show, write or remove its configuration entry.
 
-    Without --write or --remove, the entry is only shown. With --agent, this also creates a file for runs as that agent
-    in the agent's private folder. The file contains the agent's token and is removed with the agent. An agent that
-    --write created is removed when --remove removes its entry.
+    Without --write or --remove, the entry is only shown. With --agent, this also creates a client configuration file in
+    the agent's private folder, for running the client as that agent. The file contains the agent's token and is removed
+    with the agent. If --write created the agent, --remove also removes it.
     """
     if write and remove:
         raise UsageError("--write and --remove can't be used together.", remedy="Use one of them.")
@@ -252,7 +252,7 @@ def _bridge(shared: bool) -> dict[str, Any]:  # noqa: FBT001 - one caller, besid
     """
     if shared:
         if shutil.which("toolcrib") is None:
-            hint("`toolcrib` is not on your PATH, and this entry needs it there: add it.")
+            hint("This entry needs `toolcrib` on your PATH: add its folder.")
         return {"command": "toolcrib", "args": ["stdio"], "env": {}}
     env = {"TOOLCRIB_HOME": str(paths().config_dir)} if os.environ.get("TOOLCRIB_HOME") else {}
     script = Path(sys.executable).with_name("toolcrib")

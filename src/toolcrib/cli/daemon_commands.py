@@ -112,7 +112,7 @@ commands.add_typer(clock, name="clock")
 
 @clock.command("confirm")
 def confirm_clock(*, as_json: AsJson = False) -> int:
-    """Confirm that the system clock is right, so that old data is deleted by it again."""
+    """Confirm that the system clock is correct, so that expired data is deleted again."""
     found = printed(perform("clock:confirm"), as_json=as_json)
     say(f"Confirmed. {_clock_line(found['seconds'])}" if found["seconds"] else "Confirmed. The clock had not jumped.")
     return 0
@@ -120,7 +120,7 @@ def confirm_clock(*, as_json: AsJson = False) -> int:
 
 def _clock_line(seconds: float) -> str:
     side = "ahead of" if seconds > 0 else "behind"
-    return f"The system clock is {duration(abs(seconds))} {side} the time elapsed since Toolcrib last checked it."
+    return f"The system clock is {duration(abs(seconds))} {side} the time Toolcrib expected from its last check."
 
 
 def _hint_clock(found: dict[str, Any]) -> None:

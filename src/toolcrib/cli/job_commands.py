@@ -40,7 +40,10 @@ def submit(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The task; - reads it from stdin.")],
     *,
     runs: Annotated[
-        str, typer.Option("--with", metavar="WHAT", help="Run a model with your tools, or claude, codex or gemini.")
+        str,
+        typer.Option(
+            "--with", metavar="WHAT", help="What to run: model (a model with your tools), claude, codex or gemini."
+        ),
     ] = "model",
     model: Annotated[
         str | None,
@@ -57,7 +60,8 @@ def submit(
         typer.Option("--timeout", metavar="SECONDS", help="Stop the job after this time. Default: as configured."),
     ] = None,
     max_steps: Annotated[
-        int, typer.Option("--max-steps", metavar="N", help="Limit the model's responses, with --with model.")
+        int,
+        typer.Option("--max-steps", metavar="N", help="Maximum number of model responses; only for --with model."),
     ] = 30,
     wait: _Wait = False,
     as_json: AsJson = False,

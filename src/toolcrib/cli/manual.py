@@ -24,8 +24,8 @@ to date.
 
 ## JSON output and errors
 
-Every command except `stdio` takes `--json`, which prints the result to stdout as JSON. An error is printed to stderr,
-with what to do about it. With `--json`, it is also printed to stdout, as
+Every command except `stdio` takes `--json`, which prints the result to stdout as JSON. Errors are printed to stderr,
+with a suggested fix. With `--json`, they are also printed to stdout, as
 `{"error": {"code", "message", "remedy", "exit_code"}}`.
 
 | exit code | meaning |
@@ -41,16 +41,16 @@ with what to do about it. With `--json`, it is also printed to stdout, as
 | 8 | a daemon is already running, or the port is in use |
 | 9 | database error |
 | 10 | the tool reported an error (`isError`); from `run`: the program failed; from `job`: the job failed |
-| 11 | from `workspace check`: the folder, or running code in it, is refused |
+| 11 | from `workspace check`: Toolcrib refuses the folder, or refuses to run code in it |
 | 12 | from `run`: Toolcrib stopped the run because it took too long, was revoked or had no tools |
 | 130 | interrupted by Ctrl-C |
 
 ## The daemon
 
 If a daemon is running, commands go to it over its socket. Without one, `servers`, `tools`, `call`, `add`, `remove`,
-`config`, `trust`, `untrust`, `workspace` and `logs` do the work in their own process. With `--mcp-server`, `servers`,
-`tools` and `call` always do. `run` starts a daemon if necessary, which stops after the last run. `runs` reads the logs
-of runs and needs no daemon. `job` requires a running daemon.
+`config`, `trust`, `untrust`, `workspace` and `logs` run in their own process. `servers`, `tools` and `call` with
+`--mcp-server` always run that way. `run` starts a daemon if necessary, which stops after the last run. `runs` reads the
+logs of runs and needs no daemon. `job` requires a running daemon.
 
 A daemon started by `toolcrib stdio` has the environment of the client that started it. If your configuration uses
 variables that only your shell has, run `toolcrib up --detach` in that shell first.

@@ -23,8 +23,8 @@ McpServers = Annotated[
     typer.Option(
         "--mcp-server",
         metavar="NAME=URL|COMMAND",
-        help="Use this server for this command only; repeatable. The command then runs without the daemon, which must "
-        "not be using the same database.",
+        help="Use this server for this command only; repeatable. The command then runs without the daemon. A running "
+        "daemon must use a different database.",
     ),
 ]
 

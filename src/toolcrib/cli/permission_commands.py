@@ -174,7 +174,7 @@ def _schema(tool: str, ask: AskCommand) -> Mapping[str, Any]:
         return {}
 
 
-_VERDICTS = {"allow": "may use", "deny": "may not use", "ask": "may use, with your approval,"}
+_VERDICTS = {"allow": "may use", "deny": "may not use", "ask": "needs your approval to use"}
 
 
 def _explained(found: Mapping[str, Any]) -> Iterator[str]:

@@ -215,7 +215,7 @@ def edit(
 
 @profile.command()
 def remove(name: ProfileName, *, as_json: AsJson = False) -> int:
-    """Remove one of your profiles. No agent may be using it."""
+    """Remove one of your profiles. Fails if an agent uses it."""
     printed(perform("profile:remove", {"name": name}), as_json=as_json)
     say(f"Removed {name}.")
     return 0

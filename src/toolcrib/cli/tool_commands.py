@@ -34,7 +34,9 @@ def arguments_from(pairs: Sequence[str], whole: str | None, schema: Mapping[str,
         key, value = _read(pair, schema)
         if key in given:
             if not isinstance(value, list) or not isinstance(arguments[key], list):
-                raise InvalidArguments(f"{key} is given twice.", remedy="Give it once; only lists may be repeated.")
+                raise InvalidArguments(
+                    f"{key} is set twice.", remedy="Pass it once; only list arguments can be repeated."
+                )
             value = arguments[key] + value
         given.add(key)
         arguments[key] = value

@@ -40,7 +40,7 @@ def trust(
 ) -> int:
     """Review and trust a project's configuration files, or a server.
 
-    Shows what a file would do and asks for confirmation. A file that changes needs your trust again.
+    Shows what a file would do and asks for confirmation. If a file changes, you must trust it again.
 
     If you trust a server, its annotations (read-only, destructive) decide which agents may use its tools. This covers
     the tools that it lists now. Tools that it adds or changes later are not trusted until you run this command again,
@@ -101,7 +101,8 @@ def _asking_for_trust(file: Path | None) -> list[str]:
     wanted = None if file is None else file.resolve()
     found = [row for row in waiting if wanted is None or row.file.resolve() == wanted]
     if not found:
-        what = f"{file} needs no trust" if file is not None else f"No file of the project {root()} needs trust"
+        one = f"{file} does not need to be trusted"
+        what = one if file is not None else f"No file in the project {root()} needs to be trusted"
         raise NotFound(f"{what}.", remedy="`toolcrib config path` lists the files used here.")
     return [str(row.file) for row in found]
 

@@ -40,7 +40,8 @@ Root = Annotated[
 def check(*, root: Root = None, as_json: AsJson = False) -> int:
     """Show the workspace's tools, sandbox and settings, and what is refused and why.
 
-    Exit code 3: a settings file cannot be used. Exit code 11: the folder, or running code in it, is refused.
+    Exit code 3: a settings file cannot be used. Exit code 11: Toolcrib refuses the folder, or
+    refuses to run code in it.
     """
     found = perform("workspace:check", {"root": str(_folder(root))})
     holds = found["sandbox"] and found["sandbox"]["holds"]
@@ -73,7 +74,7 @@ def init(
 def _folder(root: Path | None) -> Path:
     folder = Path(os.path.realpath(root.expanduser())) if root else project()
     if not folder.is_dir():
-        raise NotFound(f"There is no folder {folder}.", remedy="Name one that exists.")
+        raise NotFound(f"There is no folder {folder}.", remedy="Choose an existing folder.")
     return folder
 
 
@@ -164,7 +165,7 @@ def _shown(value: Any) -> str:
         return ", ".join(value) or "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "found" if value is None else str(value)
+    return "auto-detected" if value is None else str(value)
 
 
 def _text(error: Mapping[str, str]) -> str:

@@ -171,8 +171,8 @@ def _named(name: str, environ: Mapping[str, str]) -> str:
     alone, has_value, _ = name.partition("=")
     if has_value:
         raise UsageError(
-            f"--env takes only a name{f', here {alone}' if _NAME.fullmatch(alone) else ''}: every user of this machine "
-            "can read a value on the command line.",
+            f"--env takes only a name{f' ({alone})' if _NAME.fullmatch(alone) else ''}, because every user of this "
+            "machine can read a value on the command line.",
             remedy="Set the variable first, or write it into a file and pass that with --env-file.",
         )
     if not _NAME.fullmatch(name):

@@ -311,8 +311,8 @@ def _no_conversation(root: Path, conversation: str, provider: str, others: int) 
     which = f"a conversation with {provider}" if conversation == LAST else f"the conversation {conversation}"
     if others:
         return NotFound(
-            f"No trusted log in {root} has {which}; {others} that came from elsewhere, or were changed or moved, are "
-            "not trusted.",
+            f"No trusted log in {root} contains {which}; a log that was changed, moved or copied from elsewhere is "
+            f"not trusted ({others} found).",
             remedy="Omit --conversation to start a new one.",
         )
     if conversation == LAST:

@@ -358,8 +358,11 @@ class CodingAgentLifecycle:
             return report.failure, report.remedy
         if not report.ended:
             reported = f" It reported: {report.failure}" if report.failure else ""
-            return f"{title} ended without its final line, so its answer is missing or incomplete.{reported}", _AGAIN
+            return (
+                f"{title} exited without its final output line, so its answer is missing or incomplete.{reported}",
+                _AGAIN,
+            )
         called = any(name.startswith(f"{WORKSPACE}:") for name in self._totals.tools)
         if lease is not None and lease.broken and called and not self._totals.succeeded:
-            return f"No tool call succeeded. {lease.broken}", "`toolcrib workspace check` shows the mistakes."
+            return f"No tool call succeeded. {lease.broken}", "`toolcrib workspace check` shows the errors."
         return None

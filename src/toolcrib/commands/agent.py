@@ -97,7 +97,7 @@ class AddAgent(Parameters):
     profile: str = "developer"
     workdir: PathText | None = Field(default=None, description="absolute path of its working folder")
     expires: str | None = Field(default=None, description="lifetime: 30m, 8h, 2d; default: until removed")
-    parent: str | None = Field(default=None, description="an agent whose limits and end also apply to it")
+    parent: str | None = Field(default=None, description="the parent: its limits and end also apply")
 
 
 @registry.command("agent:add", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)

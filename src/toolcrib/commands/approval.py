@@ -37,7 +37,7 @@ class ListApprovals(Parameters):
 
 @registry.command("approval:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_approvals(context: CommandContext, params: ListApprovals) -> dict[str, Any]:
-    """List the calls that wait for an answer: who calls what, with which arguments, and which rule asks."""
+    """List the calls waiting for approval, with agent, tool, arguments and rule."""
     approvals = context.services.approvals
     if params.id is not None:
         found: tuple[Approval, ...] = (approvals.find(params.id),)

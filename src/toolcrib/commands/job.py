@@ -49,10 +49,10 @@ def _seconds(row: JobRow) -> float | None:
 class SubmitJob(Parameters):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    prompt: Annotated[str, VERBATIM] = Field(description="the task; it has no other context")
+    prompt: Annotated[str, VERBATIM] = Field(description="the task, with all context needed")
     runs: JobRunner = Field(default="model", alias="with", description="a model with these tools, or a coding agent")
     model: str | None = Field(default=None, description="provider:model, only with `model`")
-    profile: str | None = Field(default=None, description="to allow it less")
+    profile: str | None = Field(default=None, description="to restrict it")
     workdir: PathText | None = Field(default=None, description="its folder, within your own")
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="seconds")
     max_steps: int = Field(default=30, ge=1, le=1000)

@@ -51,8 +51,8 @@ from toolcrib.policy.permission import NO_RULE, OWNER_ONLY, RAW_RESTRICTED, Rule
 from toolcrib.policy.rule import trusted_annotations
 
 _FIXED_DENIALS = {
-    OWNER_ONLY.rule: "Nothing: only the owner may use it, on the command line or with the owner's token.",
-    RAW_RESTRICTED.rule: "A new agent with the profile `trusted`: an agent's profile can't be changed.",
+    OWNER_ONLY.rule: "Not possible: only the owner can use it, on the command line or with the owner's token.",
+    RAW_RESTRICTED.rule: "Create a new agent with the profile `trusted`: an agent's profile can't be changed.",
 }
 
 
@@ -171,7 +171,8 @@ class PermissionCase:
             return f"`{_removal(self.agent, rule)}`"
         if rule.holder in BUILTIN:
             return (
-                f"a new agent with another profile: {rule.holder} is built in, and an agent's profile can't be changed"
+                f"create a new agent with another profile: {rule.holder} is built in, and an agent's profile can't be "
+                "changed"
             )
         return f"`toolcrib profile edit {rule.holder}`: delete {str(rule).partition(': ')[2]}"
 
@@ -415,6 +416,6 @@ async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, 
     "profile:remove", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def remove_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
-    """Remove a profile that is not built in and that no agent has."""
+    """Remove an unused profile that is not built in."""
     await context.services.agents.drop_profile(params.name)
     return {"profile": params.name}

@@ -82,8 +82,8 @@ def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: 
     if limit.why and (profile.exceeds(limit.tools) or (shell and limit.tools is not OwnTools.NONE)):
         without = ", without a shell" if not limit.shell and limit.tools is not OwnTools.NONE else ""
         yield (
-            f"Own tools of {program}: {limit.tools}{without}, instead of {profile} ({'; '.join(limit.why)}). "
-            "The workspace tools are available as far as workspace.yml allows."
+            f"{program}'s own tools are limited to {limit.tools}{without}, instead of {profile} "
+            f"({'; '.join(limit.why)}). workspace.yml decides which workspace tools are available."
         )
 
 
@@ -142,7 +142,7 @@ class LeaseParameters(Parameters):
     profile: str = "developer"
     workdir: PathText = Field(default="", description="absolute path of its working folder")
     lives: float = Field(default=0, description="seconds after which the agent ends in any case")
-    parent: str = Field(default="", description="an agent whose limits and end also apply to it")
+    parent: str = Field(default="", description="the parent: its limits and end also apply")
     job: str = Field(default="", description="the job of the run; its agent submits no jobs and ends with it")
     ci: str = Field(default="", description="the variable that shows that the run is in CI")
     resume: ResumeLease | None = Field(

@@ -44,7 +44,7 @@ from toolcrib.store.clock import keep
     servers=ServersNeeded.SETTLED,
 )
 async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Show whether Toolcrib and its servers work, and what is wrong with those that do not."""
+    """Show the health of Toolcrib and its servers, with errors."""
     if context.principal.profile != OWNER.profile:
         return _health_for_agent(context)
     states = [server.status for server in context.project.servers.values()]
@@ -121,7 +121,7 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
 
 @registry.command("clock:confirm", CommandEffect.CHANGES, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """Confirm that the system's clock is right: data that it makes too old can then be deleted."""
+    """Confirm that the system clock is correct, so that expired data is deleted again."""
     clock = context.services.clock
     ahead = round(clock.ahead)
     clock.confirm()

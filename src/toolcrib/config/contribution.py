@@ -146,7 +146,9 @@ def _warn_of_other_name(entry: ServerEntry, report: ProblemReport) -> None:
 def _take_settings(top: Iterable[tuple[str, ConfigField]], result: Contribution, context: EntryContext) -> None:
     for name, given in top:
         if name in USER_ONLY_SETTINGS and context.layer is Layer.PROJECT:
-            result.report.error(given.path, found="it in a project's file", expected="it only in your own file")
+            result.report.error(
+                given.path, found="this setting in a project's file", expected="it in your own file only"
+            )
         elif name in SETTINGS:
             take_setting(name, given, result, ValueReader(context, result.report))
 

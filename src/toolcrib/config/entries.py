@@ -117,7 +117,9 @@ def _enabled(fields: Mapping[str, ConfigField], values: ValueReader) -> bool:
     enabled = values.flag(fields["enabled"]) if "enabled" in fields else None
     disabled = values.flag(fields["disabled"]) if "disabled" in fields else None
     if enabled is not None and enabled == disabled:
-        values.report.error(fields["disabled"].path, found="the opposite of enabled", expected="one of the two")
+        values.report.error(
+            fields["disabled"].path, found="enabled and disabled with the same value", expected="only one of them"
+        )
     return enabled is not False and disabled is not True
 
 
@@ -239,7 +241,9 @@ def _far_side(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[st
     _check_headers(headers, fields, values.report)
     for path in values.spelled:
         if WORKSPACE_FOLDER in values.spelled[path]:
-            values.report.error(fields["url"].path, found=WORKSPACE_FOLDER, expected="it only with a command")
+            values.report.error(
+                fields["url"].path, found=f"{WORKSPACE_FOLDER} for a URL", expected="it only in servers with a command"
+            )
     verify = values.flag(fields["verify_tls"]) if "verify_tls" in fields else True
     return {
         "url": url or "",

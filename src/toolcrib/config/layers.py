@@ -116,9 +116,9 @@ def _user(paths: Paths, context: EntryContext, last_good: dict[Path, bytes]) -> 
         found.report = document.report
         found.report.warning(
             (),
-            found="no servers, because of a mistake",
-            expected="a readable file",
-            suggestion="The last version without the mistake stays in effect until you correct it.",
+            found="an error that disables all servers",
+            expected="a valid file",
+            suggestion="The last valid version stays in effect until you fix it.",
         )
     yield found
 
@@ -149,7 +149,7 @@ def warn_if_open(path: Path, document: ConfigDocument) -> None:
             (),
             found="a file that everyone can write",
             expected="a file that only you can write",
-            suggestion="It decides which programs run as you: chmod 600 it.",
+            suggestion="It decides which programs run as you: run `chmod 600` on it.",
         )
 
 
@@ -195,9 +195,9 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, ConfigDocument
 def _waits(document: ConfigDocument) -> ProblemReport:
     document.report.warning(
         (),
-        found="a project's file that you have not trusted in its current form",
-        expected="your trust",
-        suggestion="It has no effect. Run `toolcrib trust` to see what it would do and to accept it.",
+        found="a project file that is not trusted in its current form",
+        expected="a trusted file",
+        suggestion="It has no effect. To review and trust it, run `toolcrib trust`.",
     )
     return document.report
 
@@ -267,7 +267,9 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, 
                 del servers[below.name]
                 if below.name != name:
                     contribution.report.warning(
-                        (name,), found=f"{describe(name)} over {describe(below.name)}", expected="the same spelling"
+                        (name,),
+                        found=f"{describe(name)}, which replaces {describe(below.name)}",
+                        expected="the same spelling",
                     )
             if off := contribution.switched_off.get(name):
                 if below is None:

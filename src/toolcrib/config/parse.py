@@ -47,7 +47,7 @@ def parse_json(text: str) -> ParsedText:
         data = json.loads(text, object_pairs_hook=_first_wins, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise Unreadable(
-            found=f"a mistake in column {error.colno}: {error.msg}", expected="JSON", line=error.lineno
+            found=f"a syntax error in column {error.colno}: {error.msg}", expected="JSON", line=error.lineno
         ) from None
     except RecursionError:
         raise too_deep() from None
@@ -198,7 +198,9 @@ def parse_nodes(text: str) -> YamlNode | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise Unreadable(
-            found=f"a mistake: {error.problem or error.context}", expected="YAML", line=mark.line + 1 if mark else None
+            found=f"a syntax error: {error.problem or error.context}",
+            expected="YAML",
+            line=mark.line + 1 if mark else None,
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise Unreadable(found="characters that are invalid in YAML", expected="YAML") from None

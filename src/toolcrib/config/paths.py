@@ -185,7 +185,7 @@ def working_folder() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError as error:
-        raise UsageError("The working folder no longer exists.", remedy="Change to one that does.") from error
+        raise UsageError("The working folder no longer exists.", remedy="Change to an existing folder.") from error
 
 
 def is_project(folder: Path) -> bool:

@@ -64,7 +64,7 @@ def read_bytes(path: Path, limit: int = SIZE_LIMIT, *, private: bool = False) ->
             raise Unreadable(found="a file of another user", expected="your own: copy it, then chmod 600 the copy")
         if private and state.st_mode & 0o077:
             found = f"a file that others can access (mode {stat.S_IMODE(state.st_mode):o})"
-            raise Unreadable(found=found, expected="a file that only you can access: chmod 600 it")
+            raise Unreadable(found=found, expected="a file that only you can access: run `chmod 600` on it")
         content = file.read(limit + 1)
     if len(content) > limit:
         raise Unreadable(found="a file that is too large", expected=f"at most {limit // 1024} KiB")

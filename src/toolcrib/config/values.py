@@ -160,7 +160,7 @@ class ValueReader:
 
     def texts(self, field: ConfigField, *, into: str) -> tuple[str, ...] | None:
         if not isinstance(field.value, list):
-            self.report.error(field.path, found=describe(field.value), expected="a list of texts")
+            self.report.error(field.path, found=describe(field.value), expected="a list of strings")
             return None
         texts = [self.text(item, into=(into, position)) for position, item in field.parts().items()]
         return tuple(text for text in texts if text is not None)
@@ -168,7 +168,7 @@ class ValueReader:
     def table(self, field: ConfigField, *, into: str) -> dict[str, str] | None:
         """A mapping of names to texts, which count as secrets."""
         if not isinstance(field.value, Mapping):
-            self.report.error(field.path, found=describe_type(field.value), expected="a mapping of names to texts")
+            self.report.error(field.path, found=describe_type(field.value), expected="a mapping of names to strings")
             return None
         texts = {name: self.text(one, into=(into, name), secret=True) for name, one in field.parts().items()}
         return {name: text for name, text in texts.items() if text is not None}

@@ -169,7 +169,7 @@ class Kit(AsyncResource, ToolProvider):
             )
         if server not in self._servers:
             raise UnknownServer(
-                f'There is no server "{server}".', remedy=f"There are: {', '.join(self._servers) or 'none'}."
+                f'There is no server "{server}".', remedy=f"Available: {', '.join(self._servers) or 'none'}."
             )
         return self._servers[server]
 
@@ -210,7 +210,7 @@ def _refuse_same_names(configs: Sequence[ServerConfig]) -> None:
     for config in configs:
         if other := seen.get(server_key(config.name)):
             raise UsageError(
-                f"Two servers have one name: {other} and {config.name}.",
+                f"Two servers have the same name: {other} and {config.name}.",
                 remedy="Give them names that differ in more than case or special characters.",
             )
         seen[server_key(config.name)] = config.name

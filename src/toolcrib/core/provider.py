@@ -146,7 +146,7 @@ class ToolProvider(ABC):
         status = self.status()
         if server not in status:
             raise UnknownServer(
-                f'There is no server "{server}".', remedy=f"There are: {', '.join(sorted(status)) or 'none'}."
+                f'There is no server "{server}".', remedy=f"Available: {', '.join(sorted(status)) or 'none'}."
             )
         return status[server]
 
@@ -162,7 +162,7 @@ class ToolProvider(ABC):
         It must be quick; its exceptions are logged. Returns a function that ends the subscription.
         """
         if not callable(handler):
-            raise UsageError(f"{handler!r} cannot handle events.", remedy="Give a function with one parameter.")
+            raise UsageError(f"{handler!r} cannot handle events.", remedy="Pass a function with one parameter.")
         for kind in kinds:
             if kind not in PUBLIC_EVENTS:
                 names = ", ".join(one.__name__ for one in PUBLIC_EVENTS)
@@ -184,7 +184,7 @@ class ToolProvider(ABC):
             yield
         except CallTimeout as late:
             if timeout is not None:
-                late.remedy = "Give a longer `timeout=` if it needs more time."
+                late.remedy = "Pass a longer `timeout=` if it needs more time."
             raise
         except ServerUnavailable as error:
             if advice := self._advice(str(error.data.get("server", ""))):
@@ -219,5 +219,5 @@ def call_request(name: str, arguments: Mapping[str, Any] | None, timeout: float 
 def _check_timeout(timeout: Any) -> None:
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise UsageError(
-            f"timeout: found {timeout!r}, expected seconds, more than 0.", remedy="Give a number, or None."
+            f"timeout: found {timeout!r}, expected seconds, more than 0.", remedy="Pass a number, or None."
         )

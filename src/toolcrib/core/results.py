@@ -121,7 +121,7 @@ def to_google(
 ) -> list[dict[str, Any]]:
     """`name` is the declared name of the function. Models before Gemini 3 accept media only after the response."""
     if media not in get_args(MediaPlace):
-        raise UsageError(f"There is no place {media!r} for media.", remedy='Use "inside" or "after".')
+        raise UsageError(f"media cannot be {media!r}.", remedy='Use "inside" or "after".')
     found = pieces(result, GOOGLE | GOOGLE_AFTER)
     files = [piece for piece in found if isinstance(piece, MediaPiece)]
     within = [file for file in files if file.media_type in GOOGLE and media == "inside"]
@@ -175,7 +175,7 @@ def _media(data: bytes, kind: str, uri: str, taken: frozenset[str]) -> Piece:
     kind = _SAME.get(kind, kind)
     if kind in taken and has_media_type(kind, data):
         return MediaPiece(data=data, media_type=kind, uri=uri)
-    label = f"declared as {kind} but not that" if kind in taken else kind or "of unknown type"
+    label = f"declared as {kind} but invalid" if kind in taken else kind or "of unknown type"
     return f"({len(data)} bytes{f' of {uri}' if uri else ''}, {label}, cannot be shown.)"
 
 

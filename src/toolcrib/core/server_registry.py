@@ -143,7 +143,7 @@ class ServerRegistry:
         if config is not None and not config.enabled:
             raise UsageError(f"{name} is disabled in {config.source}.", remedy="Enable it there.")
         raise UnknownServer(
-            f'There is no server "{name}".', remedy=f"There are: {', '.join(sorted(home.servers)) or 'none'}."
+            f'There is no server "{name}".', remedy=f"Available: {', '.join(sorted(home.servers)) or 'none'}."
         )
 
 

@@ -129,7 +129,7 @@ class Tools(Sequence[OfferedTool]):
                 return displayed[0]
         nearest = difflib.get_close_matches(name, self.names, n=_NEAREST)
         more = ", …" if len(self) > _LISTED else ""
-        there = f"There are: {', '.join(self.names[:_LISTED]) or 'none'}{more}."
+        there = f"Available: {', '.join(self.names[:_LISTED]) or 'none'}{more}."
         raise UnknownTool(
             f'There is no tool "{name}".',
             remedy=f"Did you mean {', '.join(nearest)}?" if nearest else there,

@@ -199,7 +199,7 @@ class WorkspaceServer:
                 self._end(_OpenWorkspace(workspace, stamp))
                 raise WorkspaceError(
                     f"{root} is no longer the same folder: it or a parent is now a link.",
-                    remedy="A person has to restore the folder, or add the agent again.",
+                    remedy="The user has to restore the folder, or add the agent again.",
                 )
             opened = self._open[root] = _OpenWorkspace(workspace, stamp)
         opened.used = self._clock()

@@ -188,7 +188,7 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
     except ValueError as error:
-        raise UsageError(f"Not a command: a line has at most {MAX_BODY} bytes.") from error
+        raise UsageError(f"Invalid command: the line is longer than {MAX_BODY} bytes.") from error
 
 
 async def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | None]:
@@ -196,24 +196,24 @@ async def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | N
         await count_values(line)
         message = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"Not a command: {error}") from error
+        raise UsageError(f"Invalid command: {error}") from error
     except Rejected as rejected:
-        raise UsageError(f"Not a command: {rejected.message}") from rejected
+        raise UsageError(f"Invalid command: {rejected.message}") from rejected
     method, params = message.get("method"), message.get("params", {})
     if not isinstance(method, str) or not isinstance(params, dict):
-        raise UsageError("Not a command: method must be a string and params an object.")
+        raise UsageError("Invalid command: method must be a string and params an object.")
     root = message.get("root")
     if root is None:
         return message.get("id"), method, params, None
     try:
         return message.get("id"), method, params, _root(root)
     except ValueError as error:
-        raise UsageError(f"Not a command: root: {error}.") from error
+        raise UsageError(f"Invalid command: root: {error}.") from error
 
 
 def _root(given: Any) -> Path:
     if not isinstance(given, str) or not Path(given).is_absolute():
-        raise ValueError("It must be the absolute path of a folder")
+        raise ValueError("it must be the absolute path of a folder")
     # Not with pathlib, which raises for a loop of links.
     return Path(os.path.realpath(usable_path(given)))
 

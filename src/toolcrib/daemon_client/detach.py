@@ -59,7 +59,7 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
         child.kill()
         child.wait()
         raise ToolcribError(
-            "The daemon did not start in time." if not ready else "The daemon ended during its start.",
+            "The daemon did not start in time." if not ready else "The daemon exited while starting.",
             remedy=f"See {paths.state_dir / 'start.log'} and {paths.log}.",
         )
     answer: dict[str, Any] = json.loads(line)

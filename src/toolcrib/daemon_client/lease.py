@@ -236,7 +236,7 @@ class AgentLease:
         """Returns None if a daemon continues with the agent."""
         await self._connection.close()
         if self.for_runs:
-            return LeaseLost(why="The daemon that was started for runs ended.")
+            return LeaseLost(why="The daemon that was started for runs stopped.")
         deadline = time.monotonic() + GONE_FOR
         while time.monotonic() < deadline and not self._released:
             try:
@@ -250,7 +250,11 @@ class AgentLease:
             if granted["endpoint"] != self.url:
                 return LeaseLost(why=f"The daemon restarted at another address, {granted['endpoint']}.")
             return None
-        return None if self._released else LeaseLost(why=f"The daemon stopped and did not return in {GONE_FOR:.0f} s.")
+        return (
+            None
+            if self._released
+            else LeaseLost(why=f"The daemon stopped and did not come back within {GONE_FOR:.0f} s.")
+        )
 
     async def _resumed(self) -> Mapping[str, Any]:
         connection = await DaemonConnection.to(self._path)
@@ -297,14 +301,14 @@ class LeaseClient:
                 made = await AgentLease.begin(connection, wanted, path=self._paths.socket, root=self._root)
             except UnknownCommand as old:
                 raise DaemonNotRunning(
-                    "The running daemon is of an older version that does not support runs.",
+                    "The running daemon is an older version that does not support runs.",
                     remedy="Stop it with `toolcrib down`, then run again.",
                 ) from old
             except (DaemonDisconnected, DaemonNotRunning) as gone:
                 # It was ending when we connected; try the next one.
                 if time.monotonic() > deadline:
                     raise DaemonNotRunning(
-                        "The daemon ended before it leased an agent.", remedy="See `toolcrib logs`."
+                        "The daemon exited before it leased an agent.", remedy="See `toolcrib logs`."
                     ) from gone
                 await asyncio.sleep(_POLL)
                 continue

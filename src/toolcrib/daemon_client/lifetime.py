@@ -23,7 +23,9 @@ from toolcrib.daemon_client.starting import is_same_file
 from toolcrib.errors import AlreadyRunning, DaemonNotRunning, UsageError
 
 _PATIENCE = 5.0
-_FOR_RUNS_REMEDY = "It ends with the last run; `toolcrib runs` lists them, `toolcrib down` ends it and them now."
+_FOR_RUNS_REMEDY = (
+    "It stops after the last run. `toolcrib runs` lists the runs; `toolcrib down` stops the daemon and its runs now."
+)
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ class RunningWorkspace:
 
         if not self.is_alive:
             raise ServerUnavailable(
-                f"The workspace server of {self.root} has ended, or you closed it.",
+                f"The workspace server of {self.root} has exited, or you closed it.",
                 remedy="Call ensure_workspace again.",
             )
         way = httpx2.AsyncHTTPTransport(uds=str(self.socket))
@@ -164,7 +164,7 @@ def _server_of(root: Path) -> SharedProcess:
             return WorkspaceError(**json.loads(output))
         return ServerUnavailable(f"The {name} did not start. Its output: {output or 'none.'}")
 
-    return SharedProcess(name, ServerUnavailable, "See its log, or end it.", failed, second_look=0.3)
+    return SharedProcess(name, ServerUnavailable, "See its log, or stop it.", failed, second_look=0.3)
 
 
 def _close_copies() -> None:

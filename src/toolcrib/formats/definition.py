@@ -101,7 +101,7 @@ def options_of(offer: OfferedTool, provider: str) -> dict[str, Any]:
     if wrong := sorted(_NOT_OPTIONS.intersection({*options, *(inner or ())})):
         raise ConfigError(
             f"The {provider} options of {offer.name} cannot set {', '.join(wrong)}.",
-            remedy="Change a tool's name, description or arguments with a transform, such as Rename or Describe.",
+            remedy="Change name, description or arguments with a transform, such as RenameTools or DescribeTools.",
         )
     return options
 

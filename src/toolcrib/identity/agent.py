@@ -49,8 +49,8 @@ def naming_tokens(text: str, holder: Callable[[str], str]) -> str:
 RESERVED_NAMES = MappingProxyType(
     {
         "owner": "The owner may do everything; there is nothing to allow or deny.",
-        "client": "It is every program that starts `toolcrib stdio` without an agent, with the profile developer. "
-        "`toolcrib connect CLIENT --agent NAME` gives a client its own agent, with rules.",
+        "client": "`client` means any program that runs `toolcrib stdio` without an agent. It has the profile "
+        "developer. `toolcrib connect CLIENT --agent NAME` gives a client its own agent, with rules.",
     }
 )
 """Names of callers without a minted token, each with an explanation for error messages."""

@@ -277,7 +277,7 @@ class AgentRegistry:
             detail={"profile": name, "rules": rules, "own_tools": str(checked.own_tools)},
         )
         if before is not None and narrows_profile(before, checked):
-            await self._state.narrow(wanted, change, effect=f"The profile {name} is narrower")
+            await self._state.narrow(wanted, change, effect=f"The profile {name} allows less")
         else:
             await self._state.widen(wanted, change)
         return True
@@ -286,7 +286,7 @@ class AgentRegistry:
     async def drop_profile(self, name: str) -> None:
         """Removes one of the person's own profiles, if no agent uses it."""
         if name in BUILTIN:
-            raise UsageError(f"The profile {name} is built in.", remedy="It cannot be removed; no agent has to use it.")
+            raise UsageError(f"The profile {name} is built in.", remedy="Built-in profiles cannot be removed.")
         records = self._records
         if name not in records.profiles:
             raise _unknown("profile", name, self.profiles)
@@ -345,7 +345,7 @@ class AgentRegistry:
 
     async def _end(self, names: Sequence[str], *changes: AuditedChange) -> None:
         try:
-            await self._state.narrow(self._records.without(names), *changes, effect=f"Ended: {', '.join(names)}")
+            await self._state.narrow(self._records.without(names), *changes, effect=f"Removed: {', '.join(names)}")
         finally:
             await self._remove_folders(*names)
 

@@ -339,7 +339,7 @@ class SessionRegistry:
     def _evict(self, session: Session | None, full: str) -> None:
         if session is None:
             raise TooManySessions(
-                f"{full} active sessions.", remedy="Wait for some to end, or end some with `toolcrib sessions`."
+                f"{full} active sessions.", remedy="Wait for some to end, or end some with `toolcrib sessions end`."
             )
         self._forget(session)
 

@@ -233,7 +233,7 @@ class PermissionState:
                 ) from error
         if lost is not None:
             raise StoreError(
-                f"{effect} until a restart, because that could not be stored: {lost.message}",
+                f"{effect}, but only until a restart, because the change could not be stored: {lost.message}",
                 remedy=f"{lost.remedy} Then repeat the command.".lstrip(),
             ) from lost
 

@@ -54,7 +54,7 @@ async def run_program(order: WorkerOrder, send: SendLine) -> WorkerResult:
 
 
 def _end(result: ExecutionResult, run: CodingAgentRun) -> WorkerResult:
-    why = result.error or f"It ended as {result.status}."
+    why = result.error or f"Its status is {result.status}."
     error = "" if result.ok else f"{why} {result.metadata['remedy']}".rstrip()
     return WorkerResult(done=result.ok, text=run.mask(result.text), error=run.mask(error), usage=asdict(result.usage))
 
@@ -73,11 +73,11 @@ async def carry_out(order: WorkerOrder, send: SendLine) -> None:
     try:
         end = await working
     except asyncio.CancelledError:
-        end = WorkerResult(done=False, error="It was ended.")
+        end = WorkerResult(done=False, error="It was stopped.")
     except ToolcribError as error:
         end = WorkerResult(done=False, error=error.text())
     except DaemonDisconnected:
-        end = WorkerResult(done=False, error="The daemon ended before it leased an agent.")
+        end = WorkerResult(done=False, error="The daemon exited before it leased an agent.")
     send(end.to_json())
 
 

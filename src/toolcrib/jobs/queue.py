@@ -352,7 +352,7 @@ class JobQueue:
                 async for message in worker.lines():
                     job.received(message)
         except TimeoutError:
-            job.stopped, job.stopped_as = "It exceeded its time limit and did not end.", JobStatus.FAILED
+            job.stopped, job.stopped_as = "It exceeded its time limit and did not stop.", JobStatus.FAILED
             await worker.stop(grace=_GRACE)
         finally:
             how = await worker.close()
@@ -381,14 +381,14 @@ class JobQueue:
         if not row.submitter_since:
             return
         if not agents.knows(row.submitter) or agents.find(row.submitter).created_at != row.submitter_since:
-            self._mark_stopped(job, f"Its submitter {row.submitter} has ended.", JobStatus.CANCELLED)
+            self._mark_stopped(job, f"Its submitter {row.submitter} no longer exists.", JobStatus.CANCELLED)
 
     def _agent_ended(self, event: Event) -> None:
         if not isinstance(event, AgentEnded) or event.returns:
             return
         for job in tuple(self._active.values()):
             if job.row.submitter_since and job.row.submitter == event.agent:
-                self._stop(job, f"Its submitter {event.agent} has ended.", JobStatus.CANCELLED)
+                self._stop(job, f"Its submitter {event.agent} no longer exists.", JobStatus.CANCELLED)
             elif job.row.agent == event.agent:
                 # A normal end looks the same here, and its result may still be on its way.
                 asyncio.get_running_loop().call_later(_AGENT_GONE, self._stop_unended, job)

@@ -164,7 +164,7 @@ def _timeout(wanted: float | None, settings: JobSettings) -> float:
     if wanted is not None and wanted > settings.max_timeout:
         raise UsageError(
             f"A job may take {settings.max_timeout:.0f} s at most.",
-            remedy="Ask for less; the owner sets the limit with `jobs: max_timeout` in the configuration.",
+            remedy="Lower timeout; the owner sets the limit with `jobs: max_timeout` in the configuration.",
         )
     return settings.timeout if wanted is None else wanted
 
@@ -173,7 +173,7 @@ def _model(crib: Crib, principal: Principal, order: SubmitJob, settings: JobSett
     if order.runs != AGENT_LOOP:
         if order.model:
             raise UsageError(
-                f"{order.runs} chooses its model by its own configuration.", remedy="Omit model, or omit `with`."
+                f"{order.runs} takes its model from its own configuration.", remedy="Omit model, or omit `with`."
             )
         return ""
     model = order.model or settings.model

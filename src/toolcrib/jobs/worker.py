@@ -133,8 +133,10 @@ class _Process:
             # asyncio keeps the pipes open as long as any process holds their other end.
             getattr(self._process, "_transport").close()  # noqa: B009 - there is no public API for this
         code = self._process.returncode
-        how = f"Signal {-code} ended its process" if code and code < 0 else f"Its process ended with code {code}"
-        return f"{how}, with the output: {' | '.join(self._said)}." if self._said else f"{how}."
+        how = (
+            f"Its process was killed by signal {-code}" if code and code < 0 else f"Its process exited with code {code}"
+        )
+        return f"{how}. Output: {' | '.join(self._said)}." if self._said else f"{how}."
 
     async def _gone(self, limit: float) -> None:
         with contextlib.suppress(TimeoutError):

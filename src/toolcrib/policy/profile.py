@@ -125,7 +125,7 @@ BUILTIN: Mapping[str, Profile] = MappingProxyType(
             ),
             _builtin(
                 "developer",
-                "Every tool of every server; of Toolcrib's own tools, the read-only ones and jobs.",
+                "Every tool of every server, and Toolcrib's read-only and job tools.",
                 (Verdict.ALLOW, "*:*", {}),
                 # Of the tools that are not read-only, only those for jobs are open-world.
                 (Verdict.DENY, "crib:*", {"read_only": False, "open_world": False}),

@@ -248,7 +248,7 @@ class HttpLink(ServerLink):
         error = _protocol_error(await response.read())
         if self._session_id and _forgot_session(status, error):
             self.expire_session()
-            raise SessionExpired(f"Server '{self.name}': it no longer knows our session. The call did not run.")
+            raise SessionExpired(f"Server '{self.name}': it no longer knows the session. The call did not run.")
         if status == 401 and await asyncio.to_thread(has_new_token, self._config):
             self.expire_session()
             raise SessionExpired(f"Server '{self.name}': its token has been replaced. The call did not run.")

@@ -279,7 +279,7 @@ class ServerLink(abc.ABC):
     def expire_session(self) -> None:
         """Marks the connection as lost because the server no longer knows our session."""
         self.session_expired = not self.lost.done()
-        self.lose("The server has forgotten our session.")
+        self.lose("The server no longer knows the session.")
 
     def end_calls(self, reason: str) -> None:
         """Fails all calls in flight at once."""

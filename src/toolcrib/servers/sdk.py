@@ -238,7 +238,7 @@ class HttpObserver:
         self.failure = error
         # Other failures may affect only one request: some servers drop the GET for a stream they don't offer.
         if isinstance(error, httpx2.ConnectError):
-            self.on_unreachable("Nothing listens there any longer.")
+            self.on_unreachable("Nothing is listening there any more.")
 
 
 @contextlib.asynccontextmanager

@@ -222,7 +222,7 @@ class Server:
         state = {
             ServerState.CONNECTING: "is still connecting",
             ServerState.STOPPED: "is stopped",
-            ServerState.FAILED: "could not be reached and is no longer retried",
+            ServerState.FAILED: "could not be reached; Toolcrib stopped trying",
         }.get(self._state, "is unavailable")
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""

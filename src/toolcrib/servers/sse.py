@@ -99,7 +99,7 @@ class _Stream:
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
             self.on_expired()
-            why = "it no longer knows our session" if status == 404 else "its token has been replaced"
+            why = "it no longer knows the session" if status == 404 else "its token has been replaced"
             raise SessionExpired(f"Server '{self._config.name}': {why}. The call did not run.")
         if status >= 300:
             reason = explain_status(status, endpoint)

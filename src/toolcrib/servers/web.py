@@ -171,7 +171,7 @@ def explain_network(error: BaseException, url: str) -> str:
         if isinstance(cause, socket.gaierror):
             return f"The host of {where} could not be resolved. Check the address and the network."
         if isinstance(cause, ConnectionRefusedError):
-            return f"Nothing listens at {where} (connection refused). Start the server or correct the address."
+            return f"Nothing is listening at {where} (connection refused). Start the server or correct the address."
         if isinstance(cause, TimeoutError):
             return f"{where} did not answer in time."
         if isinstance(cause, ConnectionResetError | BrokenPipeError):
@@ -179,7 +179,7 @@ def explain_network(error: BaseException, url: str) -> str:
     if "Timeout" in type(error).__name__:
         return f"{where} did not answer in time."
     if "refused" in str(error).lower() or "All connection attempts failed" in str(error):
-        return f"Nothing listens at {where} (connection refused). Start the server or correct the address."
+        return f"Nothing is listening at {where} (connection refused). Start the server or correct the address."
     return f"The connection to {where} failed ({type(error).__name__})."
 
 
@@ -197,7 +197,7 @@ def explain_status(status: int, url: str) -> str:
     if status == 401:
         return f"{where} needs credentials: set the server's auth or headers (HTTP 401)."
     if status == 403:
-        return f"{where} refuses our credentials: check the server's auth or headers (HTTP 403)."
+        return f"{where} rejected the credentials: check the server's auth or headers (HTTP 403)."
     if status in {404, 405}:
         return (
             f"{where} is not an MCP endpoint of this transport (HTTP {status}). "

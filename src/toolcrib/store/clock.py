@@ -108,7 +108,11 @@ async def watch(clock: ExpiryClock, store: Store, note: Callable[[AuditedChange]
         await asyncio.sleep(_CHECK_INTERVAL)
         try:
             if (ahead := clock.ahead) and not diverged:
-                log.warning("the system clock jumped by %.0f s; rows are deleted only as fast as time elapses", ahead)
+                log.warning(
+                    "the system clock jumped by %.0f s; until it agrees again or you run `toolcrib clock confirm`, "
+                    "rows expire by elapsed time only",
+                    ahead,
+                )
                 await note(AuditedChange(what="clock jumped", detail={"seconds": round(ahead)}))
             elif diverged and not ahead:
                 await note(AuditedChange(what="clock agrees again"))

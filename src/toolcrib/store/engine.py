@@ -230,7 +230,7 @@ def _how_to_connect(original: BaseException, reason: str, url: sa.URL) -> str:
             "configuration as `store: postgresql://user:${DB_PASSWORD}@host/name`."
         )
     if "authentication failed" in reason:
-        return "Correct the user or the password, where you keep it: PGPASSFILE, TOOLCRIB_STORE or `store:`."
+        return "Correct the user or password in PGPASSFILE, TOOLCRIB_STORE or `store:`."
     if "no pg_hba.conf entry" in reason:
         return "Allow this user, database and address in the server's pg_hba.conf, or ask its administrator."
     if "database" in reason and "does not exist" in reason:

@@ -96,7 +96,8 @@ class LockLost(StoreError):
     def __init__(self, message: str, *, by_another: bool) -> None:
         # Our own previous session, which the server has not ended yet, is only a temporary obstacle.
         self.by_another = by_another
-        remedy = "Stop this one and restart it when the other has ended." if by_another else "This is temporary."
+        again = "Stop this process, and restart it when the other one has stopped."
+        remedy = again if by_another else "Wait a moment: this is temporary."
         super().__init__(message, remedy=remedy)
 
 
@@ -147,8 +148,9 @@ def _already_running(
     if daemon:
         message = f"A Toolcrib daemon is using the database {place}{named}."
         remedy = (
-            "Use that daemon from its home: commands go through it, and programs use `Crib.connect()`; `toolcrib down` "
-            "there stops it. Or use another database: `up --store FILE`, or TOOLCRIB_STORE for any command."
+            "Use that daemon: from its home, commands go through it, and programs use `Crib.connect()`. Or stop it "
+            "there with `toolcrib down`. Or use another database: `toolcrib up --store FILE`, or TOOLCRIB_STORE for "
+            "any command."
         )
     else:
         message = f"A program, or a command without a daemon, is using the database {place}{named}."

@@ -225,7 +225,7 @@ def _check_head(target: WriteTarget, data: bytes, after: int | None) -> None:
         raise WorkspaceError(
             f"{target.asked} cannot be written: with this content git would treat its folder as a repository, whose "
             "configuration can start programs.",
-            remedy="Write other content or another name. A person can allow it: repositories: true in workspace.yml "
+            remedy="Write other content or another name. The user can allow it: repositories: true in workspace.yml "
             "(a project's file needs `toolcrib trust`).",
             data={"path": str(target.asked)},
         )
@@ -237,7 +237,7 @@ def _check_fit(target: WriteTarget, before: os.stat_result) -> None:
         why = "its permissions do not allow it"
     if why:
         raise WorkspaceError(
-            f"{target.asked} cannot be written: {why}.", remedy="Write another file.", data={"path": str(target.asked)}
+            f"{target.asked} cannot be written: {why}.", remedy="Use another file.", data={"path": str(target.asked)}
         )
 
 
@@ -248,7 +248,7 @@ def why_not_replaceable(before: os.stat_result) -> str:
     if not stat.S_ISREG(before.st_mode):
         return f"it is a {file_kind(before.st_mode)}, not a file"
     if before.st_nlink > 1:
-        return f"it has {before.st_nlink} hard links, some of which may be outside"
+        return f"it has {before.st_nlink} hard links, perhaps outside the folder"
     # Replacing it would work, but it is read-only on purpose.
     if not before.st_mode & 0o222:
         return f"it is read-only (mode {stat.S_IMODE(before.st_mode):04o})"

@@ -181,14 +181,14 @@ _REASONS: dict[int, tuple[str, str]] = {
     errno.ELOOP: ("leads through too many links", "Name the file itself instead of a link to it."),
     errno.ENOTDIR: ("goes through something that is not a folder", "List the folders."),
     errno.EISDIR: ("is a folder", "Name a file in it."),
-    errno.EACCES: ("may not be opened: permission denied", "Its owner must allow it."),
-    errno.EPERM: ("may not be changed: the system does not permit it", "Its owner must allow it."),
-    errno.ENAMETOOLONG: ("is too long a name", "Shorten it."),
+    errno.EACCES: ("cannot be opened: permission denied", "Its owner must allow it."),
+    errno.EPERM: ("cannot be changed: the system does not permit it", "Its owner must allow it."),
+    errno.ENAMETOOLONG: ("is too long", "Shorten it."),
     errno.ENOSPC: ("could not be written: the disk is full", _FULL),
     errno.EDQUOT: ("could not be written: the disk quota is used up", _FULL),
     errno.EFBIG: ("could not be written: it would be too large", "Write several smaller files."),
     errno.EROFS: ("could not be written: the file system is read-only", "Only reading works here."),
-    errno.ENXIO: ("is a device or a pipe without its other end", "Only regular files can be read."),
+    errno.ENXIO: ("is a device or an unconnected pipe", "Only regular files can be read."),
     errno.EEXIST: ("already exists", "Choose another name, or overwrite it."),
 }
 _KINDS = {
@@ -244,7 +244,7 @@ def _nothing_there(folder: Folder, place: FolderPath, number: int) -> WorkspaceE
 def _missing(folder: Folder, asked: FolderPath, wrong: FolderPath, parent: int) -> WorkspaceError:
     near = [str(wrong.parent / name) for name in _near(folder, wrong, parent)]
     where = "in the workspace" if not wrong.parts[1:] else f"in {wrong.parent}"
-    message = f"{asked} does not exist: parent is no {wrong.name} {where}."
+    message = f"{asked} does not exist: there is no {wrong.name} {where}."
     remedy = f"Did you mean {', '.join(near)}?" if near else f"List the files {where}."
     return WorkspaceError(message, remedy=remedy, data={"path": str(asked), "near": near})
 

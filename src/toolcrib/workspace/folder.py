@@ -79,7 +79,7 @@ class Folder:
             self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise WorkspaceError(
-                f"{root} cannot be a workspace: {error.strerror}.", remedy="Name a folder that exists."
+                f"{root} cannot be a workspace: {error.strerror}.", remedy="Choose an existing folder."
             ) from error
         try:
             # The real path of the opened folder; the given path may lead elsewhere by now.
@@ -117,7 +117,7 @@ class Folder:
         if not self.same():
             raise WorkspaceError(
                 f"{self.root} is no longer the folder that was opened: it was moved, removed or replaced.",
-                remedy="Nothing works here until a person restarts this server.",
+                remedy="Nothing works here until the user restarts this server.",
             )
 
     def path_of(self, path: str) -> FolderPath:
@@ -167,7 +167,7 @@ class Folder:
             return "it is hidden by the workspace's settings"
         if pattern := self._guarded.first(real.parts):
             return (
-                f"other programs obey {pattern} when a person opens the folder. A person can allow it: "
+                f"{pattern} configures other programs. The user can allow it: "
                 f'guarded: {{"{pattern}": off}} in workspace.yml (a project\'s file needs `toolcrib trust`)'
             )
         return self._why_not_git(real)

@@ -101,7 +101,7 @@ def _pattern(pattern: str) -> str:
         return "|".join(_whole(one) for one in expand_braces(pattern))
     except BadGlob as error:
         raise WorkspaceError(
-            f"The glob {pattern[:MAX_GLOB_LENGTH]!r} is not usable: {error}, at character {error.place}.",
+            f"The glob {pattern[:MAX_GLOB_LENGTH]!r} is invalid: {error}, at character {error.place}.",
             remedy="A backslash escapes the next character. Examples: *.py, src/**/*.ts, {src,tests}/**.",
         ) from None
 

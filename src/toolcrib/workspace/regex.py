@@ -209,7 +209,7 @@ def _bad_pattern(pattern: str, why: str) -> WorkspaceError:
     part = why.rpartition(": ")[2]
     place = f", at character {pattern.find(part) + 1}" if part and part != why and part in pattern else ""
     return WorkspaceError(
-        f"The pattern is not usable: {why}{place}.",
+        f"The pattern is invalid: {why}{place}.",
         remedy="A backslash escapes a special character; literal: true takes the pattern as plain text.",
         data={"argument": "literal"},
     )

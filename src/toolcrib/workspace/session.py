@@ -65,8 +65,8 @@ class WorkspaceSession:
             left = self.limits.session_bytes - self.written
             if count > left:
                 raise _used_up(
-                    f"{_mb(self.written)} of the {_mb(self.limits.session_bytes)} that it may write, and "
-                    f"{count} bytes more do not fit",
+                    f"{_mb(self.written)} of its {_mb(self.limits.session_bytes)} write limit; "
+                    f"{count} more bytes do not fit",
                     "session_mb",
                     f"At most {left} bytes can still be written.",
                 )

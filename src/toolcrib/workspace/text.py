@@ -105,7 +105,7 @@ def one_line(text: str) -> str:
 
 def ignored_note(count: int, what: str) -> str:
     """How many entries .gitignore left out, for the first line of a result."""
-    return f" ({count:,} ignored by .gitignore not {what}; ignored: true does)" if count else ""
+    return f" ({count:,} ignored by .gitignore not {what}; set ignored: true)" if count else ""
 
 
 def incomplete_note(walk: FolderWalk, advice: str) -> str:

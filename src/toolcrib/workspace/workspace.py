@@ -135,22 +135,22 @@ class Workspace:
         if ruled_as in self.settings.off:
             return WorkspaceError(
                 f"{name} is switched off in this workspace.",
-                remedy="A person can switch it on: `tools:` in workspace.yml.",
+                remedy="The user can switch it on: `tools:` in workspace.yml.",
             )
         if self.settings.read_only and ruled_as in WRITING_TOOLS:
             return WorkspaceError(
                 f"{name} is not available: this workspace is read-only.",
-                remedy="The tools that are offered work. A person can start it without read-only mode.",
+                remedy="Use the listed tools. Only the user can start it without read-only mode.",
             )
         if self.settings.read_only and self.unsafe and self.runs_code(name):
             return WorkspaceError(
                 f"{name} is not available: this workspace is read-only, which needs a sandbox.",
-                remedy="Reading and searching work. A person can start it without --unsafe-no-sandbox.",
+                remedy="Reading and searching work. The user can start it without --unsafe-no-sandbox.",
             )
         if self._ci and ruled_as in SHELL_TOOLS:
             return WorkspaceError(
                 f"{name} is not available in CI ({self._ci} is set).",
-                remedy="The tools that are offered work. A person can set forbid_shell_in_ci: false in workspace.yml.",
+                remedy="Use the listed tools. The user can set forbid_shell_in_ci: false in workspace.yml.",
             )
         return None
 

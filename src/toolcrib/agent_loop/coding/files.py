@@ -107,7 +107,7 @@ def edit(context: ToolContext, given: EditArguments) -> ToolResult:
 class BashArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: str
     timeout: Annotated[float, msgspec.Meta(gt=0, description="Milliseconds.")] | None = None
-    description: Annotated[str, msgspec.Meta(description="What it does, for the user.")] = ""
+    description: Annotated[str, msgspec.Meta(description="Summary for the user.")] = ""
 
 
 async def bash(context: ToolContext, given: BashArguments) -> ToolResult:
@@ -118,7 +118,7 @@ async def bash(context: ToolContext, given: BashArguments) -> ToolResult:
             (await run_shell_safe(context, RunShellArguments(command=given.command, seconds=seconds))).data,
         )
     printed = [text.rstrip("\n") for text in (ran.stdout, ran.stderr) if text.strip("\n")]
-    notes = [f"(Output truncated; all of it: {ran.output_file})"] if ran.output_file else []
+    notes = [f"(Output truncated; full output: {ran.output_file})"] if ran.output_file else []
     lines = [*printed, *notes, *ran.notes]
     if ran.exit_code != 0:
         raise WorkspaceError("\n".join([ran.ending or f"Exit code {ran.exit_code}", *lines]))

@@ -115,7 +115,7 @@ def glob(context: ToolContext, given: GlobArguments) -> ToolResult:
         more = f"{len(found.files)} of {found.total} shown. " if found.total > len(found.files) else ""
         lines.append(f"\n({more}The search or the list is incomplete: give a narrower pattern, or a path.)")
     elif not found.files and found.ignored:
-        lines.append(f"({count_text(found.ignored, 'entry', 'entries')} in .gitignore skipped; `path` can name one.)")
+        lines.append(f"({count_text(found.ignored, 'entry', 'entries')} in .gitignore skipped; pass one as `path`.)")
     return ToolResult(found, "\n".join(lines))
 
 
@@ -126,7 +126,7 @@ def _begin(folder: Folder, given: GlobArguments) -> tuple[str, str]:
         return given.path, given.pattern
     plain = next((n for n, name in enumerate(names[:-1]) if _WILD & set(name)), len(names) - 1)
     if ".." in names[plain:]:
-        raise WorkspaceError("The pattern has .. after a wildcard.", remedy="Write it without that.")
+        raise WorkspaceError("The pattern has .. after a wildcard.", remedy="Put .. before it.")
     start = "/".join(names[:plain])
     place = folder.path_of((start or "/") if not names[0] else f"{given.path}/{start}")
     return str(place), f"./{'/'.join(names[plain:])}"
@@ -162,7 +162,7 @@ class GrepArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         name="-n", default=True
     )
     any_case: bool = msgspec.field(name="-i", default=False)
-    head_limit: Annotated[int, msgspec.Meta(ge=0, description="Most lines, or files.")] = USUAL_LIMIT
+    head_limit: Annotated[int, msgspec.Meta(ge=0, description="Max lines or files.")] = USUAL_LIMIT
 
 
 async def grep(context: ToolContext, given: GrepArguments) -> ToolResult:
@@ -193,7 +193,7 @@ def _notes(sheet: _Written, passed_over: SearchSummary) -> list[str]:
         notes.append(passed_over.unseen)
     if not sheet.tray.lines and passed_over.ignored:
         left = count_text(passed_over.ignored, "entry", "entries")
-        notes.append(f"{left} in .gitignore skipped; `path` can name one.")
+        notes.append(f"{left} in .gitignore skipped; pass one as `path`.")
     if not sheet.tray.lines and passed_over.binary:
         notes.append(f"{count_text(passed_over.binary, 'binary file')} skipped.")
     return [f"\n({' '.join(notes)})"] if notes else []

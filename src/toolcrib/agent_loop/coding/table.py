@@ -98,8 +98,8 @@ def _bash(settings: WorkspaceSettings) -> WorkspaceTool:
         name="Bash",
         title="Run a command",
         description=(
-            f"Run a command in a sandbox: it sees this folder and the system's programs;{network} {git}. Each call "
-            f"starts afresh in the folder. Ends after {most} ms, or timeout if shorter."
+            f"Run a command in a sandbox with this folder and the system's programs;{network} {git}. Each call "
+            f"is a new shell in the folder. Stops after {most} ms, or timeout if shorter."
         ),
         parameters=files.BashArguments,
         do=files.bash,

@@ -178,16 +178,16 @@ def _text(file: Path) -> str:
 def _governed(request: LaunchRequest) -> tuple[str, ...]:
     files = {
         OwnTools.NONE: "Claude Code has no built-in tools except the search for Toolcrib's tools.",
-        OwnTools.READ: f"Claude Code may only read files in {request.workdir}.",
-        OwnTools.EDIT: f"Claude Code may only read and change files in {request.workdir}. It may not change git's "
-        f"files, its own, {PROJECT_FOLDER} or files that configure other programs.",
+        OwnTools.READ: f"Claude Code can only read files in {request.workdir}.",
+        OwnTools.EDIT: f"Claude Code can only read and change files in {request.workdir}. It cannot change git's "
+        f"files, its own configuration, {PROJECT_FOLDER} or files that configure other programs.",
     }
     never = "write, " if request.own_tools is not OwnTools.EDIT else ""
     return (
         files[request.own_tools],
         f"Its built-in tools cannot {never}run commands, use the network or start subagents.",
-        "Hooks, plugins, skills, permissions and other MCP servers are off, yours and the project's. "
-        "Your login, model and refusals apply, and CLAUDE.md, yours and the project's.",
+        "Your and the project's hooks, plugins, skills, permissions and other MCP servers are off. "
+        "Your login, your model, your deny and ask rules, and both CLAUDE.md files apply.",
         "It does not read files named with @ in the prompt, and a prompt with a leading slash runs no command.",
     )
 

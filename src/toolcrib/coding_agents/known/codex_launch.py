@@ -171,8 +171,8 @@ def _governed(own: OwnTools, *, shell: bool) -> tuple[str, ...]:
         OwnTools.READ: "Codex's commands run in its sandbox: they can read, but cannot write or use the network."
         if shell
         else nothing,
-        OwnTools.EDIT: f"{writers} can write only in the folder, but not in its .git, .codex, .agents and "
-        f"{PROJECT_FOLDER}, nor files at its top that configure other programs; no network.",
+        OwnTools.EDIT: f"{writers} can write only in the folder, except in .git, .codex, .agents and {PROJECT_FOLDER} "
+        "and to top-level files that configure other programs. They have no network access.",
     }
     return (
         files[own],
@@ -187,10 +187,10 @@ def _ungoverned(request: LaunchRequest) -> tuple[str, ...]:
     lines = []
     if request.own_tools is not OwnTools.NONE and request.own_shell:
         lines.append(
-            "Codex's commands can read all files that you can read, also outside the folder, except Toolcrib's folders."
+            "Codex's commands can read all files that you can read, even outside the folder, except Toolcrib's folders."
         )
     if request.own_tools is OwnTools.EDIT:
-        lines.append(f"If the folder has a hard link to a file in {PROJECT_FOLDER}, they can change that file.")
+        lines.append(f"If the folder has a hard link to a file in {PROJECT_FOLDER}, Codex can change that file.")
     if request.extra:
         lines.append("Your own arguments for Codex may permit more.")
     if MANAGED_FILE.exists():

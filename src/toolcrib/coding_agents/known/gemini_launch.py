@@ -113,9 +113,9 @@ _OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_
 """Its built-in tools below `all`; the first two query Toolcrib."""
 _GOVERNED = {
     OwnTools.NONE: "Its own tools: none. It has only Toolcrib's.",
-    OwnTools.READ: "Its own tools: those that read files in the folder. None that writes, runs or fetches.",
-    OwnTools.EDIT: "Its own tools: those that read and change files in the folder, but not in .git, .gemini or "
-    f"{PROJECT_FOLDER}, nor files that configure other programs. None that runs or fetches.",
+    OwnTools.READ: "Its own tools can read files in the folder. They cannot write files, run commands or fetch URLs.",
+    OwnTools.EDIT: "Its own tools can read and change files in the folder. They cannot change .git, .gemini, "
+    f"{PROJECT_FOLDER} or files that configure other programs, run commands or fetch URLs.",
 }
 _REFUSES = (
     "In unattended runs it refuses to change build files (package.json, pyproject.toml, Makefile and the like), even "
@@ -284,12 +284,13 @@ def _refuse_reads(request: LaunchRequest, settings: Mapping[str, Any]) -> None:
         if real is None:
             raise UsageError(
                 f"{file} is a link out of the project or to another type of file, and Gemini CLI would follow it.",
-                remedy="Replace the link with the text.",
+                remedy="Replace the link with a copy of the file.",
             )
         for path in _imports(real, file.parent) if request.own_tools is OwnTools.NONE else ():
             raise UsageError(
-                f"{file} imports {path}, and Gemini CLI would read it, which this run may not do.",
-                remedy="Remove the @ there, or use a profile that may read, if workspace.yml hides nothing.",
+                f"{file} imports {path}. Gemini CLI would read it, but this run must not read files.",
+                remedy="Remove the @ before it, or use a profile that allows reading (and hide nothing in "
+                "workspace.yml).",
             )
 
 
@@ -331,7 +332,7 @@ def _governance(request: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, 
     """What is governed and what is not, as text for the user."""
     refuses = () if request.own_tools is OwnTools.READ else (_REFUSES,)
     if request.own_tools is OwnTools.ALL:
-        named = ("The project's Gemini settings are ignored, because they have their own entry toolcrib.",)
+        named = ("The project's Gemini settings are ignored, because they contain an entry named toolcrib.",)
         free = (
             "Its own tools: all of them, without asking.",
             "Your other MCP servers, hooks, extensions, skills and sub-agents.",
@@ -357,6 +358,9 @@ def _governance(request: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, 
 
 def _of_links(links: LinkAliases) -> tuple[str, ...]:
     folders = " or ".join(KEPT_FROM_IT)
-    made = f"Through a link into {folders} that is created during the run or elsewhere, it can change files there."
-    many = f"The folder has too many files to check for links: through one into {folders}, it can change files there."
+    made = f"If a link into {folders} is created during the run or elsewhere, Gemini CLI can change files there."
+    many = (
+        f"The folder has too many files to check for links. If one leads into {folders}, Gemini CLI can change files "
+        "there."
+    )
     return (made,) if links.are_all else (many, made)

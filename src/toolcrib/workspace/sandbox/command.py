@@ -77,7 +77,7 @@ class CapturedOutput:
         head, tail = (data, data) if self.whole else (self.head, self.tail)
         half = (limit // 2) if limit is not None else max(len(head), len(tail))
         head, tail = head[:half], tail[max(0, len(tail) - half) :]
-        where = f"; all of it: {self.kept}" if self.kept else ""
+        where = f"; full output: {self.kept}" if self.kept else ""
         left_out = self.total - len(head) - len(tail)
         return (
             head.decode(errors="replace")

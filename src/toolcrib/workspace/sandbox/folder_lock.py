@@ -44,10 +44,10 @@ def quarantine_new(folder: Folder, before: Survey, now: Survey) -> list[str]:
         why = (
             "a new git repository's configuration can start programs (repositories: true in workspace.yml keeps them)"
             if found in repositories
-            else "other programs obey it (guarded: in workspace.yml decides)"
+            else "it configures other programs (guarded: in workspace.yml)"
         )
         try:
-            done.append(f"{path} is now {quarantine(folder, found.parts)}: {why}.")
+            done.append(f"{path} was renamed {quarantine(folder, found.parts)}: {why}.")
         except OSError as error:
             done.append(f"{path} could not be renamed ({error.strerror}). Check it first: {why}.")
     return done
@@ -126,7 +126,7 @@ class FolderLock:
             while (found := await self._try()) is None:
                 if time.monotonic() > end or self._is_closing:
                     raise WorkspaceError(
-                        "Another command still runs in this folder; some files can only be protected once it ends.",
+                        "Another command is running in this folder; some files can only be protected once it ends.",
                         remedy="Wait for it, or stop it.",
                     )
                 await self._rest(min(pause, max(0.0, end - time.monotonic())))

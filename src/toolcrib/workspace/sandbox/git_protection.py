@@ -139,7 +139,7 @@ class Placeholders:
             except OSError as error:
                 raise WorkspaceError(
                     f"{path} cannot be protected from commands: {error.strerror}.",
-                    remedy="Make the folder writable for its owner, or use read-only mode.",
+                    remedy="Make the folder writable by its owner, or use read-only mode.",
                 ) from error
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(held.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -313,18 +313,18 @@ class RepositoryState:
             if name not in self.under_way and look_at(folder, (GIT, name)) is not None:
                 with contextlib.suppress(OSError):
                     _remove_operation(folder, name)
-                    done.append(f"{GIT}/{name} was removed: git would run its commands later, outside.")
+                    done.append(f"{GIT}/{name} was removed: git would run its commands unsandboxed.")
         there = _submodules_or_none(folder)
         if self.has_index and there is None:
             _quarantine_indexes(folder)
-            done.append(f"{GIT}/index is now quarantined.index: it cannot be read. `git reset` creates a new one.")
+            done.append(f"{GIT}/index, now quarantined.index, could not be read. `git reset` creates a new one.")
         for parts in there or ():
             if parts in self.submodules:
                 continue
             with contextlib.suppress(OSError):
                 if look_at(folder, (*parts, GIT)) is not None:
                     name = quarantine(folder, (*parts, GIT))
-                    done.append(f"{'/'.join((*parts, GIT))} is now {name}: git would follow its configuration.")
+                    done.append(f"{'/'.join((*parts, GIT))} was renamed {name}: git would follow its configuration.")
         if self.head and not self._has_head(folder):
             _restore(folder, "HEAD", self.head)
             done.append(f"{GIT}/HEAD was restored: it was invalid.")

@@ -227,7 +227,7 @@ class Sandbox:
         """Never fails: if no sandbox can be built or it does not hold, `refusal` gives the reason."""
         sandbox = cls(folder, settings, environ=environ, unsafe=unsafe)
         if unsafe:
-            log.warning("UNSAFE: commands in %s run WITHOUT A SANDBOX, as this user, with all it may do.", folder.root)
+            log.warning("UNSAFE: commands in %s run WITHOUT A SANDBOX, with all permissions of this user.", folder.root)
             return sandbox
         try:
             await sandbox._build()
@@ -362,7 +362,7 @@ class Sandbox:
             self.probes = (SandboxProbe("the sandbox can be created", False, error.message),)
             raise system.sandbox_refused(error.message.rstrip("."), error.remedy) from error
         if failed := next((probe for probe in self.probes if not probe.held), None):
-            why = f"the sandbox does not hold: probe “{failed.name}” failed ({failed.detail})"
+            why = f"the sandbox is not secure: probe “{failed.name}” failed ({failed.detail})"
             raise system.sandbox_refused(why, system.sandbox_remedy(failed.detail))
         if not self.settings.hidden:
             await finish_in_thread(self._look_at_the_start)

@@ -406,8 +406,8 @@ class _Surveyor:
             kind.append(surveyed_path(parts, there))
         elif most == MAX_MASKS:
             raise WorkspaceError(
-                f"More than {MAX_MASKS} files are hidden or folders closed, so commands cannot be run.",
-                remedy="Hide their parent folder rather than each of them; open folders with `chmod u+rx`.",
+                f"Commands cannot run: more than {MAX_MASKS} files are hidden or folders unreadable.",
+                remedy="Hide parent folders instead of single files; make folders readable with `chmod u+rx`.",
             )
         else:
             self.result.is_whole = False

@@ -248,7 +248,7 @@ def _make_room(path: Path) -> None:
             return
         except OSError:
             pass
-    raise AlreadyRunning(f"A server already listens at {path}.", remedy="Use that one, or choose another path.")
+    raise AlreadyRunning(f"A server is already listening at {path}.", remedy="Use that one, or choose another path.")
 
 
 TOKEN_VARIABLE = "TOOLCRIB_WORKSPACE_TOKEN"  # noqa: S105 - a name
@@ -306,7 +306,10 @@ def _read_token(file: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.", remedy="Choose another --token-file.") from error
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
-        raise ConfigError(f"Other users can read or change {file}.", remedy=f"`chmod 600 {file}`, and own the file.")
+        raise ConfigError(
+            f"Other users can read or change {file}.",
+            remedy=f"Run `chmod 600 {file}`, and make sure that you own the file.",
+        )
     return _checked_token(content.decode(errors="replace").strip(), str(file))
 
 

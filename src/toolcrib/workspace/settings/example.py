@@ -7,8 +7,8 @@ EXAMPLE = """\
 # What the workspace tools may do in this folder. Every setting is commented out and shows its default: remove the first
 # `#` to change it. `toolcrib workspace check` shows the effective settings, docs/workspace.md explains them.
 #
-# What this file forbids applies at once. What it allows applies after you run `toolcrib trust`. Your own file for all
-# folders is workspace.yml next to your config.yml. A file with a mistake stops every tool until you fix it.
+# Restrictions in this file apply immediately; permissions apply after you run `toolcrib trust`. Your own file for all
+# folders is workspace.yml next to your config.yml. While a file has an error, all tools are refused.
 
 # No write_file, edit_file or run_shell_safe; tests and linters run with the folder read-only.
 #read_only: false
@@ -46,8 +46,8 @@ EXAMPLE = """\
 # Files that no tool reads, writes, lists or finds; patterns as in .gitignore, such as [".env*", "secrets/**"].
 #hidden: []
 
-# Files that other programs obey when you open the folder (.vscode, .envrc, .claude …, all in docs/workspace.md) cannot
-# be written. `off` allows one of them, `on` adds a pattern, such as {.vscode: off, "deploy/**": on}.
+# Files that configure other programs (.vscode, .envrc, .claude …, all in docs/workspace.md) cannot be written. `off`
+# allows one of them, `on` adds a pattern, such as {.vscode: off, "deploy/**": on}.
 #guarded: {}
 
 # Whether tools and commands may create git repositories. If not, a repository that a command creates is renamed.
@@ -67,7 +67,7 @@ EXAMPLE = """\
 #  memory_mb: 4096
 #  processes: 512
 #  file_mb: 1024
-# How much of a command's output, a search or a listing a model gets, and how much output is kept as a file.
+# The most output of a command, search or listing that a model receives, and the most command output saved to a file.
 #  output_kb: 16
 #  kept_mb: 16
 # How much one read_file returns.

@@ -44,7 +44,7 @@ class FileTrust(enum.StrEnum):
     YOURS = "yours"
     CHOSEN = "named with --config"
     TRUSTED = "trusted"
-    UNTRUSTED = "not trusted: it can only forbid"
+    UNTRUSTED = "not trusted: only its restrictions apply"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +191,9 @@ def _waiting(source: _Source, effects: tuple[str, ...]) -> UntrustedFile | None:
     path = source.file.path
     source.document.report.warning(
         (),
-        found="a project file whose current content you have not trusted",
-        expected="your trust",
-        suggestion="Its prohibitions apply, its permissions do not: `toolcrib trust` shows them and asks you.",
+        found="a project file that is not trusted in its current form",
+        expected="a trusted file",
+        suggestion="Its restrictions apply, its permissions do not. To review and trust it, run `toolcrib trust`.",
     )
     return UntrustedFile(file=path, digest=digest_of(path, source.document.content), effects=effects)
 

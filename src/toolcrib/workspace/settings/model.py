@@ -339,7 +339,7 @@ def _effect(key: str, wished: Any, given: Any) -> str:
             return f"lets commands read {more}"
         case "guarded":
             less = visible(", ".join(one for one in given if one not in wished))
-            return f"lets tools and commands write files that other programs obey: {less}"
+            return f"lets tools and commands write files that configure other programs: {less}"
         case "repositories":
             return "lets tools and commands create git repositories"
         case "python":

@@ -158,7 +158,7 @@ class SettingsReader(ValueReader):
     def entries(self, given: ConfigField) -> list[tuple[ConfigField, str]]:
         """The texts of a list, each with its own field for further errors."""
         if not isinstance(given.value, list):
-            self.wrong(given, "a list of texts")
+            self.wrong(given, "a list of strings")
             return []
         if len(given.value) > MAX_ENTRIES:
             self.report.error(given.path, found=f"{len(given.value)} entries", expected=f"at most {MAX_ENTRIES}")

@@ -138,7 +138,7 @@ TOOLS: tuple[WorkspaceTool, ...] = (
     WorkspaceTool(
         name="project_structure",
         title="Show the project",
-        description="The tree of folders, with languages, sizes and kinds of project.",
+        description="The folder tree, with languages, sizes and project types.",
         parameters=project_structure.ProjectStructureArguments,
         result=project_structure.ProjectStructureResult,
         do=project_structure.project_structure,

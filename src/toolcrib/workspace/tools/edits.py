@@ -29,9 +29,7 @@ _ENDS = "\r\n"
 
 OldText = Annotated[str, msgspec.Meta(description="Exact text to replace, with enough context to be unique.")]
 ReplaceAll = Annotated[bool, msgspec.Meta(description="Replace every match.")]
-ExpectedMatches = Annotated[
-    int, msgspec.Meta(ge=1, description="Number of matches to replace; any other number fails.")
-]
+ExpectedMatches = Annotated[int, msgspec.Meta(ge=1, description="Expected number of matches; fails otherwise.")]
 
 
 class TextEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +45,7 @@ def apply_edit(text: str, edit: TextEdit) -> tuple[str, int]:
     """The new text, and the number of replacements."""
     newline = newline_style(text)
     if not edit.old:
-        raise WorkspaceError("old is empty.", remedy="Give the text to replace; write_file makes whole files.")
+        raise WorkspaceError("old is empty.", remedy="Pass the text to replace; write_file writes files.")
     check_unicode(edit.new, "new")
     old, new = _as_text_has(text, newline, edit)
     count = text.count(old)
@@ -80,7 +78,7 @@ def _other_count(text: str, newline: NewlineStyle, old: str, count: int, wanted:
     times = "once" if wanted == 1 else f"{wanted} times"
     return WorkspaceError(
         f"The text to replace occurs {count} times (lines {where}), not {times}.",
-        remedy=f"Give more of the text around it, or all: true, or expected: {count}.",
+        remedy=f"Add surrounding text, or set all: true or expected: {count}.",
         data={"matches": count, "lines": lines, "argument": "all"},
     )
 

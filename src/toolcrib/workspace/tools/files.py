@@ -44,7 +44,7 @@ MAX_EDITED_BYTES = 32 * 1024 * 1024
 FilePath = Annotated[str, msgspec.Meta(description="Relative to the workspace's folder.")]
 Encoding = Annotated[
     str | None,
-    msgspec.Meta(description='Default: UTF-8, or as its byte order mark. "binary": base64.'),
+    msgspec.Meta(description='Default: UTF-8, or per byte order mark. "binary": base64.'),
 ]
 
 
@@ -135,7 +135,7 @@ class EditFileResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_file(context: ToolContext, given: ReadFileArguments) -> ToolResult:
     if given.offset is not None and (given.start_line > 1 or given.lines is not None):
-        raise WorkspaceError("A range is given by lines or by offset, not by both.", remedy="Omit one of them.")
+        raise WorkspaceError("Use lines or offset, not both.", remedy="Omit one of them.")
     target = context.folder.path_of(given.path)
     descriptor = context.folder.open_file(target)
     try:
@@ -316,7 +316,7 @@ def _check_room(context: ToolContext, target: FolderPath, size: int) -> None:
             f"{target} would be {size} bytes long; the maximum is {most}.", remedy="Write several smaller files."
         )
     if time.monotonic() > context.deadline:
-        raise WorkspaceError(f"{target} was not written: time is up.", remedy="Try again.")
+        raise WorkspaceError(f"{target} was not written: timed out.", remedy="Try again.")
 
 
 def edit_file(context: ToolContext, given: EditFileArguments) -> ToolResult:

@@ -276,7 +276,7 @@ def run_lint_result(findings: Sequence[LintFinding], ran: list[LinterResult], ro
     more = len(findings) - len(lines)
     codes = Counter(finding.code or finding.tool for finding in findings).most_common(5) if more else ()
     common = ", ".join(f"{code} ({count:,})" for code, count in codes)
-    note = f"{more:,} more are not shown; name `paths` for others. Most frequent overall: {common}." if more else ""
+    note = f"{more:,} more are not shown; set `paths` for others. Most frequent overall: {common}." if more else ""
     return RunLintResult(findings=lines, tools=ran, more=more, note=note)
 
 
@@ -308,14 +308,14 @@ async def _lint(
         output = head_and_tail("\n".join(part.strip() for part in (stderr, stdout) if part.strip()), MAX_FAILURE_OUTPUT)
         detail = f"{error}: {output}" if output else str(error)
         return [], LinterResult(tool=linter.name, state="failed", findings=0, detail=detail)
-    detail = "Its output was cut; name fewer `paths`." if gathered.is_cut else ""
+    detail = "Its output was cut; pass fewer `paths`." if gathered.is_cut else ""
     return findings, LinterResult(tool=linter.name, findings=len(findings), detail=detail)
 
 
 def _checked(folder: Folder, paths: list[str]) -> tuple[str, ...]:
     """Each path is in the folder and cannot be mistaken for an option."""
     if len(paths) > MAX_PATHS:
-        raise WorkspaceError(f"{len(paths)} paths are too many.", remedy="Name folders.")
+        raise WorkspaceError(f"Too many paths ({len(paths)}).", remedy="Pass folders.")
     return tuple(f"./{'/'.join(real_path(folder, path).parts)}" for path in paths)
 
 

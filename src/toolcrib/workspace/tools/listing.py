@@ -124,7 +124,7 @@ def list_dir(context: ToolContext, given: ListDirArguments) -> ToolResult:
         total=total,
         ignored=walk.left_out,
         truncated=unshown > 0 or bool(walk.stops),
-        note=_note(walk, "Give a path further down, a glob, or a higher limit.", unshown),
+        note=_note(walk, "Use a deeper path, a glob, or a higher limit.", unshown),
     )
     head = f"{one_line(given.path)}: {count_text(total, 'entry', 'entries')}"
     return ToolResult(data, _text(head, found.tray, data.note, walk.left_out))
@@ -184,9 +184,9 @@ def find_files(context: ToolContext, given: FindFilesArguments) -> ToolResult:
         total=fitting.total,
         ignored=walk.left_out,
         truncated=fitting.total > len(files) or bool(walk.stops),
-        note=_note(walk, "Give a narrower glob, a path further down, or a higher limit.", fitting.total - len(files)),
+        note=_note(walk, "Use a narrower glob, a deeper path, or a higher limit.", fitting.total - len(files)),
     )
-    head = f"{count_text(fitting.total, 'file fits', 'files fit')}"
+    head = f"{count_text(fitting.total, 'file matches', 'files match')}"
     return ToolResult(data, _text(head, tray, data.note, walk.left_out))
 
 
@@ -283,7 +283,7 @@ def _target_of(folder: Folder, place: FolderPath) -> str:
         with folder.opened(place) as (_, real):
             return str(real)
     except WorkspaceError as error:
-        return f"nowhere: {error.message}"
+        return f"an unavailable target: {error.message}"
 
 
 def _why_not_writable(context: ToolContext, real: FolderPath, status: os.stat_result) -> str:

@@ -110,10 +110,10 @@ async def run_git(
     if finished.ending is not CommandEnding.EXITED and not (
         finished.ending is CommandEnding.OUTPUT and gathered.is_cut
     ):
-        raise WorkspaceError(f"git {arguments[0]}: {ending_text(finished, turn)}.", remedy="Ask for one `path`.")
+        raise WorkspaceError(f"git {arguments[0]}: {ending_text(finished, turn)}.", remedy="Set `path`.")
     reason = decode_output(finished.stderr.head).strip()
     if finished.code == 127:
-        raise WorkspaceError("git is not installed in the sandbox.", remedy="A person must install git.")
+        raise WorkspaceError("git is not installed in the sandbox.", remedy="The user must install git.")
     return GitOutput(code=finished.code or 0, out=bytes(gathered.stdout), is_cut=gathered.is_cut, err=reason)
 
 
@@ -160,11 +160,11 @@ def check_repository(folder: Folder) -> None:
         if above is None:
             raise WorkspaceError(
                 "This folder is not a git repository.",
-                remedy="Work without project_diff; only a person can make it one, since commands cannot write .git.",
+                remedy="Work without project_diff; only the user can make it one, since commands cannot write .git.",
             ) from None
         raise WorkspaceError(
             f"The git repository of this folder starts above it, in {above}, outside the workspace.",
-            remedy=f"A person can start the workspace with --root {above}.",
+            remedy=f"The user can start the workspace with --root {above}.",
         ) from None
 
 
@@ -178,7 +178,7 @@ def git_failure(folder: Folder, reason: str) -> WorkspaceError:
     if elsewhere and not Path(os.path.normpath(folder.root / elsewhere)).is_relative_to(folder.root):
         return WorkspaceError(
             f"This folder's repository is in {elsewhere}, outside the workspace, where git cannot read it.",
-            remedy="A full clone works; a person can also add that folder to `readable:` in workspace.yml.",
+            remedy="A full clone works; the user can also add that folder to `readable:` in workspace.yml.",
         )
     return WorkspaceError(f"git cannot read this repository: {reason[:500] or 'it gave no reason'}.")
 
@@ -364,7 +364,7 @@ def _inside(folder: Folder, path: str) -> FolderPath:
 
 async def _diff(turn: CommandRunner, arguments: Sequence[str], paths: Sequence[str], limit: int) -> GitOutput:
     if sum(len(os.fsencode(path)) for path in paths) > 2 * MAX_NAMES:
-        raise WorkspaceError("Too many files are hidden here for one diff.", remedy="Ask for one `path`.")
+        raise WorkspaceError("Too many files are hidden here for one diff.", remedy="Set `path`.")
     answer = await run_git(turn, "diff", *_DIFF_OPTIONS, *arguments, "--", *paths, limit=limit)
     if answer.code:
         raise git_failure(turn.context.folder, answer.err)
@@ -431,7 +431,7 @@ def project_diff_text(result: ProjectDiffResult, differing: int) -> str:
     parts += (f"{path}: untracked" for path in result.untracked)
     parts += (f"{one.path} {'binary' if one.binary else f'+{one.added} -{one.deleted}'}" for one in result.files)
     if result.more:
-        parts.append(f"{result.more} or more paths are left out; name a `path`.")
+        parts.append(f"{result.more} or more paths are left out; set `path`.")
     if result.not_shown:
         names = ", ".join(result.not_shown[:10]) + (" …" if len(result.not_shown) > 10 else "")
         parts.append(f"The diff is cut. Incomplete: {names}. Ask again with one of these as `path`.")

@@ -311,7 +311,7 @@ def project_structure(context: ToolContext, given: ProjectStructureArguments) ->
     for entry in walk:
         count.add(entry, walk.relative(entry))
     lines, cut = _tree(count, given, context.settings.limits.output)
-    note = " ".join(part for part in (cut, incomplete_note(walk, "Give a path further down.")) if part)
+    note = " ".join(part for part in (cut, incomplete_note(walk, "Use a deeper path.")) if part)
     data = ProjectStructureResult(
         tree="\n".join(lines),
         files=count.everything.files,
@@ -345,9 +345,9 @@ def _tree(count: _StructureCount, given: ProjectStructureArguments, size: int) -
         for way in ways
     )
     if kept < len(ways):
-        return tray.lines, f"{len(ways) - kept:,} folders are not shown. Give a path further down."
+        return tray.lines, f"{len(ways) - kept:,} folders are not shown. Use a deeper path."
     if depth < given.depth and per_level[depth + 1]:
-        return tray.lines, f"The tree stops at level {depth}. Give a path further down or a higher limit."
+        return tray.lines, f"The tree stops at level {depth}. Use a deeper path or a higher limit."
     return tray.lines, ""
 
 

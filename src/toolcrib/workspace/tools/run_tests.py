@@ -306,7 +306,7 @@ def pytest_arguments(context: ToolContext, given: RunTestsArguments) -> tuple[st
     if given.max_failures is not None:
         arguments.append(f"--maxfail={given.max_failures}")
     if len(given.paths) > MAX_PATHS:
-        raise WorkspaceError(f"{len(given.paths)} paths are too many.", remedy="Name folders, or use `select`.")
+        raise WorkspaceError(f"Too many paths ({len(given.paths)}).", remedy="Pass folders, or use `select`.")
     arguments += (_node(context.folder, path) for path in given.paths)
     return tuple(arguments)
 
@@ -339,7 +339,7 @@ def _argument(text: str) -> str:
     try:
         raw = text.encode(errors="strict")
     except UnicodeEncodeError:
-        raise WorkspaceError("An argument is not valid Unicode.", remedy="Give names as the files have them.") from None
+        raise WorkspaceError("An argument is not valid Unicode.", remedy="Use the exact file names.") from None
     if b"\0" in raw or b"\n" in raw or len(raw) > MAX_ARGUMENT_LENGTH:
         raise WorkspaceError("An argument contains a NUL or a newline, or is too long.", remedy="Shorten it.")
     return text

@@ -43,7 +43,7 @@ class CommandRunner:
         limit = min(context.settings.limits.seconds[tool], context.session.seconds_left())
         if asked is not None:
             if not asked > 0:
-                raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Give more than 0, or omit it.")
+                raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Use more than 0, or omit it.")
             limit = min(limit, asked)
         self.tool = tool
         self.limit = limit
@@ -91,7 +91,7 @@ class CommandRunner:
 
 
 def more_time_remedy(tool: str) -> str:
-    return f"Ask for less at once, or raise `limits.seconds.{tool}` in .toolcrib/workspace.yml."
+    return f"Do less per call, or raise `limits.seconds.{tool}` in .toolcrib/workspace.yml."
 
 
 def ending_text(finished: SandboxResult, turn: CommandRunner) -> str:
@@ -103,8 +103,8 @@ def ending_text(finished: SandboxResult, turn: CommandRunner) -> str:
     if finished.signal is None:
         return f"Exit code {finished.code}"
     # In the sandbox, a signal becomes exit code 128 + its number, which a command can also return.
-    by = f"by signal {_signal_name(finished.signal)}"
-    return f"Ended {by}" if finished.code is None else f"Exit code {finished.code} (as {by})"
+    by = f"signal {_signal_name(finished.signal)}"
+    return f"Ended by {by}" if finished.code is None else f"Exit code {finished.code} (like {by})"
 
 
 def _signal_name(number: int) -> str:
@@ -289,8 +289,8 @@ def missing_module_error(context: ToolContext, found: FoundPrograms, module: str
 def install_remedy(module: str) -> str:
     """A model cannot do it: by default, commands have no network."""
     return (
-        f"A person must install {module}, for example in this folder's .venv, or set `python:` to one that has it in "
-        "workspace.yml."
+        f"The user must install {module}, for example in this folder's .venv, or set `python:` in workspace.yml to "
+        "one that has it."
     )
 
 

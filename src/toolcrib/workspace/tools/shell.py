@@ -96,7 +96,7 @@ def shell_argv(command: str | list[str]) -> tuple[str, ...]:
         shell = next((path for path in SHELLS if Path(path).exists()), SHELLS[-1])
         return (shell, "-c", "--", command)
     if not command or not command[0]:
-        raise WorkspaceError("`argv` names no program.", remedy='Give for instance ["ls", "-l"].')
+        raise WorkspaceError("`argv` has no program.", remedy='Give for instance ["ls", "-l"].')
     if len(command) > MAX_ARGUMENTS:
         raise WorkspaceError(
             f"The command has {len(command)} arguments, more than {MAX_ARGUMENTS}.",
@@ -111,7 +111,7 @@ def _encoded(text: str, name: str, limit: int) -> bytes:
     try:
         raw = text.encode()
     except UnicodeEncodeError:
-        raise WorkspaceError(f"`{name}` contains half a character.", remedy="Send it as valid Unicode.") from None
+        raise WorkspaceError(f"`{name}` has a lone surrogate.", remedy="Send it as valid Unicode.") from None
     if name != "stdin" and b"\0" in raw:
         raise WorkspaceError(f"`{name}` contains a NUL character.", remedy="Use printf '\\0' inside the command.")
     if len(raw) > limit:

@@ -99,7 +99,7 @@ class TextEncoding:
             return self._encode(text)
         except UnicodeEncodeError as error:
             raise WorkspaceError(
-                f"{name} contains {text[error.start]!r}, which {self.encoding} does not have.",
+                f"{name} contains {text[error.start]!r}, which {self.encoding} cannot encode.",
                 remedy="Use other characters, or another encoding.",
             ) from error
 
@@ -238,7 +238,7 @@ class TextSource:
             if time.monotonic() > self._end:
                 raise WorkspaceError(
                     "The file is too long to count its lines in time.",
-                    remedy="Give a byte as offset instead.",
+                    remedy="Use offset (bytes) instead.",
                     data={"argument": "offset"},
                 )
             data = self._head[self._offset :] or self._read()

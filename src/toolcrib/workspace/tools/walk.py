@@ -45,7 +45,7 @@ class IgnoredFiles(enum.Enum):
 class WalkLimit(enum.StrEnum):
     """Why a walk is incomplete, as a model reads it."""
 
-    TIME = "time was up"
+    TIME = "timed out"
     ENTRIES = f"there are more than {MAX_ENTRIES:,} entries"
     ONE_FOLDER = f"a folder has more than {MAX_FOLDER_NAMES:,} names"
     RULES = "the .gitignore files are too large or too many to apply them all"
