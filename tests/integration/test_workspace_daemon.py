@@ -453,7 +453,7 @@ def test_a_projects_file_can_allow_more_only_while_it_is_trusted_and_unchanged(a
     shown = "\n  gives commands network access\n  raises limits.session_calls from 10000 to 20000"
     assert f"Once trusted, {file}:{shown}" in asked.err
     assert not check(cli, project)["settings"]["network"]
-    assert "Its prohibitions apply" in cli("config", "check", cwd=project).out
+    assert "Its restrictions apply" in cli("config", "check", cwd=project).out
 
     cli("trust", "--yes", cwd=project).ok()
     found = check(cli, project)
