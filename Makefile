@@ -16,8 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python tools/install.py
 PYTEST := $(BIN)/python -m pytest
-# Twice as many as a small machine has cores, because the tests spend half of their time waiting for processes.
-WORKERS ?= 4
+# One more than a small machine has cores, because the tests spend much of their time waiting for processes.
+WORKERS ?= 3
 # Compile modules and rewrite assertions once, not in every process.
 unexport PYTHONDONTWRITEBYTECODE
 ROOT_TESTS := $(wildcard tests/test_*.py)
