@@ -15,7 +15,7 @@ from typing import Any
 
 import mcp_types as types
 import uvicorn
-from everything_tools import PIXEL, TOOLS, Call, ask, embedded, image, needs
+from everything_tools import PIXEL, TOOLS, ServerCall, ask, embedded, image, needs
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
@@ -123,7 +123,7 @@ def build() -> Server[Any]:
         found = TOOLS.get(params["name"])
         if found is None:
             raise MCPError(code=-32602, message=f"Unknown tool: {params['name']}")
-        call = Call(
+        call = ServerCall(
             ctx=ctx,
             bus=bus,
             arguments=params.get("arguments") or {},

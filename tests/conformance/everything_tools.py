@@ -1,6 +1,6 @@
 """The tools that the official conformance scenarios call by name.
 
-In: a `Call` (arguments, the client's input responses, the request's state and context). Out: a result as plain JSON.
+In: a `ServerCall` (arguments, the client's input responses, the request's state and context). Out: a result as JSON.
 `everything_server.py` puts them on the wire; names, texts and schemas are what the scenarios look for.
 """
 
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class ServerCall:
     ctx: ServerRequestContext[Any, Any]
     bus: InMemorySubscriptionBus
     arguments: Json
@@ -55,24 +55,24 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tool:
+class ServerTool:
     name: str
     description: str
-    run: Callable[[Call], Awaitable[Json]]
+    run: Callable[[ServerCall], Awaitable[Json]]
     schema: Json
 
     def definition(self) -> Json:
         return {"name": self.name, "description": self.description, "inputSchema": self.schema}
 
 
-TOOLS: dict[str, Tool] = {}
+TOOLS: dict[str, ServerTool] = {}
 
 
 def tool(
     description: str, schema: Json | None = None, name: str = ""
-) -> Callable[[Callable[[Call], Awaitable[Json]]], Callable[[Call], Awaitable[Json]]]:
-    def register(run: Callable[[Call], Awaitable[Json]]) -> Callable[[Call], Awaitable[Json]]:
-        made = Tool(
+) -> Callable[[Callable[[ServerCall], Awaitable[Json]]], Callable[[ServerCall], Awaitable[Json]]]:
+    def register(run: Callable[[ServerCall], Awaitable[Json]]) -> Callable[[ServerCall], Awaitable[Json]]:
+        made = ServerTool(
             name=name or f"test_{run.__name__}",
             description=description,
             run=run,
@@ -119,38 +119,38 @@ def needs(state: str | None = None, **requests: Json) -> Json:
 
 
 @tool("Answers with one text.")
-async def simple_text(_call: Call) -> Json:
+async def simple_text(_call: ServerCall) -> Json:
     return text("This is a simple text response for testing.")
 
 
 @tool("Answers with an image.")
-async def image_content(_call: Call) -> Json:
+async def image_content(_call: ServerCall) -> Json:
     return {"content": [image()]}
 
 
 @tool("Answers with a sound.")
-async def audio_content(_call: Call) -> Json:
+async def audio_content(_call: ServerCall) -> Json:
     return {"content": [{"type": "audio", "data": SILENCE, "mimeType": "audio/wav"}]}
 
 
 @tool("Answers with a resource inside.")
-async def embedded_resource(_call: Call) -> Json:
+async def embedded_resource(_call: ServerCall) -> Json:
     return {"content": [embedded("test://embedded-resource", "text/plain", "This is an embedded resource content.")]}
 
 
 @tool("Answers with a text, an image and a resource.")
-async def multiple_content_types(_call: Call) -> Json:
+async def multiple_content_types(_call: ServerCall) -> Json:
     resource = embedded("test://mixed-content-resource", "application/json", '{"test":"data","value":123}')
     return {"content": [{"type": "text", "text": "Multiple content types test:"}, image(), resource]}
 
 
 @tool("Answers with isError.")
-async def error_handling(_call: Call) -> Json:
+async def error_handling(_call: ServerCall) -> Json:
     return {**text("This tool intentionally returns an error for testing"), "isError": True}
 
 
 @tool("Logs three times while it runs.")
-async def tool_with_logging(call: Call) -> Json:
+async def tool_with_logging(call: ServerCall) -> Json:
     for notice in ("Tool execution started", "Tool processing data", "Tool execution completed"):
         await call.log(notice)
         await asyncio.sleep(STEP)
@@ -158,13 +158,13 @@ async def tool_with_logging(call: Call) -> Json:
 
 
 @tool("Logs once, to those who asked for a level.")
-async def logging_tool(call: Call) -> Json:
+async def logging_tool(call: ServerCall) -> Json:
     await call.log("One entry")
     return text("Logged once.")
 
 
 @tool("Reports progress at 0, 50 and 100.")
-async def tool_with_progress(call: Call) -> Json:
+async def tool_with_progress(call: ServerCall) -> Json:
     for done in (0, 50, 100):
         await call.ctx.session.report_progress(done, 100, f"{done} of 100")
         await asyncio.sleep(STEP)
@@ -175,7 +175,7 @@ async def tool_with_progress(call: Call) -> Json:
     "Has an argument that clients repeat in a header.",
     {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}},
 )
-async def x_mcp_header(call: Call) -> Json:
+async def x_mcp_header(call: ServerCall) -> Json:
     return text(f"region={call.arguments.get('region', '')}")
 
 
@@ -206,12 +206,12 @@ async def x_mcp_header(call: Call) -> Json:
     },
     name="json_schema_2020_12_tool",
 )
-async def json_schema(call: Call) -> Json:
+async def json_schema(call: ServerCall) -> Json:
     return text(json.dumps(call.arguments))
 
 
 @tool("Works only for clients that can sample.")
-async def missing_capability(call: Call) -> Json:
+async def missing_capability(call: ServerCall) -> Json:
     if not call.declared("sampling"):
         wanted = {"requiredCapabilities": {"sampling": {}}}
         raise MCPError(code=MISSING_CAPABILITY, message="The client must be able to sample.", data=wanted)
@@ -219,7 +219,7 @@ async def missing_capability(call: Call) -> Json:
 
 
 @tool("Closes its event stream while it runs.")
-async def reconnection(call: Call) -> Json:
+async def reconnection(call: ServerCall) -> Json:
     await call.log("Before disconnect")
     if call.ctx.close_sse_stream is not None:
         await call.ctx.close_sse_stream()
@@ -229,13 +229,13 @@ async def reconnection(call: Call) -> Json:
 
 
 @tool("Tells subscribers that the tools changed.")
-async def trigger_tool_change(call: Call) -> Json:
+async def trigger_tool_change(call: ServerCall) -> Json:
     await call.bus.publish(ToolsListChanged())
     return text("The tools changed.")
 
 
 @tool("Tells subscribers that the prompts changed.")
-async def trigger_prompt_change(call: Call) -> Json:
+async def trigger_prompt_change(call: ServerCall) -> Json:
     await call.bus.publish(PromptsListChanged())
     return text("The prompts changed.")
 
@@ -243,13 +243,13 @@ async def trigger_prompt_change(call: Call) -> Json:
 # Questions pushed to a legacy client in the middle of a call.
 
 
-async def _elicit(call: Call, message: str, schema: Json) -> Json:
+async def _elicit(call: ServerCall, message: str, schema: Json) -> Json:
     got = await call.ctx.session.elicit_form(message, schema, related_request_id=call.ctx.request_id)
     return text(f"Elicitation completed: action={got.action}, content={json.dumps(got.content)}")
 
 
 @tool("Asks the client's model.", {"type": "object", "properties": {"prompt": {"type": "string"}}})
-async def sampling(call: Call) -> Json:
+async def sampling(call: ServerCall) -> Json:
     prompt = SamplingMessage(role="user", content=TextContent(type="text", text=call.arguments["prompt"]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MCPDeprecationWarning)
@@ -258,13 +258,13 @@ async def sampling(call: Call) -> Json:
 
 
 @tool("Asks the person.", {"type": "object", "properties": {"message": {"type": "string"}}})
-async def elicitation(call: Call) -> Json:
+async def elicitation(call: ServerCall) -> Json:
     answer = {"type": "object", "properties": {"response": {"type": "string"}}, "required": ["response"]}
     return await _elicit(call, call.arguments["message"], answer)
 
 
 @tool("Asks the person, with a default for each kind of value.")
-async def elicitation_sep1034_defaults(call: Call) -> Json:
+async def elicitation_sep1034_defaults(call: ServerCall) -> Json:
     properties = {
         "name": {"type": "string", "default": "John Doe"},
         "age": {"type": "integer", "default": 30},
@@ -276,7 +276,7 @@ async def elicitation_sep1034_defaults(call: Call) -> Json:
 
 
 @tool("Asks the person, with each kind of choice.")
-async def elicitation_sep1330_enums(call: Call) -> Json:
+async def elicitation_sep1330_enums(call: ServerCall) -> Json:
     plain = ["option1", "option2", "option3"]
     titled = [{"const": f"value{n}", "title": f"Choice {n}"} for n in (1, 2, 3)]
     properties = {
@@ -293,19 +293,19 @@ async def elicitation_sep1330_enums(call: Call) -> Json:
 
 
 @tool("Asks for a name.")
-async def input_required_result_elicitation(call: Call) -> Json:
+async def input_required_result_elicitation(call: ServerCall) -> Json:
     name = call.answer_to("user_name", "name")
     return text(f"Hello, {name}!") if name else needs(user_name=ask("What is your name?", name="string"))
 
 
 @tool("Asks for a name while its stream is open.")
-async def streaming_elicitation(call: Call) -> Json:
+async def streaming_elicitation(call: ServerCall) -> Json:
     await call.ctx.session.report_progress(1, 2, "about to ask")
     return await input_required_result_elicitation(call)
 
 
 @tool("Asks the client's model.")
-async def input_required_result_sampling(call: Call) -> Json:
+async def input_required_result_sampling(call: ServerCall) -> Json:
     response = call.responses.get("capital_question")
     if isinstance(response, dict):
         return text(f"Model said: {response.get('content', {}).get('text')}")
@@ -313,7 +313,7 @@ async def input_required_result_sampling(call: Call) -> Json:
 
 
 @tool("Asks for the client's roots.")
-async def input_required_result_list_roots(call: Call) -> Json:
+async def input_required_result_list_roots(call: ServerCall) -> Json:
     response = call.responses.get("client_roots")
     if isinstance(response, dict):
         return text(f"Roots: {', '.join(root['uri'] for root in response.get('roots', []))}")
@@ -321,19 +321,19 @@ async def input_required_result_list_roots(call: Call) -> Json:
 
 
 @tool("Asks, and wants its state back.")
-async def input_required_result_request_state(call: Call) -> Json:
+async def input_required_result_request_state(call: ServerCall) -> Json:
     if call.state == "asked-once" and "confirm" in call.responses:
         return text("state-ok: confirmed")
     return needs("asked-once", confirm=ask("Please confirm", ok="boolean"))
 
 
 @tool("Refuses a state that was touched.")
-async def input_required_result_tampered_state(call: Call) -> Json:
+async def input_required_result_tampered_state(call: ServerCall) -> Json:
     return await input_required_result_request_state(call)
 
 
 @tool("Asks three things at once.")
-async def input_required_result_multiple_inputs(call: Call) -> Json:
+async def input_required_result_multiple_inputs(call: ServerCall) -> Json:
     if {"user_name", "greeting", "client_roots"} <= call.responses.keys():
         return text("All three were answered.")
     questions = {"user_name": ask("What is your name?", name="string"), "greeting": sample("Greet me")}
@@ -341,7 +341,7 @@ async def input_required_result_multiple_inputs(call: Call) -> Json:
 
 
 @tool("Asks one thing after another.")
-async def input_required_result_multi_round(call: Call) -> Json:
+async def input_required_result_multi_round(call: ServerCall) -> Json:
     came = json.loads(call.state) if call.state else {}
     name = call.answer_to("step1", "name") or came.get("name")
     colour = call.answer_to("step2", "color")
@@ -353,6 +353,6 @@ async def input_required_result_multi_round(call: Call) -> Json:
 
 
 @tool("Asks only what the client said it can answer.")
-async def input_required_result_capabilities(call: Call) -> Json:
+async def input_required_result_capabilities(call: ServerCall) -> Json:
     possible = {"sampling": sample("Say hello"), "elicitation": ask("What is your name?", name="string")}
     return needs("asked", **{name: question for name, question in possible.items() if call.declared(name)})

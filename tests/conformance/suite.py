@@ -1,6 +1,6 @@
 """Runs the official conformance suite against a URL and compares its failures with the expected ones.
 
-In: a `Leg` (a package and a revision) and a URL. Out: a `Verdict` with unexpected failures, and expected failures that
+In: a `Leg` (a package and a revision) and a URL. Out: a `SuiteVerdict` with unexpected failures, and expected ones that
 passed. One YAML file per revision beside this file lists the expected ones: `scenario` or `scenario:check`.
 """
 
@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class SuiteVerdict:
     scenarios: int
     checks: int
     failures: tuple[Failure, ...]
@@ -78,7 +78,7 @@ def expected_failures(file: str) -> frozenset[str]:
     return frozenset(listed.get("server") or ())
 
 
-def run(leg: Leg, url: str, results: Path, expected: frozenset[str]) -> Verdict:
+def run(leg: Leg, url: str, results: Path, expected: frozenset[str]) -> SuiteVerdict:
     node = fleet.command("node")[0]
     script = fleet.command(leg.part)[-1]
     words = [node, script, "server", "--url", url, "--output-dir", str(results), *leg.words]
@@ -86,7 +86,7 @@ def run(leg: Leg, url: str, results: Path, expected: frozenset[str]) -> Verdict:
     return judge(results, expected, done.stdout + done.stderr)
 
 
-def judge(results: Path, expected: frozenset[str], output: str) -> Verdict:
+def judge(results: Path, expected: frozenset[str], output: str) -> SuiteVerdict:
     failures: list[Failure] = []
     ran: set[str] = set()
     checks = 0
@@ -97,7 +97,7 @@ def judge(results: Path, expected: frozenset[str], output: str) -> Verdict:
         checks += len(found)
         failures += [_failure(scenario, check) for check in found if check["status"] == "FAILURE"]
     failed = {name for failure in failures for name in failure.names}
-    return Verdict(
+    return SuiteVerdict(
         scenarios=len(ran),
         checks=checks,
         failures=tuple(failures),

@@ -79,7 +79,7 @@ subprocess.Popen([sys.executable, *sys.argv[2:]], stdin=subprocess.DEVNULL, stdo
 BRIDGE = "import sys; from toolcrib.cli.bridge import run_bridge; sys.exit(run_bridge(sys.argv[1], sys.argv[2:]))"
 
 
-class Client:
+class BridgeClient:
     """A client and the bridge that it started."""
 
     def __init__(self, start: list[str], environ: Mapping[str, str], cwd: Path, agent: str = "") -> None:
@@ -145,13 +145,13 @@ class StandIns:
         (folder / "daemon.py").write_text(STAND_IN)
         (folder / "start.py").write_text(START)
         self.environ = {"HOME": str(folder), "TOOLCRIB_HOME": str(folder)}
-        self.bridges: list[Client] = []
+        self.bridges: list[BridgeClient] = []
 
     def start_command(self, *, takes: float = 0.0) -> list[str]:
         return [sys.executable, *map(str, (self.folder / "start.py", takes, self.folder / "daemon.py", self.folder))]
 
-    def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> Client:
-        client = Client(start or self.start_command(), {**self.environ, **environ}, self.project / "src", agent)
+    def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> BridgeClient:
+        client = BridgeClient(start or self.start_command(), {**self.environ, **environ}, self.project / "src", agent)
         self.bridges.append(client)
         return client
 
@@ -399,13 +399,13 @@ def test_bridges_share_one_real_daemon_and_survive_its_end(toolcrib_home: Home, 
         found: int = json.loads((folder / "run" / "daemon.json").read_text())["pid"]
         return found
 
-    def calls(client: Client, request_id: int, **more: Any) -> None:
+    def calls(client: BridgeClient, request_id: int, **more: Any) -> None:
         answer = client.ask("tools/call", request_id, name="own_ok", arguments={"a": request_id}, **more)
         assert answer["result"]["structuredContent"] == {"ok": True, "arguments": {"a": request_id}}
 
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: cli("down").ok())
-        clients = [Client(start, environ, toolcrib_home.project) for _ in range(5)]
+        clients = [BridgeClient(start, environ, toolcrib_home.project) for _ in range(5)]
         for client in clients:
             stack.callback(client.close)
         modern, *legacy = clients

@@ -51,7 +51,7 @@ def new_project(home: Home) -> Path:
 
 
 @dataclass(kw_only=True)
-class Bridge:
+class BridgeProcess:
     client: Client
     daemon: Daemon
     folder: Path
@@ -81,7 +81,7 @@ class Bridge:
 
 
 @contextlib.asynccontextmanager
-async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncIterator[Bridge]:
+async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncIterator[BridgeProcess]:
     changed = asyncio.Event()
 
     async def hear(message: Any) -> None:
@@ -90,7 +90,7 @@ async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncI
 
     words = StdioServerParameters(command=str(PROGRAM), args=["stdio"], env=daemon.home.environ(), cwd=folder)
     async with Client(words, mode=MODES[era], message_handler=hear) as client:
-        yield Bridge(client=client, daemon=daemon, folder=folder, changed=changed)
+        yield BridgeProcess(client=client, daemon=daemon, folder=folder, changed=changed)
 
 
 def received(folder: Path, word: str) -> bool:
@@ -115,7 +115,7 @@ async def test_each_project_gets_its_own_process_in_its_folder_and_shares_the_ot
         for bridge, word in ((one, "to the first"), (two, "to the second"), (inner, "from below")):
             await bridge.call("here_ok", word=word)
         assert await one.pid("here") == await inner.pid("here") != await two.pid("here")
-        everyone = (one, two, Bridge(client=http, daemon=daemon_of_all, folder=daemon_of_all.home.project))
+        everyone = (one, two, BridgeProcess(client=http, daemon=daemon_of_all, folder=daemon_of_all.home.project))
         for number, bridge in enumerate(everyone):
             await bridge.call("fixed_ok", word=f"from {number}")
         assert len({await bridge.pid("fixed") for bridge in everyone}) == 1
@@ -171,7 +171,7 @@ async def test_a_server_added_by_the_user_reaches_every_project(daemon_of_all: D
         assert "late_tool_00000" not in await bridge.names()
 
 
-async def until_listed(bridge: Bridge, name: str) -> None:
+async def until_listed(bridge: BridgeProcess, name: str) -> None:
     async with asyncio.timeout(LIMIT):
         while name not in await bridge.names():
             await bridge.next_change()

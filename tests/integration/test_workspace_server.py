@@ -26,7 +26,7 @@ from parts import workspace as workspaces
 from parts.daemon import Home
 from parts.sandboxes import NO_PLUGINS, empty, pids_with
 from parts.waiting import wait_for
-from parts.workspace import TRANSPORTS, Server, StartWorkspace, end
+from parts.workspace import TRANSPORTS, StartWorkspace, WorkspaceServer, end
 from toolcrib.workspace.serving.transports import MAX_MESSAGE_SIZE
 from toolcrib.workspace.settings.model import DEFAULTS
 from toolcrib.workspace.tools import TOOLS, tool_definition
@@ -51,14 +51,16 @@ def start_workspace(home_folder: Home, bwrap: Path) -> Iterator[StartWorkspace]:
 
 
 @pytest.fixture(scope="module")
-def started(shared_home: Home, bwrap: Path) -> Iterator[tuple[StartWorkspace, dict[str, Server]]]:
+def started(shared_home: Home, bwrap: Path) -> Iterator[tuple[StartWorkspace, dict[str, WorkspaceServer]]]:
     (shared_home.toolcrib / "workspace.yml").write_text(f"environment: [{NO_PLUGINS}]\n")
     with workspaces.starting(shared_home) as start:
         yield start, {}
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def server(request: pytest.FixtureRequest, started: tuple[StartWorkspace, dict[str, Server]]) -> Server:
+def server(
+    request: pytest.FixtureRequest, started: tuple[StartWorkspace, dict[str, WorkspaceServer]]
+) -> WorkspaceServer:
     """A server for each transport, started once."""
     start, servers = started
     if request.param not in servers:
@@ -129,7 +131,9 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.req("FRG-1", "FRG-2", "FRG-10")
 @pytest.mark.parametrize("era", ERAS)
-async def test_clients_of_each_transport_and_protocol_generation(server: Server, project: Path, era: str) -> None:
+async def test_clients_of_each_transport_and_protocol_generation(
+    server: WorkspaceServer, project: Path, era: str
+) -> None:
     async with asyncio.timeout(2 * LIMIT), server.client(era) as client, server.client(era) as other:
         await check_every_tool(client, project)
         await check_errors(client)
@@ -349,7 +353,8 @@ def test_a_server_that_cannot_start_gives_the_reason(home_folder: Home) -> None:
 async def test_a_socket_is_private_and_replaced_only_when_its_server_is_gone(start_workspace: StartWorkspace) -> None:
     first = start_workspace("socket")
     async with asyncio.timeout(LIMIT), first.client("modern") as client:
-        await client.list_tools()
+        # Its self-test is over, and its files are gone, when a command has run.
+        assert not (await client.call_tool("run_shell_safe", {"command": "true"})).is_error
     assert stat.S_IMODE(first.socket.stat().st_mode) == 0o600
     second = start_workspace("socket")
     assert second.process.wait(LIMIT) == 8
@@ -389,7 +394,7 @@ async def test_a_token_from_a_file_or_the_environment_stays_secret(
 
 @pytest.mark.req("FRG-2", "FRG-9")
 @over_http
-async def test_http_needs_the_token_and_a_local_host_and_origin(server: Server) -> None:
+async def test_http_needs_the_token_and_a_local_host_and_origin(server: WorkspaceServer) -> None:
     body = lines(call("list_dir"))
     usual = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
     usual |= {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": "list_dir"}
@@ -416,7 +421,7 @@ async def test_http_needs_the_token_and_a_local_host_and_origin(server: Server) 
             assert (await http.post(other, headers=usual, content=body)).status_code == 404
 
 
-def connect(server: Server, data: bytes) -> socket.socket:
+def connect(server: WorkspaceServer, data: bytes) -> socket.socket:
     """A connection on which the data was sent."""
     if server.transport == "http":
         connection = socket.create_connection(("127.0.0.1", server.port), LIMIT)
@@ -429,7 +434,7 @@ def connect(server: Server, data: bytes) -> socket.socket:
     return connection
 
 
-def half_a_request(server: Server, length: int = 1000) -> bytes:
+def half_a_request(server: WorkspaceServer, length: int = 1000) -> bytes:
     is_http = server.transport == "http"
     host = f"127.0.0.1:{server.port}\r\nAuthorization: Bearer {server.token}" if is_http else "localhost"
     headers = f"Host: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}"
@@ -438,14 +443,14 @@ def half_a_request(server: Server, length: int = 1000) -> bytes:
 
 @pytest.mark.req("FRG-2")
 @over_http_or_socket
-def test_a_huge_body_is_refused_by_its_length(server: Server) -> None:
+def test_a_huge_body_is_refused_by_its_length(server: WorkspaceServer) -> None:
     with connect(server, half_a_request(server, 17 * 1024 * 1024)) as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.req("FRG-2")
 @over_http
-def test_a_request_that_does_not_arrive_is_dropped(server: Server) -> None:
+def test_a_request_that_does_not_arrive_is_dropped(server: WorkspaceServer) -> None:
     began = time.monotonic()
     with connect(server, half_a_request(server)) as body, connect(server, b"POST /mcp HTTP/1.1\r\nHost: ") as head:
         for connection in (body, head):

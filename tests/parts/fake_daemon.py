@@ -14,7 +14,7 @@ from toolcrib.config.paths import Paths
 LIMIT = 60.0
 
 
-class Peer:
+class FakePeer:
     """The daemon's end of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,14 +36,14 @@ class Peer:
         await self._reader.read()
 
 
-Answer = Callable[[dict[str, Any], Peer], Awaitable[bool | None]]
+Answer = Callable[[dict[str, Any], FakePeer], Awaitable[bool | None]]
 """Returns True to close the connection."""
 
 
 @contextlib.asynccontextmanager
 async def fake_daemon(answer: Answer) -> AsyncIterator[Paths]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Peer(reader, writer)
+        peer = FakePeer(reader, writer)
         try:
             while line := await reader.readline():
                 if await answer(json.loads(line), peer):

@@ -18,7 +18,7 @@ LOG = "/project/.toolcrib/runs/20261116-100000-00000a.jsonl"
 
 
 @dataclass(kw_only=True)
-class Script:
+class RunScript:
     events: tuple[AgentEvent, ...] = ()
     end: RunSummary = field(default_factory=summary)
     about: RunMetadata = field(default_factory=metadata)
@@ -31,7 +31,7 @@ class Script:
     """Never ends."""
 
 
-def code_agent(script: Script, made: list[dict[str, Any]]) -> type:
+def code_agent(script: RunScript, made: list[dict[str, Any]]) -> type:
     """A class that replaces the real one and records its arguments and prompts in `made`."""
 
     class StandIn:
@@ -56,7 +56,7 @@ def code_agent(script: Script, made: list[dict[str, Any]]) -> type:
 
 
 class Stream:
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: RunScript) -> None:
         self._script = script
         self._events = self._play()
         self.metadata: RunMetadata | None = None
@@ -98,7 +98,7 @@ class Stream:
         return self._result
 
 
-def _result(script: Script, end: RunSummary) -> ExecutionResult:
+def _result(script: RunScript, end: RunSummary) -> ExecutionResult:
     return ExecutionResult(
         text=end.text,
         raw_events=script.events,

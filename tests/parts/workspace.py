@@ -1,6 +1,6 @@
 """The workspace server as a running process, and real MCP clients of both protocol generations.
 
-In: a home, a transport, flags. Out: a `Server` with a client for each transport. The process ends with the test.
+In: a home, a transport, flags. Out: a `WorkspaceServer` with a client for each transport. It ends with the test.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def popen(home: Home, *args: str, **options: Any) -> subprocess.Popen[Any]:
 
 
 @dataclass(kw_only=True)
-class Server:
+class WorkspaceServer:
     home: Home
     transport: str
     words: list[str]
@@ -113,20 +113,24 @@ class Server:
         return httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(self.socket)), timeout=TIMEOUT)
 
 
-StartWorkspace = Callable[..., Server]
+StartWorkspace = Callable[..., WorkspaceServer]
 """`start_workspace(transport, *flags, env=None, root=None)`."""
 
 
 @contextlib.contextmanager
 def starting(home: Home) -> Iterator[StartWorkspace]:
-    started: list[Server] = []
+    started: list[WorkspaceServer] = []
 
-    def start(transport: str, *flags: str, env: Mapping[str, str] | None = None, root: Path | None = None) -> Server:
+    def start(
+        transport: str, *flags: str, env: Mapping[str, str] | None = None, root: Path | None = None
+    ) -> WorkspaceServer:
         where = {"stdio": [], "http": ["--http", "0"], "socket": ["--socket", str(home.path / "w.sock")]}[transport]
         words = [*COMMAND, "--root", str(root or home.project), *where, *flags]
         log = home.path / f"workspace-{len(started)}.log"
         log.touch()
-        server = Server(home=home, transport=transport, words=words, environ={**home.environ(), **(env or {})}, log=log)
+        server = WorkspaceServer(
+            home=home, transport=transport, words=words, environ={**home.environ(), **(env or {})}, log=log
+        )
         started.append(server)
         if transport != "stdio":
             with log.open("ab") as stderr:

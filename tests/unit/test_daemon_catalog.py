@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parts.fake_daemon import Peer, fake_daemon
+from parts.fake_daemon import FakePeer, fake_daemon
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.snapshot import Catalog
@@ -112,7 +112,7 @@ def test_tools_without_an_origin_are_usable():
     assert here.public(here.catalog.tools[0]) == "w_note"
 
 
-async def send_states(peer: Peer, **states: str) -> None:
+async def send_states(peer: FakePeer, **states: str) -> None:
     await peer.event(servers=[{"name": name, "state": state} for name, state in states.items()])
 
 
@@ -120,7 +120,7 @@ async def test_each_change_is_reported_once_and_begin_waits_for_the_first_states
     changes: list[tuple[str, str]] = []
     more = asyncio.Event()
 
-    async def sends(request: dict[str, Any], peer: Peer) -> None:
+    async def sends(request: dict[str, Any], peer: FakePeer) -> None:
         assert (request["method"], request["params"]) == ("agent:servers", {"token": "tcb_x"})
         await send_states(peer, a="ready", b="unavailable", c="of another version")
         await more.wait()
@@ -140,7 +140,7 @@ async def test_each_change_is_reported_once_and_begin_waits_for_the_first_states
 async def test_after_an_error_the_daemon_gets_no_more_requests() -> None:
     requests: list[str] = []
 
-    async def refuses(request: dict[str, Any], peer: Peer) -> None:
+    async def refuses(request: dict[str, Any], peer: FakePeer) -> None:
         requests.append(request["method"])
         await peer.refuse("UnknownCommand")
 
@@ -156,7 +156,7 @@ async def test_a_restarted_daemon_is_followed_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(daemon_catalog, "_LOOK_AGAIN", 0.01)
     times: list[int] = []
 
-    async def sends_and_disconnects(_: dict[str, Any], peer: Peer) -> None:
+    async def sends_and_disconnects(_: dict[str, Any], peer: FakePeer) -> None:
         times.append(1)
         await send_states(peer, a="ready" if len(times) > 1 else "unavailable")
         if len(times) == 1:

@@ -20,7 +20,7 @@ from typer.main import get_command
 
 import toolcrib
 from parts.run_logs import message, metadata, summary
-from parts.stand_in import Script, code_agent
+from parts.stand_in import RunScript, code_agent
 from toolcrib import testing
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.cli.app import app
@@ -206,7 +206,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_for_coding_agents_runs(program, monkeypatch, capsys):
     made = []
-    script = Script(about=metadata(), events=(message("I look."),), end=summary())
+    script = RunScript(about=metadata(), events=(message("I look."),), end=summary())
     monkeypatch.setattr(toolcrib, "CodeAgent", code_agent(script, made), raising=False)
     exec(compile(program, str(AGENTS_PAGE), "exec"), {"__name__": "__main__"})  # noqa: S102 - Toolcrib's own page
     printed = capsys.readouterr().out

@@ -18,7 +18,7 @@ import pytest
 
 import toolcrib.cli.run_command
 from parts.run_logs import CALL, NEW, NO_PROCESS, OLD, SEALS, log_event, message, metadata, summary, write_log
-from parts.stand_in import LOG, Script, code_agent
+from parts.stand_in import LOG, RunScript, code_agent
 from toolcrib.cli.app import run
 from toolcrib.coding_agents import run_history
 from toolcrib.coding_agents.client_spec import TokenUsage
@@ -39,7 +39,7 @@ Play = Callable[..., list[dict[str, Any]]]
 Execute = Callable[..., Any]
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -48,7 +48,7 @@ class Terminal(io.StringIO):
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a terminal as stdin, whose logs are sealed with the tests' key."""
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.stdin", FakeTerminal())
     key = Paths.of_user(os.environ).runs_key
     key.parent.mkdir(parents=True)
     assert SEALS.key is not None
@@ -77,7 +77,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def play(**script: Any) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
-        monkeypatch.setattr(toolcrib.cli.run_command, "CodeAgent", code_agent(Script(**script), made))
+        monkeypatch.setattr(toolcrib.cli.run_command, "CodeAgent", code_agent(RunScript(**script), made))
         return made
 
     return play
@@ -277,7 +277,7 @@ def test_an_agents_output_cannot_control_the_terminal(play: Play, monkeypatch: p
     call = replace(CALL, tool_name=evil, tool_status=ToolStatus.DENIED, rule=evil, tool_args={evil: evil})
     begun = replace(call, tool_status=ToolStatus.STARTED, call="2")
     play(events=(message(evil), call, begun), about=metadata(ungoverned=(evil,)), end=summary(error=evil, text=evil))
-    err, out = Terminal(), Terminal()
+    err, out = FakeTerminal(), FakeTerminal()
     monkeypatch.setattr("sys.stderr", err)
     monkeypatch.setattr("sys.stdout", out)
     assert run(["run", "claude", "x"]) == 0
@@ -312,10 +312,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import toolcrib.cli.run_command
 from parts.run_logs import message
-from parts.stand_in import Script, code_agent
+from parts.stand_in import RunScript, code_agent
 from toolcrib.cli.app import run
-scripts = {"answers": Script(), "waits": Script(events=(message("begun"), message("x")), waits=True)}
-scripts["stubborn"] = Script(events=(message("begun"), message("x")), waits=True, stubborn=True)
+scripts = {"answers": RunScript(), "waits": RunScript(events=(message("begun"), message("x")), waits=True)}
+scripts["stubborn"] = RunScript(events=(message("begun"), message("x")), waits=True, stubborn=True)
 made = []
 toolcrib.cli.run_command.CodeAgent = code_agent(scripts[sys.argv[2]], made)
 code = run(["run", "claude", *sys.argv[3:]])
@@ -501,7 +501,7 @@ def test_the_table_fits_a_terminal_of_80_columns(project: Path, monkeypatch: pyt
     monkeypatch.setenv("NO_COLOR", "1")
     end = summary(status=RunStatus.INTERRUPTED, usage=TokenUsage(input=1234567, output=5), tools={"a": 2})
     write_log(project, metadata(OLD, conversation="0123456789", provider="gemini", prompt="word " * 40), end=end)
-    out = Terminal()
+    out = FakeTerminal()
     monkeypatch.setattr("sys.stdout", out)
     assert run(["runs"]) == 0
     head, row = out.getvalue().splitlines()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parts.fake_daemon import Peer, fake_daemon
+from parts.fake_daemon import FakePeer, fake_daemon
 from toolcrib.daemon_client import lease as leases
 from toolcrib.daemon_client.lease import AgentLease, LeaseClient, LeaseEvent, LeaseLost, LeaseRequest, open_lease_client
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
@@ -38,11 +38,11 @@ LEASE = {
 
 
 @contextlib.asynccontextmanager
-async def daemon_that(*answers: Callable[[dict[str, Any], Peer], Awaitable[None]]) -> AsyncIterator[LeaseClient]:
+async def daemon_that(*answers: Callable[[dict[str, Any], FakePeer], Awaitable[None]]) -> AsyncIterator[LeaseClient]:
     """Answers each `run:lease` in turn, the last answer repeatedly, and other commands like a healthy daemon."""
     left = list(answers)
 
-    async def answer(request: dict[str, Any], peer: Peer) -> bool:
+    async def answer(request: dict[str, Any], peer: FakePeer) -> bool:
         if request["method"] == "run:lease":
             await (left.pop(0) if len(left) > 1 else left[0])(request["params"], peer)
             return True
@@ -58,16 +58,16 @@ async def daemon_that(*answers: Callable[[dict[str, Any], Peer], Awaitable[None]
 REQUEST = LeaseRequest(client="claude", profile="developer", workdir=Path("/"), conversation="c1", lives=1.0)
 
 
-async def leases_agent(_: dict[str, Any], peer: Peer) -> None:
+async def leases_agent(_: dict[str, Any], peer: FakePeer) -> None:
     await peer.event(lease=LEASE)
     await peer.until_disconnected()
 
 
-async def hangs_up(_: dict[str, Any], peer: Peer) -> None:
+async def hangs_up(_: dict[str, Any], peer: FakePeer) -> None:
     """Like a daemon that is ending."""
 
 
-async def is_stopping(_: dict[str, Any], peer: Peer) -> None:
+async def is_stopping(_: dict[str, Any], peer: FakePeer) -> None:
     await peer.refuse("DaemonNotRunning", "Toolcrib is stopping.")
 
 
@@ -91,7 +91,7 @@ async def test_after_a_timeout_no_more_daemons_are_tried(monkeypatch: pytest.Mon
 
 
 async def test_a_daemon_of_an_older_version_is_an_error() -> None:
-    async def knows_no_leases(_: dict[str, Any], peer: Peer) -> None:
+    async def knows_no_leases(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.refuse("UnknownCommand")
 
     async with daemon_that(knows_no_leases) as client:
@@ -105,7 +105,7 @@ async def test_a_daemon_of_an_older_version_is_an_error() -> None:
     [("UsageError", UsageError), ("Denied", Denied), ("Mapping", ToolcribError), ("", ToolcribError)],
 )
 async def test_the_daemons_error_is_raised_with_its_class(kind: str, raised: type[ToolcribError]) -> None:
-    async def refuses(_: dict[str, Any], peer: Peer) -> None:
+    async def refuses(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.refuse(kind, "Not so.")
 
     async with daemon_that(refuses) as client:
@@ -116,7 +116,7 @@ async def test_the_daemons_error_is_raised_with_its_class(kind: str, raised: typ
 
 
 async def test_an_answer_without_a_lease_is_an_error() -> None:
-    async def sends_no_lease(_: dict[str, Any], peer: Peer) -> None:
+    async def sends_no_lease(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.event(weather="fine")
 
     async with daemon_that(sends_no_lease) as client:
@@ -125,7 +125,7 @@ async def test_an_answer_without_a_lease_is_an_error() -> None:
 
 
 async def test_an_invalid_event_ends_the_lease_with_an_error() -> None:
-    async def sends_invalid(_: dict[str, Any], peer: Peer) -> None:
+    async def sends_invalid(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.event(lease=LEASE)
         await peer.event(news={})
         await peer.event(listed={"tools": 1})
@@ -139,7 +139,7 @@ async def test_an_invalid_event_ends_the_lease_with_an_error() -> None:
 async def test_a_lease_is_released_once_and_its_last_events_can_be_read() -> None:
     over = asyncio.Event()
 
-    async def sends_at_the_end(_: dict[str, Any], peer: Peer) -> None:
+    async def sends_at_the_end(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.event(lease=LEASE)
         await peer.until_disconnected()
         await peer.event(listed={"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "names": {}, "at": 1.0})
@@ -158,7 +158,7 @@ async def test_releasing_does_not_wait_forever_for_the_daemon(monkeypatch: pytes
     monkeypatch.setattr(leases, "_RELEASED_WITHIN", 0.1)
     done = asyncio.Event()
 
-    async def stays(_: dict[str, Any], peer: Peer) -> None:
+    async def stays(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.event(lease=LEASE)
         await done.wait()
 
@@ -172,11 +172,11 @@ async def test_releasing_does_not_wait_forever_for_the_daemon(monkeypatch: pytes
 async def test_a_lease_continues_at_the_next_daemon_with_its_token() -> None:
     requests: list[dict[str, Any]] = []
 
-    async def leases_and_ends(params: dict[str, Any], peer: Peer) -> None:
+    async def leases_and_ends(params: dict[str, Any], peer: FakePeer) -> None:
         requests.append(params)
         await peer.event(lease=LEASE)
 
-    async def leases_again(params: dict[str, Any], peer: Peer) -> None:
+    async def leases_again(params: dict[str, Any], peer: FakePeer) -> None:
         requests.append(params)
         await peer.event(lease=LEASE)
         await peer.event(ended={"why": "removed"})

@@ -43,7 +43,7 @@ CLIENT: ClientSpec = replace(
 )
 
 
-class Machine:
+class FakeMachine:
     """Folders with programs that record each start and their environment."""
 
     def __init__(self, path: Path) -> None:
@@ -87,11 +87,11 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)
 
 
-def test_the_first_program_on_path_is_found_and_its_version_read_once(machine: Machine):
+def test_the_first_program_on_path_is_found_and_its_version_read_once(machine: FakeMachine):
     second = machine.install("two")
     first = machine.install("one", "echo agent-cli v2.1.400-beta.1 >&2")
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_the_first_program_on_path_is_found_and_its_version_read_once(machine: M
     assert machine.times_run() == 3
 
 
-def test_two_programs_behind_one_launcher_are_distinguished(machine: Machine):
+def test_two_programs_behind_one_launcher_are_distinguished(machine: FakeMachine):
     launcher = machine.install("manager", 'case "$0" in */agent) echo 2.1.325;; *) echo 7.0.0;; esac', name="shim")
     for name in ("agent", "other"):
         (machine.path / "one" / name).symlink_to(launcher)
@@ -115,7 +115,7 @@ def test_two_programs_behind_one_launcher_are_distinguished(machine: Machine):
     assert machine.find(client=other).version == "7.0.0"
 
 
-def test_a_version_is_cached_for_a_day_unless_it_is_outdated(machine: Machine, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_is_cached_for_a_day_unless_it_is_outdated(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch):
     machine.install("one", f"cat {machine.path}/version")
     machine.set_version("1.0.0")
     machine.error(r"is version 1\.0\.0")
@@ -128,7 +128,7 @@ def test_a_version_is_cached_for_a_day_unless_it_is_outdated(machine: Machine, m
     assert machine.find().version == "3.0.1"
 
 
-def test_a_missing_or_outdated_program_is_reported_with_its_install_command(machine: Machine):
+def test_a_missing_or_outdated_program_is_reported_with_its_install_command(machine: FakeMachine):
     machine.install("one", mode=0o644)
     (machine.path / "two" / "agent").mkdir()
     error = machine.error("not installed")
@@ -142,7 +142,7 @@ def test_a_missing_or_outdated_program_is_reported_with_its_install_command(mach
 
 
 @pytest.mark.parametrize("path", ["work/node_modules/.bin", "work/sub/../bin", "linked/bin", "one", "work/link"])
-def test_a_program_in_the_project_is_skipped_and_never_run(machine: Machine, path: str):
+def test_a_program_in_the_project_is_skipped_and_never_run(machine: FakeMachine, path: str):
     make_files(machine.path, {"work/.git/HEAD": "ref: refs/heads/main\n", "work/sub/x": ""})
     (machine.path / "linked").symlink_to(machine.path / "work")
     if path in ("one", "work/link"):
@@ -161,7 +161,7 @@ def test_a_program_in_the_project_is_skipped_and_never_run(machine: Machine, pat
 
 
 def test_relative_folders_and_programs_that_everybody_can_change_are_skipped(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ):
     machine.install("elsewhere/bin")
     machine.install("elsewhere")
@@ -172,7 +172,7 @@ def test_relative_folders_and_programs_that_everybody_can_change_are_skipped(
     assert machine.times_run() == 0
 
 
-def test_the_interpreter_of_a_program_is_not_taken_from_the_project(machine: Machine):
+def test_the_interpreter_of_a_program_is_not_taken_from_the_project(machine: FakeMachine):
     machine.install("work/bin", "echo 9.9.9", name="agent-node")
     machine.install("two", name="agent-node")
     machine.install("one").write_text("#!/usr/bin/env agent-node\n")
@@ -180,14 +180,14 @@ def test_the_interpreter_of_a_program_is_not_taken_from_the_project(machine: Mac
     assert machine.find(PATH=hostile).version == "2.1.325"
 
 
-def test_a_run_in_the_home_folder_may_use_programs_there(machine: Machine):
+def test_a_run_in_the_home_folder_may_use_programs_there(machine: FakeMachine):
     file = machine.install("home/.local/bin")
     for workdir in ("home", ""):
         assert machine.find(workdir, PATH=str(file.parent)).path == file
     machine.error("was skipped", "home/.local", PATH=str(file.parent))
 
 
-def test_the_version_is_read_in_the_root_folder_and_without_secrets(machine: Machine):
+def test_the_version_is_read_in_the_root_folder_and_without_secrets(machine: FakeMachine):
     machine.install("one")
     secrets = {"AGENT_API_KEY": "sesame-1", "DATABASE": "postgres://me:sesame-2@host/db", "TOOLCRIB_TOKEN": "sesame-3"}
     machine.find(**secrets, MANAGER_DIR="/opt/manager")
@@ -198,7 +198,9 @@ def test_the_version_is_read_in_the_root_folder_and_without_secrets(machine: Mac
     assert seen.split("ran in ")[1].split("\n")[0] == "/", "a temporary folder could be left behind"
 
 
-def test_a_program_that_does_not_answer_is_ended_with_its_children(machine: Machine, monkeypatch: pytest.MonkeyPatch):
+def test_a_program_that_does_not_answer_is_ended_with_its_children(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(program, "_VERSION_TIMEOUT", 0.3)
     machine.install("one", f"trap '' TERM; setsid sleep 600 & echo $! > {machine.path}/pid; sleep 600")
     machine.error(r"does not print its version: `--version` printed nothing within 0\.3 s")
@@ -206,7 +208,7 @@ def test_a_program_that_does_not_answer_is_ended_with_its_children(machine: Mach
     assert not machine.cache.exists()
 
 
-def test_a_program_without_a_version_is_refused(machine: Machine):
+def test_a_program_without_a_version_is_refused(machine: FakeMachine):
     for script, reason in (
         ("echo hello world; exit 3", "printed “hello world”"),
         ("yes 1.2", "does not print its version"),
@@ -221,7 +223,7 @@ def test_a_program_without_a_version_is_refused(machine: Machine):
         machine.find(client=client_named("generic"))
 
 
-def test_the_cache_is_private_and_forgets_removed_programs(machine: Machine):
+def test_the_cache_is_private_and_forgets_removed_programs(machine: FakeMachine):
     first = machine.install("one")
     machine.find()
     assert machine.cache.stat().st_mode & 0o777 == 0o600
@@ -241,7 +243,7 @@ def test_the_cache_is_private_and_forgets_removed_programs(machine: Machine):
     assert not machine.cache.is_symlink()
 
 
-def test_an_unwritable_cache_is_ignored(machine: Machine):
+def test_an_unwritable_cache_is_ignored(machine: FakeMachine):
     machine.install("one")
     (machine.path / "crib").write_text("a file where a folder should be")
     assert machine.find().version == "2.1.325"
@@ -274,7 +276,7 @@ def test_an_invalid_cache_is_ignored(tmp_path: Path, content: bytes):
 
 
 @pytest.mark.req("FRG-11")
-def test_concurrent_searches_read_the_version_once(machine: Machine):
+def test_concurrent_searches_read_the_version_once(machine: FakeMachine):
     machine.install("one", "sleep 0.2; echo 2.1.325")
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: machine.find(), range(8)))

@@ -476,32 +476,32 @@ def arguments(draw: st.DrawFn, kinds: dict[str, str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Step:
+class TransformStep:
     transform: Transform
     forward: Callable[[dict[str, Any]], dict[str, Any] | None]
     """Converts arguments as the transform should; None if no arguments correspond."""
 
 
 @st.composite
-def steps(draw: st.DrawFn, kinds: dict[str, str]) -> Step:
+def steps(draw: st.DrawFn, kinds: dict[str, str]) -> TransformStep:
     """A step that does not fit the chain is refused or does nothing."""
     name = draw(st.sampled_from(sorted(kinds)))
     value = draw(st.sampled_from(KINDS[kinds[name]][1][:2]))
     new = draw(st.sampled_from(["p", "q", "a", "b"]))
     match draw(st.sampled_from(["fix", "default", "rename", "words"])):
         case "fix":
-            return Step(
+            return TransformStep(
                 FixArguments({name: value}),
                 lambda given: {k: given[k] for k in given if k != name} if given.get(name, value) == value else None,
             )
         case "default":
-            return Step(DefaultArguments({name: value}), dict)
+            return TransformStep(DefaultArguments({name: value}), dict)
         case "rename":
-            return Step(
+            return TransformStep(
                 RenameArguments({name: new}), lambda given: {new if k == name else k: v for k, v in given.items()}
             )
         case _:
-            return Step(ForTools("*", DescribeTools("{name}")), dict)
+            return TransformStep(ForTools("*", DescribeTools("{name}")), dict)
 
 
 @pytest.mark.req("ENG-6")

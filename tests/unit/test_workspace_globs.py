@@ -91,12 +91,12 @@ STAR, ONE, SLASH = "*", "?", "/"
 
 
 @dataclass(frozen=True)
-class Text:
+class LiteralText:
     text: str
 
 
 @dataclass(frozen=True)
-class OneOf:
+class CharacterClass:
     characters: str
     negated: bool
 
@@ -107,9 +107,9 @@ class Choice:
 
 
 plain = st.one_of(
-    st.builds(Text, st.sampled_from("ab*é")),
+    st.builds(LiteralText, st.sampled_from("ab*é")),
     st.sampled_from([STAR, ONE, SLASH]),
-    st.builds(OneOf, st.text("ab-", min_size=1, max_size=2), st.booleans()),
+    st.builds(CharacterClass, st.text("ab-", min_size=1, max_size=2), st.booleans()),
 )
 choices = st.lists(st.lists(plain, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple)
 patterns = st.lists(st.one_of(plain, plain, st.builds(Choice, choices)), min_size=1, max_size=7).map(tuple)
@@ -120,9 +120,9 @@ def written(pattern: tuple[object, ...]) -> str:
     words = []
     for token in pattern:
         match token:
-            case Text(text):
+            case LiteralText(text):
                 words.append("\\*" if text == "*" else text)
-            case OneOf(characters, negated):
+            case CharacterClass(characters, negated):
                 words.append(f"[{'!' if negated else ''}{''.join(sorted(characters))}]")
             case Choice(choices):
                 words.append("{" + ",".join(written(choice) for choice in choices) + "}")
@@ -167,9 +167,9 @@ def fits_name(group: list[object], name: str) -> bool:
     if not name or not fits_name(rest, name[1:]):
         return False
     match first:
-        case Text(text):
+        case LiteralText(text):
             return text == name[0]
-        case OneOf(characters, negated):
+        case CharacterClass(characters, negated):
             return (name[0] in characters) is not negated
         case _:
             return True

@@ -24,7 +24,7 @@ OWN = ",".join(f'{{"name":"{name}","inputSchema":{{"type":"object"}}}}' for name
 SLEEP = "import time; time.sleep(600)"
 
 
-class Script:
+class ServerScript:
     """A message in, the messages to say out."""
 
     def __init__(self, era: str, listing: str) -> None:
@@ -79,14 +79,14 @@ class Script:
         return [self._answer(request_id, json.dumps({**kind, "content": [], "structuredContent": {"told": result}}))]
 
 
-def over_stdio(script: Script) -> None:
+def over_stdio(script: ServerScript) -> None:
     while line := sys.stdin.buffer.readline():
         for message in script.hear(line):
             sys.stdout.buffer.write(message + b"\n")
             sys.stdout.buffer.flush()
 
 
-def over_network(script: Script, transport: str, *, streamed: bool) -> None:
+def over_network(script: ServerScript, transport: str, *, streamed: bool) -> None:
     import asyncio
 
     from aiohttp import WSMsgType, web
@@ -159,7 +159,7 @@ def main() -> None:
     options = parser.parse_args()
     hints = '"resultType":"complete","ttlMs":0,"cacheScope":"private",' if options.era == "modern" else ""
     listing = options.listing.read_text() if options.listing else f'{{{hints}"tools":[@OWN@]}}'
-    script = Script(options.era, listing)
+    script = ServerScript(options.era, listing)
     time.sleep(options.slow_start)
     if options.transport == "stdio":
         over_stdio(script)

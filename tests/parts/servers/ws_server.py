@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "parts" / "servers"))
 from sdk_tools import RpcError, Toolbox
 
 
-class Peer:
+class WebSocketPeer:
     """One connection, and its running requests."""
 
     def __init__(self, socket: web.WebSocketResponse, toolbox: Toolbox) -> None:
@@ -89,7 +89,7 @@ class Peer:
 
 
 class Caller:
-    def __init__(self, peer: Peer, token: Any) -> None:
+    def __init__(self, peer: WebSocketPeer, token: Any) -> None:
         self.peer = peer
         self.token = token
 
@@ -110,7 +110,7 @@ async def serve(port: int) -> None:
         if socket.ws_protocol != "mcp":
             await socket.close()
             return socket
-        peer = Peer(socket, toolbox)
+        peer = WebSocketPeer(socket, toolbox)
         async for frame in socket:
             if frame.type is WSMsgType.TEXT:
                 await peer.hear(json.loads(frame.data))
