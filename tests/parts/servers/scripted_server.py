@@ -14,7 +14,6 @@ import collections
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +43,16 @@ class ServerScript:
         if method == "tools/call":
             return self._call(request_id, params["name"], params.get("arguments") or {})
         if method == "initialize" and not self.modern:
-            asked = params.get("protocolVersion", LEGACY)
-            result = {
-                "protocolVersion": asked if asked <= LEGACY else LEGACY,
-                "capabilities": {"tools": {"listChanged": True}},
+            about = {
                 "serverInfo": {"name": "scripted", "version": "1"},
+                "capabilities": {"tools": {"listChanged": True}},
             }
-            return [self._answer(request_id, json.dumps(result))]
+            spoken = min(params.get("protocolVersion", LEGACY), LEGACY)
+            return [self._answer(request_id, json.dumps({"protocolVersion": spoken, **about}))]
         if method == "server/discover" and self.modern:
-            result = {
-                "resultType": "complete",
-                "supportedVersions": [MODERN],
-                "capabilities": {"tools": {}},
-                "ttlMs": 0,
-                "cacheScope": "private",
-            }
-            return [self._answer(request_id, json.dumps(result))]
+            about = {"supportedVersions": [MODERN], "capabilities": {"tools": {}}}
+            hints = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+            return [self._answer(request_id, json.dumps({**about, **hints}))]
         refused = {"jsonrpc": "2.0", "id": request_id, "error": {"code": -32601, "message": "Method not found"}}
         return [json.dumps(refused).encode()]
 
@@ -72,7 +65,7 @@ class ServerScript:
             return [base64.b64decode(line).replace(b"@ID@", raw_id) for line in arguments["lines"]]
         result: Any = dict(self.counts)
         if name == "crowd":
-            quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             words = [sys.executable, "-c", SLEEP]
             result = [subprocess.Popen(words, start_new_session=apart, **quiet).pid for apart in (False, True)]
         kind = {"resultType": "complete"} if self.modern else {}
@@ -155,12 +148,10 @@ def main() -> None:
     parser.add_argument("--transport", choices=["stdio", "http", "sse", "ws"], default="stdio")
     parser.add_argument("--streamed", action="store_true", help="over http, answer with a stream of events")
     parser.add_argument("--listing", type=Path)
-    parser.add_argument("--slow-start", type=float, default=0.0)
     options = parser.parse_args()
     hints = '"resultType":"complete","ttlMs":0,"cacheScope":"private",' if options.era == "modern" else ""
     listing = options.listing.read_text() if options.listing else f'{{{hints}"tools":[@OWN@]}}'
     script = ServerScript(options.era, listing)
-    time.sleep(options.slow_start)
     if options.transport == "stdio":
         over_stdio(script)
     else:
