@@ -1,16 +1,19 @@
-"""The tools of our own test servers, without any SDK: `sdk_v1.py` and `sdk_v2.py` serve them.
+"""The tools of our own test servers: `sdk_v1.py`, `sdk_v2.py` and `ws_server.py` serve them.
 
-In: a tool's arguments and a `Caller`. Out: a tools/call result as plain JSON, which both adapters send as it is.
+In: a tool's arguments and a `Caller`. Out: a tools/call result as plain JSON, which all of them send as it is.
 Each call is appended to the file named by TOOLCRIB_TEST_SEEN as one JSON line, so that a test can assert what
 the server received: {"method", "name", "arguments", "meta"}, with method `tools/call`, `cancelled` or `finished`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,12 +90,10 @@ RICH: dict[str, Any] = {
 
 
 def note(method: str, name: str, arguments: Any, meta: Any = None) -> None:
-    seen = os.environ.get("TOOLCRIB_TEST_SEEN")
-    if seen:
+    if seen := os.environ.get("TOOLCRIB_TEST_SEEN"):
         note = {"method": method, "name": name, "arguments": arguments, "meta": meta, "pid": os.getpid()}
-        line = json.dumps(note) + "\n"
         with Path(seen).open("a") as file:
-            file.write(line)
+            file.write(json.dumps(note) + "\n")
 
 
 def text(value: str, **more: Any) -> dict[str, Any]:
@@ -158,3 +159,46 @@ class Toolbox:
     async def _whoami(self, _arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
         me = {"cwd": str(Path.cwd()), "env": sorted(os.environ), "pid": os.getpid(), "argv": sys.argv}
         return text(json.dumps(me), structuredContent=me)
+
+
+class OptionParser(argparse.ArgumentParser):
+    """The options of all three servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_argument("--transport", choices=["stdio", "http", "sse", "ws"], default="stdio")
+        self.add_argument("--port", type=int, default=0)
+        self.add_argument("--seen", help="the file that gets a line for each call")
+
+    def read(self) -> argparse.Namespace:
+        options = self.parse_args()
+        if options.seen:
+            os.environ["TOOLCRIB_TEST_SEEN"] = options.seen
+        return options
+
+
+def sse_app(run: Callable[[Any, Any], Awaitable[None]]) -> Any:
+    """Legacy SSE at `/sse`, on the installed SDK. `run` serves one connection's streams."""
+    from mcp.server.sse import SseServerTransport
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Mount, Route
+
+    transport = SseServerTransport("/messages/")
+
+    async def connect(request: Any) -> Response:
+        async with transport.connect_sse(request.scope, request.receive, request._send) as streams:
+            await run(streams[0], streams[1])
+        return Response()
+
+    return Starlette(routes=[Route("/sse", connect), Mount("/messages/", app=transport.handle_post_message)])
+
+
+def serve(app: Any, port: int) -> None:
+    """Prints `listening on PORT` when it is ready."""
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+        print(f"listening on {listener.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 28)
+        uvicorn.Server(config).run(sockets=[listener])

@@ -6,29 +6,21 @@ Runs in the `mcp-v1` part's own environment. A network server prints `listening 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
-import socket
-import sys
 import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
-import uvicorn
 from mcp import types
 from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.sse import SseServerTransport
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
-from sdk_tools import RpcError, Toolbox
+from sdk_tools import OptionParser, RpcError, Toolbox, serve, sse_app
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 
@@ -74,7 +66,7 @@ def build() -> Server[Any, Any]:
 
 
 def start_words(server: Server[Any, Any]) -> Any:
-    return server.create_initialization_options(NotificationOptions(tools_changed=True))
+    return Server.create_initialization_options(server, NotificationOptions(tools_changed=True))
 
 
 async def over_stdio(server: Server[Any, Any]) -> None:
@@ -83,9 +75,7 @@ async def over_stdio(server: Server[Any, Any]) -> None:
 
 
 def http_app(server: Server[Any, Any]) -> Starlette:
-    server.create_initialization_options = lambda *_a, **_k: Server.create_initialization_options(  # type: ignore[method-assign]
-        server, NotificationOptions(tools_changed=True)
-    )
+    server.create_initialization_options = lambda *_a, **_k: start_words(server)  # type: ignore[method-assign]
     manager = StreamableHTTPSessionManager(app=server)
 
     @contextlib.asynccontextmanager
@@ -100,17 +90,6 @@ def http_app(server: Server[Any, Any]) -> Starlette:
     return Starlette(routes=[Route("/mcp", Endpoint())], lifespan=lifespan)
 
 
-def sse_app(server: Server[Any, Any]) -> Starlette:
-    transport = SseServerTransport("/messages/")
-
-    async def connect(request: Request) -> Response:
-        async with transport.connect_sse(request.scope, request.receive, request._send) as streams:
-            await server.run(streams[0], streams[1], start_words(server))
-        return Response()
-
-    return Starlette(routes=[Route("/sse", connect), Mount("/messages/", app=transport.handle_post_message)])
-
-
 def websocket_app(server: Server[Any, Any]) -> Starlette:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -123,31 +102,16 @@ def websocket_app(server: Server[Any, Any]) -> Starlette:
     return Starlette(routes=[WebSocketRoute("/ws", connect)])
 
 
-def serve(app: Starlette, port: int) -> None:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(128)
-    print(f"listening on {listener.getsockname()[1]}", flush=True)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 28)
-    uvicorn.Server(config).run(sockets=[listener])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--transport", choices=["stdio", "http", "sse", "ws"], default="stdio")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--seen", help="the file that gets a line for each call")
-    options = parser.parse_args()
-    if options.seen:
-        os.environ["TOOLCRIB_TEST_SEEN"] = options.seen
+    options = OptionParser().read()
     server = build()
     if options.transport == "stdio":
         anyio.run(over_stdio, server)
-        return
-    app = {"http": http_app, "sse": sse_app, "ws": websocket_app}[options.transport](server)
-    serve(app, options.port)
+    elif options.transport == "sse":
+        serve(sse_app(lambda reader, writer: server.run(reader, writer, start_words(server))), options.port)
+    else:
+        serve({"http": http_app, "ws": websocket_app}[options.transport](server), options.port)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,19 +5,12 @@ Prints `listening on PORT` when it is ready.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "parts" / "servers"))
-
-from sdk_tools import RpcError, Toolbox
+from sdk_tools import OptionParser, RpcError, Toolbox
 
 
 class WebSocketPeer:
@@ -38,21 +31,16 @@ class WebSocketPeer:
         transport.write(bytes([opcode | (0x80 if last else 0), len(data)]) + data)
         await asyncio.sleep(0)
 
-    async def list_changed(self) -> None:
-        await self.say(method="notifications/tools/list_changed")
-
     async def answer(self, message: dict[str, Any]) -> None:
-        params = message.get("params") or {}
-        token = (params.get("_meta") or {}).get("progressToken")
         try:
-            result = await self.result(message["id"], message["method"], params, token)
+            result = await self.result(message["id"], message["method"], message.get("params") or {})
         except RpcError as error:
             reply = {"code": error.code, "message": error.message, "data": error.data}
             await self.say(id=message["id"], error=reply)
         else:
             await self.say(id=message["id"], result=result)
 
-    async def result(self, own_id: Any, method: str, params: dict[str, Any], token: Any) -> dict[str, Any]:
+    async def result(self, own_id: Any, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if method == "initialize":
             return {
                 "protocolVersion": params["protocolVersion"],
@@ -61,23 +49,22 @@ class WebSocketPeer:
             }
         if method == "tools/list":
             return {"tools": self.toolbox.tools}
-        if method == "tools/call" and params["name"] == "flood":
+        if method != "tools/call":
+            raise RpcError(-32601, "Method not found")
+        name, arguments, meta = params["name"], params.get("arguments") or {}, params.get("_meta") or {}
+        if name == "flood":
             while True:
-                if params.get("arguments", {}).get("what") != "pings":
+                if arguments.get("what") != "pings":
                     await self.say(method="notifications/message")
                 await self.socket.ping()
-        if method == "tools/call" and params["name"] == "pieces":
+        if name == "pieces":
             text = json.dumps({"jsonrpc": "2.0", "id": own_id, "result": {"content": []}}).encode()
-            count = params["arguments"]["count"]
             await self.frame(b" ", opcode=1, last=False)
-            for _ in range(count - 2):
+            for _ in range(arguments["count"] - 2):
                 await self.frame(b" ", opcode=0, last=False)
             await self.frame(text, opcode=0, last=True)
             await asyncio.Event().wait()
-        if method == "tools/call":
-            caller = Caller(self, token)
-            return await self.toolbox.call(params["name"], params.get("arguments") or {}, params.get("_meta"), caller)
-        raise RpcError(-32601, "Method not found")
+        return await self.toolbox.call(name, arguments, params.get("_meta"), Caller(self, meta.get("progressToken")))
 
     async def hear(self, message: dict[str, Any]) -> None:
         if message.get("method") == "notifications/cancelled":
@@ -98,7 +85,7 @@ class Caller:
         await self.peer.say(method="notifications/progress", params=params)
 
     async def list_changed(self) -> None:
-        await self.peer.list_changed()
+        await self.peer.say(method="notifications/tools/list_changed")
 
 
 async def serve(port: int) -> None:
@@ -127,10 +114,4 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--seen")
-    options = parser.parse_args()
-    if options.seen:
-        os.environ["TOOLCRIB_TEST_SEEN"] = options.seen
-    asyncio.run(serve(options.port))
+    asyncio.run(serve(OptionParser().read().port))
