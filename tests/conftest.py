@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,19 +49,15 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     # Requested here so that it outlives every other fixture of the test.
     home: Home | None = request.getfixturevalue("home_folder") if "home_folder" in request.fixturenames else None
     yield
-    stayed = leftovers.left_behind(before, home.path if home else None)
-    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
+    leftovers.check(before, home.path if home else None)
     if home is not None:
         assert not home.stray_files(), f"files left behind: {home.stray_files()}"
 
 
 @pytest.fixture
 def home_folder() -> Iterator[Home]:
-    path = Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp"))
-    home = Home(path=path)
-    home.make()
-    yield home
-    shutil.rmtree(path, ignore_errors=True)
+    with Home.temporary() as home:
+        yield home
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -34,14 +33,10 @@ NewUser = Callable[..., tuple[ProgramUser, ScriptedModel]]
 @pytest.fixture(scope="module")
 def shared_home() -> Iterator[Home]:
     before = leftovers.look()
-    home = Home(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
-    home.make()
-    yield home
-    stayed = leftovers.left_behind(before, home.path)
-    stray = home.stray_files()
-    shutil.rmtree(home.path, ignore_errors=True)
-    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
-    assert not stray, f"files left behind: {stray}"
+    with Home.temporary() as home:
+        yield home
+        leftovers.check(before, home.path)
+        assert not home.stray_files(), f"files left behind: {home.stray_files()}"
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,19 @@
-"""An audit log on a test's own database, and a wait for the thread that writes it."""
+"""An audit log on a test's own database."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from parts.waiting import LIMIT
 from toolcrib.audit.log import AuditLog
 from toolcrib.config.masking import Masker
 from toolcrib.store.commits import MAX_BYTES, MAX_ITEMS, GroupCommit
 from toolcrib.store.database import Store
 
-LIMIT = 60.0
+__all__ = ["LIMIT", "opened", "opened_on"]
 
 
 @contextlib.asynccontextmanager
@@ -38,9 +38,3 @@ async def opened(url: str | Path, folder: Path, **options: Any) -> AsyncIterator
             yield audit_log, store
     finally:
         await store.close()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - the writing thread signals no event
-            await asyncio.sleep(0.005)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -60,9 +60,16 @@ class Home:
     def user(self) -> Path:
         return self.path / "u"
 
-    def make(self) -> None:
-        for folder in (self.toolcrib, self.project, self.tmp, self.user):
+    @classmethod
+    @contextlib.contextmanager
+    def temporary(cls) -> Iterator[Self]:
+        home = cls(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
+        for folder in (home.toolcrib, home.project, home.tmp, home.user):
             folder.mkdir()
+        try:
+            yield home
+        finally:
+            shutil.rmtree(home.path, ignore_errors=True)
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -218,9 +225,7 @@ def starting(home: Home) -> Iterator[StartDaemon]:
 @contextlib.contextmanager
 def shared_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Iterator[Daemon]:
     """A daemon for all tests of a module; `ready` names the servers to wait for. Its log must hold no traceback."""
-    home = Home(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
-    try:
-        home.make()
+    with Home.temporary() as home:
         with starting(home) as start:
             daemon = start(config)
             if ready:
@@ -230,8 +235,6 @@ def shared_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> It
         assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:5000]
         assert "Traceback" not in daemon.output.read_text(), daemon.output.read_text()
         assert not home.stray_files(), f"files left behind: {home.stray_files()}"
-    finally:
-        shutil.rmtree(home.path, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -239,8 +242,7 @@ def nothing_left_behind() -> Iterator[None]:
     """Replaces the check after each test by one per module. Import it where tests share a daemon."""
     before = leftovers.look()
     yield
-    stayed = leftovers.left_behind(before, None)
-    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
+    leftovers.check(before)
 
 
 def _wait_until_it_answers(daemon: Daemon) -> None:
@@ -265,15 +267,12 @@ def _wait_until_it_answers(daemon: Daemon) -> None:
 def _end_all(started: list[Daemon]) -> None:
     """Stops every daemon. The test fails if one doesn't stop or leaves its socket behind."""
     faults = []
-    ended = []
     for daemon in started:
         try:
-            killed = daemon.stop() == -signal.SIGKILL
+            daemon.stop()
         except subprocess.TimeoutExpired:
             faults.append(f"the daemon did not end within {STOP_LIMIT:g} s: {daemon.log_tail()}")
             daemon.kill()
-            continue
-        if not killed:
-            ended.append(daemon)
+    ended = [daemon for daemon in started if daemon.process.returncode != -signal.SIGKILL]
     faults += [f"the daemon left {daemon.home.socket}" for daemon in ended if daemon.home.socket.exists()]
     assert not faults, "\n".join(faults)

@@ -66,6 +66,12 @@ def left_behind(before: frozenset[int], home: Path | None) -> list[Process]:
     return stayed
 
 
+def check(before: frozenset[int], home: Path | None = None) -> None:
+    """Fails if processes stay."""
+    stayed = left_behind(before, home)
+    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
+
+
 def _of_this_test(before: frozenset[int], home: Path | None) -> list[Process]:
     ours = os.getpid()
     forking = preloader()[0] if preloader.cache_info().currsize else None

@@ -6,29 +6,30 @@ fixture `live` to use them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import Raw
 
 from parts.fleet import SERVERS
 from parts.servers.odd_web import OddWeb, running
+from parts.waiting import LIMIT, until
 from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
-from toolcrib.events import Bus, Event, ServerStateChanged
+from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers.model import ServerState, ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
+__all__ = ["LIMIT", "LiveServers", "call", "live", "odd_config", "until", "web_config"]
+
 ODD_STDIO = str(SERVERS / "odd_stdio.py")
 SOURCE = ConfigSource(layer=Layer.FLAGS)
-LIMIT = 60.0
 
 
 def call(name: str, /, **arguments: Any) -> ToolCall:
@@ -45,16 +46,6 @@ def web_config(url: str, transport: Transport = Transport.HTTP, **settings: Any)
     return ServerConfig(name="web", transport=transport, source=SOURCE, url=url, **settings)
 
 
-async def until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -> Any:
-    try:
-        async with asyncio.timeout(limit):
-            while not (answer := condition()):  # noqa: ASYNC110 - the condition depends on other processes
-                await asyncio.sleep(0.01)
-            return answer
-    except TimeoutError:
-        raise TimeoutError(f"waited {limit:g} s for {what}") from None
-
-
 @dataclass
 class LiveServers:
     root: Path
@@ -68,11 +59,7 @@ class LiveServers:
     """Settings of every server."""
 
     def __post_init__(self) -> None:
-        self.bus.subscribe(self._changed, ServerStateChanged)
-
-    def _changed(self, event: Event) -> None:
-        assert isinstance(event, ServerStateChanged)
-        self.events.append(event)
+        self.bus.subscribe(lambda event: self.events.append(cast("ServerStateChanged", event)), ServerStateChanged)
 
     def reasons(self) -> list[str]:
         """Why servers became unavailable."""

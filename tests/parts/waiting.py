@@ -15,19 +15,22 @@ def wait_for(condition: Callable[[], T | None], what: str, limit: float = LIMIT,
     """Waits until the condition is true. `what` is part of the error at the limit."""
     end = time.monotonic() + limit
     while True:
-        answer = condition()
-        if answer:
+        if answer := condition():
             return answer
         if time.monotonic() > end:
             raise TimeoutError(f"waited {limit:g} s for {what}")
         time.sleep(pause)
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits while the event loop runs."""
-    async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
+async def until(condition: Callable[[], Any], what: str = "a condition", limit: float = LIMIT) -> Any:
+    """The same while the event loop runs."""
+    try:
+        async with asyncio.timeout(limit):
+            while not (answer := condition()):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.01)
+            return answer
+    except TimeoutError:
+        raise TimeoutError(f"waited {limit:g} s for {what}") from None
 
 
 async def during(work: Callable[..., T], *args: Any, **more: Any) -> T:

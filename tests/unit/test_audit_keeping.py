@@ -17,7 +17,9 @@ import pytest
 import sqlalchemy as sa
 from pytest import MonkeyPatch
 
-from parts.audit_logs import LIMIT, eventually, opened
+from parts.audit_logs import opened
+from parts.waiting import LIMIT
+from parts.waiting import until as eventually
 from toolcrib.audit import writer
 from toolcrib.audit.chain import HeadAnchor
 from toolcrib.audit.entry import MAX_PARSED_BYTES, AuditEntry, EntryKind

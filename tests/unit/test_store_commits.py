@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from parts.audit_logs import LIMIT, eventually
+from parts.waiting import LIMIT
+from parts.waiting import until as eventually
 from toolcrib.errors import StoreError
 from toolcrib.store.commits import GroupCommit, LostItems
 from toolcrib.store.database import Store

@@ -28,8 +28,8 @@ TOOLS = [
 meeting = []
 
 
-def reply(ident, result):
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": ident, "result": result}) + "\n")
+def send(**message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
 
@@ -39,18 +39,18 @@ def text(words, **more):
 
 def call(ident, name, arguments):
     if name == "add":
-        reply(ident, text(str(arguments["a"] + arguments["b"])))
+        send(id=ident, result=text(str(arguments["a"] + arguments["b"])))
     elif name == "whole":
-        reply(ident, text("I could not.", isError=True))
+        send(id=ident, result=text("I could not.", isError=True))
     elif name == "picture":
-        reply(ident, {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]})
+        send(id=ident, result={"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]})
     elif name == "die":
         os._exit(3)
     elif name == "meet":
         meeting.append(ident)
         if len(meeting) == 2:
             for one in meeting:
-                reply(one, text("met"))
+                send(id=one, result=text("met"))
             meeting.clear()
 
 
@@ -68,23 +68,15 @@ def main():
         message = json.loads(line)
         method, ident, params = message.get("method"), message.get("id"), message.get("params") or {}
         if method == "initialize":
-            reply(
-                ident,
-                {
-                    "protocolVersion": params["protocolVersion"],
-                    "capabilities": {"tools": {}},
-                    "serverInfo": {"name": "desk", "version": "1"},
-                },
-            )
+            about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "desk", "version": "1"}}
+            send(id=ident, result={"protocolVersion": params["protocolVersion"], **about})
         elif method == "tools/list":
-            reply(ident, {"tools": TOOLS})
+            send(id=ident, result={"tools": TOOLS})
         elif method == "tools/call":
             note({"call": params["name"], "arguments": params.get("arguments")})
             call(ident, params["name"], params.get("arguments") or {})
         elif ident is not None:
-            error = {"code": -32601, "message": "unknown method"}
-            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": ident, "error": error}) + "\n")
-            sys.stdout.flush()
+            send(id=ident, error={"code": -32601, "message": "unknown method"})
 
 
 main()

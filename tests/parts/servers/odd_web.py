@@ -12,7 +12,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -23,6 +23,21 @@ EXACT = (
 )
 NOISE = b': x\n\ndata: {"jsonrpc":"2.0","method":"notifications/message"}\n\n' * 1000
 TOOL = b'{"name":"echo", "inputSchema":{"type":"object","x-unknown":[1.0,null]} ,"title":null}'
+INFO = {"serverInfo": {"name": "odd", "version": "1"}}
+PLAIN_ANSWERS: dict[str, dict[str, Any]] = {
+    "html": {"text": "<html>", "content_type": "text/html"},
+    "broken": {"text": "{", "content_type": "application/json"},
+    "other": {"text": '{"jsonrpc":"2.0","id":77,"result":{}}', "content_type": "application/json"},
+    "accepted": {"status": 202},
+    "unauthorized": {"status": 401},
+    "elsewhere": {"status": 307, "headers": {"Location": "http://example.invalid/mcp"}},
+    "moved": {"status": 307, "headers": {"Location": "/mcp2"}},
+}
+SSE_ANSWERS: dict[str, dict[str, Any]] = {
+    "initialize": {"protocolVersion": "2025-11-25", "capabilities": {}, **INFO},
+    "tools/list": {"tools": []},
+    "tools/call": json.loads(EXACT),
+}
 DISCOVERED = {
     "resultType": "complete",
     "supportedVersions": ["2026-07-28"],
@@ -30,6 +45,20 @@ DISCOVERED = {
     "ttlMs": 0,
     "cacheScope": "private",
 }
+
+
+def text_of(size: int) -> bytes:
+    return b'{"t":"' + b"x" * size + b'"}'
+
+
+def event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+async def opened(request: web.Request, kind: str = "text/event-stream") -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": kind})
+    await response.prepare(request)
+    return response
 
 
 @dataclass(frozen=True)
@@ -117,49 +146,31 @@ class OddWeb:
 
     def initialized(self, message: dict[str, Any]) -> web.Response:
         self.session += 1
-        words = {
-            "protocolVersion": message["params"]["protocolVersion"],
-            "capabilities": {"tools": {"listChanged": True}},
-            "serverInfo": {"name": "odd", "version": "1"},
-        }
-        response = self.result(message, json.dumps(words).encode())
+        spoken = {"protocolVersion": message["params"]["protocolVersion"]}
+        about = {**spoken, "capabilities": {"tools": {"listChanged": True}}, **INFO}
+        response = self.result(message, json.dumps(about).encode())
         response.headers["Mcp-Session-Id"] = f"session-{self.session}"
         return response
 
     async def call(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         name = message["params"]["name"]
         arguments = message["params"].get("arguments") or {}
-        if name == "echo":
+        if name == "echo" or (name == "moved" and request.path == "/mcp2"):
             return self.result(message, EXACT)
         if name == "big":
-            return self.result(message, b'{"t":"' + b"x" * arguments["size"] + b'"}')
+            return self.result(message, text_of(arguments["size"]))
         if name in ("gzip", "headers"):
             return self.swollen(self.result(message, EXACT), name)
-        if name == "html":
-            return web.Response(text="<html>", content_type="text/html")
-        if name == "broken":
-            return web.Response(text="{", content_type="application/json")
-        if name == "accepted":
-            return web.Response(status=202)
-        if name == "other":
-            return web.Response(text='{"jsonrpc":"2.0","id":77,"result":{}}', content_type="application/json")
-        if name == "elsewhere":
-            return web.Response(status=307, headers={"Location": "http://example.invalid/mcp"})
-        if name == "moved":
-            if request.path == "/mcp2":
-                return self.result(message, EXACT)
-            return web.Response(status=307, headers={"Location": "/mcp2"})
-        if name == "unauthorized":
-            return web.Response(status=401)
+        if name in PLAIN_ANSWERS:
+            return web.Response(**PLAIN_ANSWERS[name])
         return await self.streamed(request, message, name, arguments)
 
     async def streamed(
         self, request: web.Request, message: dict[str, Any], name: str, arguments: dict[str, Any]
     ) -> web.StreamResponse:
         kind = "application/json" if name == "bigchunks" else "text/event-stream; charset=utf-8"
-        response = web.StreamResponse(headers={"Content-Type": kind})
-        await response.prepare(request)
-        answer = self.answer(message, EXACT)
+        response = await opened(request, kind)
+        answer = self.answer(message, text_of(arguments["size"]) if "size" in arguments else EXACT)
         if name == "events":
             progress = {"progressToken": message["params"]["_meta"]["progressToken"], "progress": 1}
             notice = {"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}
@@ -167,22 +178,19 @@ class OddWeb:
             head, _, tail = answer.partition(b",")
             await response.write(b"\ndata: " + head + b",\ndata:" + tail + b"\n\n")
         elif name == "bigchunks":
-            await response.write(self.answer(message, b'{"t":"' + b"x" * arguments["size"] + b'"}'))
+            await response.write(answer)
         elif name == "biglines":
-            await response.write(b"data: x\n" * (arguments["size"] // 2))
-            await response.write(b"\n")
+            await response.write(b"data: x\n" * (arguments["size"] // 2) + b"\n")
         elif name == "bigstream":
-            await response.write(
-                b"data: " + self.answer(message, b'{"t":"' + b"x" * arguments["size"] + b'"}') + b"\n\n"
-            )
+            await response.write(event(answer))
         elif name == "resumed":
             self.resumable = answer
             await response.write(b"id: e1\nretry: 10\ndata:\n\n")
         elif name == "asks":
             question = {"jsonrpc": "2.0", "id": "q9", "method": arguments["method"], "params": {}}
-            await response.write(b"data: " + json.dumps(question).encode() + b"\n\n")
+            await response.write(event(json.dumps(question).encode()))
             await self.answered.wait()
-            await response.write(b"data: " + answer + b"\n\n")
+            await response.write(event(answer))
         elif name == "ends":
             await response.write(b": nothing\n\n")
         elif name == "flood":
@@ -197,36 +205,27 @@ class OddWeb:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Last-Event-ID") == "e1":
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(b"id: e2\ndata: " + self.resumable + b"\n\n")
+            response = await opened(request)
+            await response.write(b"id: e2\n" + event(self.resumable))
             return response
         if self.status == 307:
             self.redirected.append(request.headers["Host"])
             return web.Response(status=307, headers={"Location": self.url.replace("127.0.0.1", "localhost")})
         if request.path == "/sse":
-            return await self.standing(request)
+            # The stream of the older transport; messages come to /messages.
+            self.session += 1
+            self.standing_stream = response = await opened(request)
+            await response.write(f"event: endpoint\ndata: {self.endpoint}?session={self.session}\n\n".encode())
+            await self.flood(response)
         self.gets += 1
         if self.status_for_get == 200:
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            await self.flood(response)
+            await self.flood(await opened(request))
         return web.Response(status=self.status or self.status_for_get)
 
-    async def flood(self, response: web.StreamResponse) -> None:
+    async def flood(self, response: web.StreamResponse) -> NoReturn:
         await self.flooding.wait()
         while True:
             await response.write(NOISE)
-
-    async def standing(self, request: web.Request) -> web.StreamResponse:
-        """The stream of the older transport; messages come to /messages."""
-        self.session += 1
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(f"event: endpoint\ndata: {self.endpoint}?session={self.session}\n\n".encode())
-        self.standing_stream = response
-        await self.flood(response)
-        return response
 
     async def message(self, request: web.Request) -> web.Response:
         message = json.loads(await request.read())
@@ -235,18 +234,9 @@ class OddWeb:
             return web.Response(status=401)
         if request.query["session"] != str(self.session):
             return web.Response(status=404)
-        answers = {
-            "initialize": {
-                "protocolVersion": "2025-11-25",
-                "capabilities": {},
-                "serverInfo": {"name": "o", "version": "1"},
-            },
-            "tools/list": {"tools": []},
-            "tools/call": json.loads(EXACT),
-        }
         if "id" in message and self.standing_stream is not None:
-            answer = self.answer(message, json.dumps(answers[message["method"]]).encode())
-            await self.standing_stream.write(b"data: " + answer + b"\n\n")
+            answer = self.answer(message, json.dumps(SSE_ANSWERS[message["method"]]).encode())
+            await self.standing_stream.write(event(answer))
         return web.Response(status=202)
 
     async def delete(self, _request: web.Request) -> web.Response:
