@@ -99,11 +99,24 @@ async def test_an_agent_submits_a_job_through_mcp_and_fetches_its_result(toolcri
     assert not workers(toolcrib_home)
 
 
-def test_a_job_has_at_most_the_permissions_of_its_submitter(toolcrib_home, daemon):
+def test_permitted_agents_reach_jobs_by_each_name_and_a_job_has_at_most_its_submitters_permissions(
+    toolcrib_home, daemon, cli
+):
     with scripted("openai", [Call("read_file", {"path": "a"}), Say("Tried.")]) as model:
         running = start(daemon, model)
-        allowed = ("crib:job_*", "workspace:read_file")
-        token = Owner(running).add("bounded", *allowed, workdir=str(toolcrib_home.project))
+        owner = Owner(running)
+        with AgentClient(running, "r", owner.add("r", profile="read-only"), "modern") as client:
+            assert TOOLS & client.tools() == {"list_jobs", "get_job_result"}
+            for name in ("list_jobs", "crib_job_list", "mcp_crib_job_list", "crib:job_list"):
+                assert client.call(name).result["structuredContent"] == {"jobs": [], "total": 0}
+            assert "may not use crib:job_submit" in refusal(client.call("submit_job", prompt="p"))
+        with AgentClient(running, "d", owner.add("d", profile="developer"), "legacy") as client:
+            assert client.tools() > TOOLS
+        failed = cli("job", "submit", "p", "--timeout", "nan")
+        assert (failed.exit_code, failed.out) == (2, "")
+        assert "nan is not a number of seconds" in failed.err
+
+        token = owner.add("bounded", "crib:job_*", "workspace:read_file", workdir=str(toolcrib_home.project))
         with AgentClient(running, "bounded", token, "modern") as client:
             assert client.tools() == {"workspace_read_file", *TOOLS}
             job = client.call("submit_job", prompt="look", profile="trusted").result["structuredContent"]["job"]
@@ -112,22 +125,6 @@ def test_a_job_has_at_most_the_permissions_of_its_submitter(toolcrib_home, daemo
     assert done["status"] == "done", done
     assert {tool.name for tool in model.offered} == {"workspace_read_file", *TOOLS - {"submit_job"}}
     assert "may not use the model" in refusal(refused)
-
-
-def test_permitted_agents_reach_the_tools_of_jobs_by_each_of_their_names(daemon, cli):
-    running = daemon({"jobs": {}})
-    owner = Owner(running)
-    with AgentClient(running, "r", owner.add("r", profile="read-only"), "modern") as client:
-        assert TOOLS & client.tools() == {"list_jobs", "get_job_result"}
-        for name in ("list_jobs", "crib_job_list", "mcp_crib_job_list", "crib:job_list"):
-            assert client.call(name).result["structuredContent"] == {"jobs": [], "total": 0}
-        assert "may not use crib:job_submit" in refusal(client.call("submit_job", prompt="p"))
-    with AgentClient(running, "d", owner.add("d", profile="developer"), "legacy") as client:
-        assert client.tools() > TOOLS
-        assert "no default model is configured" in refusal(client.call("crib_job_submit", prompt="p"))
-    failed = cli("job", "submit", "p", "--timeout", "nan")
-    assert (failed.exit_code, failed.out) == (2, "")
-    assert "nan is not a number of seconds" in failed.err
 
 
 def test_agents_are_not_offered_jobs_unless_they_are_configured(daemon, cli):
@@ -139,62 +136,57 @@ def test_agents_are_not_offered_jobs_unless_they_are_configured(daemon, cli):
     assert "no default model is configured" in cli("job", "submit", "p").err
 
 
-def test_a_cancelled_job_leaves_no_process(toolcrib_home, daemon, cli):
+def test_jobs_end_when_cancelled_or_with_their_daemon_and_the_next_one_does_not_repeat_them(toolcrib_home, daemon, cli):
     hold = Hold()
-    with scripted("openai", [Say("Too late.", hold=hold)]) as model:
-        start(daemon, model)
-        job = cli("job", "submit", "think", "--json").ok().json["job"]
-        wait_for(lambda: model.requests, "the model to be asked", LIMIT)
-        assert len(workers(toolcrib_home)) == 1
-        assert cli("job", "show", job).ok().out.count("running") == 1
-        assert cli("job", "cancel", job).ok().out == f"{job} is cancelled.\n"
+    with scripted("openai", [Say("Never sent.", hold=hold)] * 4) as model:
+
+        def think(running: Daemon) -> str:
+            """A job that waits for its model."""
+            before = len(model.requests)
+            job: str = running.command("job:submit", prompt="think")["job"]
+            wait_for(lambda: len(model.requests) > before, "the model to be asked", LIMIT)
+            assert len(workers(toolcrib_home)) == 1
+            return job
+
+        first = start(daemon, model, max_running=1)
+        cancelled = think(first)
+        assert cli("job", "show", cancelled).ok().out.count("running") == 1
+        assert cli("job", "cancel", cancelled).ok().out == f"{cancelled} is cancelled.\n"
         assert not workers(toolcrib_home)
-        hold.release()
-    result = cli("job", "result", job)
-    assert (result.exit_code, result.out) == (10, "")
-    assert "It was cancelled by owner." in result.err
-    assert cli("job", "list").ok().out.splitlines()[1].split()[:3] == [job, "cancelled", "model"]
+        result = cli("job", "result", cancelled)
+        assert (result.exit_code, result.out) == (10, "")
+        assert "It was cancelled by owner." in result.err
+        assert cli("job", "list").ok().out.splitlines()[1].split()[:3] == [cancelled, "cancelled", "model"]
 
+        stopped = think(first)
+        cli("down").ok()
+        assert not workers(toolcrib_home)
+        second = start(daemon, model, max_running=1)
+        assert second.command("agent:list")["agents"] == []
 
-def test_the_jobs_of_a_killed_daemon_end_and_the_next_daemon_reports_but_does_not_repeat_them(toolcrib_home, daemon):
-    hold = Hold()
-    with scripted("openai", [Say("Never sent.", hold=hold)]) as model:
-        running = start(daemon, model, max_running=1)
-        ran = running.command("job:submit", prompt="think")["job"]
-        waited = running.command("job:submit", prompt="afterwards")["job"]
-        wait_for(lambda: model.requests, "the model to be asked", LIMIT)
-        [worker] = workers(toolcrib_home)
-        running.kill()
-        wait_for(lambda: not workers(toolcrib_home), f"the worker {worker.pid} to end", LIMIT)
-        hold.release()
-        again = start(daemon, model, max_running=1)
-        result = again.command("job:result", job=ran)
-        assert (result["status"], result["text"]) == ("interrupted", "")
-        assert "does not start again" in result["error"]
-        assert again.command("job:result", job=waited, wait=LIMIT)["status"] == "done"
-    asked = [one.asked[-1] for one in model.conversations]
-    assert asked.count("think") == 1
-    assert asked.count("afterwards") >= 1
-
-
-@pytest.mark.parametrize("locked", [False, True])
-def test_a_stopped_daemon_ends_its_jobs_in_time_even_if_its_store_is_locked(toolcrib_home, daemon, cli, locked):
-    hold = Hold()
-    with scripted("openai", [Say("Never sent.", hold=hold)]) as model:
-        running = start(daemon, model)
-        job = running.command("job:submit", prompt="think")["job"]
-        wait_for(lambda: model.requests, "the model to be asked", LIMIT)
+        stopped_while_locked = think(second)
         store = toolcrib_home.toolcrib / "state" / "mcp_sessions.db"
         with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
-            if locked:
-                other.execute("begin immediate")
+            other.execute("begin immediate")
             cli("down").ok()
         assert not workers(toolcrib_home)
+        third = start(daemon, model, max_running=1)
+
+        killed = think(third)
+        waited = third.command("job:submit", prompt="afterwards")["job"]
+        third.kill()
+        wait_for(lambda: not workers(toolcrib_home), "the worker to end", LIMIT)
         hold.release()
-        again = start(daemon, model)
-        assert again.command("job:result", job=job)["status"] == "interrupted"
-        assert locked or again.command("agent:list")["agents"] == []
-        assert entries(again, outcome="job interrupted")
+        last = start(daemon, model, max_running=1)
+        for job in (stopped, stopped_while_locked, killed):
+            result = last.command("job:result", job=job)
+            assert (result["status"], result["text"]) == ("interrupted", "")
+        assert "does not start again" in result["error"]
+        assert last.command("job:result", job=waited, wait=LIMIT)["status"] == "done"
+        assert len(entries(last, outcome="job interrupted")) == 3
+    asked = [one.asked[-1] for one in model.conversations]
+    assert asked.count("think") == 4
+    assert asked.count("afterwards") >= 1
 
 
 def test_without_a_daemon_the_commands_for_jobs_name_the_command_that_starts_one(cli):
