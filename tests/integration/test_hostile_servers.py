@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from parts.daemon import Daemon, StartDaemon, nothing_left_behind, shared_daemon
-from parts.raw_client import INITIALIZE, Endpoint, RawAnswer, SocketClient, legacy_request, request
+from parts.raw_client import INITIALIZE, Endpoint, RawAnswer, SocketClient, legacy_request
 from parts.server_process import stdio_entry
 from parts.waiting import wait_for
 
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.req("BNS-10", "ENG-9")
 
 ERAS = ("modern", "legacy")
 LEGAL = re.compile(r"[a-zA-Z0-9_-]{1,48}")
-
-
 TWINS = {name: stdio_entry("raw_server", "--plain", "--tools", "20") for name in ("one", "two", "One_")}
 
 
@@ -71,18 +69,16 @@ def result(text: bytes) -> bytes:
 FINE = result(b'{"resultType":"complete","content":[{"type":"text","text":"fine"}]}')
 
 
-@pytest.mark.parametrize("era", ERAS)
-def test_modern_clients_get_a_result_type_from_servers_of_either_era(mcp: Endpoint, era: str) -> None:
-    bare = {"name": f"{era}_echo_raw", "arguments": {"result": '{"content":[]}'}}
-    assert mcp.modern("tools/call", bare).result == {"resultType": "complete", "content": []}
-    assert mcp.legacy(mcp.begin(), "tools/call", bare).result == {"content": []}
-
-
-def test_a_request_for_input_reaches_modern_clients_and_fails_the_call_of_legacy_ones(mcp: Endpoint) -> None:
+def test_modern_clients_get_a_result_type_and_requests_for_input_and_legacy_ones_neither(mcp: Endpoint) -> None:
+    session = mcp.begin()
+    for era in ERAS:
+        bare = {"name": f"{era}_echo_raw", "arguments": {"result": '{"content":[]}'}}
+        assert mcp.modern("tools/call", bare).result == {"resultType": "complete", "content": []}, era
+        assert mcp.legacy(session, "tools/call", bare).result == {"content": []}, era
     question = {"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}
     asked = {"name": "modern_echo_raw", "arguments": {"result": json.dumps(question)}}
     assert mcp.modern("tools/call", asked).result == question
-    result = mcp.legacy(mcp.begin(), "tools/call", asked).result
+    result = mcp.legacy(session, "tools/call", asked).result
     assert result["isError"] is True
     assert "asks for input" in result["content"][0]["text"]
 
@@ -99,15 +95,7 @@ def test_a_tool_that_runs_only_as_a_task_is_not_listed_and_named_by_servers(shar
 
 
 NOISE = [
-    b"",
-    b"Server running on stdio",
-    b"\xff\xfe\x00\x01",
-    b"null",
-    b"42",
-    b"{}",
-    b"[]",
-    b"[[[[[",
-    b"[" * 100_000,
+    *(b"", b"Server running on stdio", b"\xff\xfe\x00\x01", b"null", b"42", b"{}", b"[]", b"[[[[[", b"[" * 100_000),
     b'{"jsonrpc":"2.0","id":"nobody","result":{}}',
     b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"x"}}',
     b'{"jsonrpc":"2.0","id":"tc-999999","result":{}}',
@@ -141,11 +129,7 @@ INVALID = [
     b'{"jsonrpc":"2.0","id":@ID@}',
     b'{"jsonrpc":"2.0","id":@ID@,"result":{"content":[',
     b'{"jsonrpc":"2.0","id":@ID@,"result":{"t":"\xe9"}}',
-    result(b"null"),
-    result(b"5"),
-    result(b'"text"'),
-    result(b"[]"),
-    result(b'{"content":NaN}'),
+    *map(result, (b"null", b"5", b'"text"', b"[]", b'{"content":NaN}')),
     result(b'{"structuredContent":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     b'{"jsonrpc":"2.0","id":@ID@,"error":"text"}',
     b'{"jsonrpc":"2.0","id":@ID@,"error":null}',
@@ -209,27 +193,24 @@ def test_a_server_that_dies_in_a_call_fails_it_and_reconnects(mcp: Endpoint, era
     wait_for(lambda: not mcp.call(f"{era}_ok").result.get("isError"), "the server to reconnect")
 
 
-@pytest.mark.parametrize("era", ERAS)
 @pytest.mark.req("BNS-5")
 def test_fifty_megabytes_arrive_over_http_and_the_bridge_while_others_are_answered(
-    mcp: Endpoint, shared: Daemon, era: str
+    mcp: Endpoint, shared: Daemon
 ) -> None:
     size, session = 50_000_000, mcp.begin()
-    params = {"name": f"{era}_huge", "arguments": {"bytes": size}}
+    params = {era: {"name": f"{era}_huge", "arguments": {"bytes": size}} for era in ERAS}
     with ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(mcp.modern, "tools/call", params)
+        fetching = pool.submit(mcp.modern, "tools/call", params["legacy"])
         answered_before = []
         while not fetching.done():
             assert healthy(mcp)
             answered_before.append(not fetching.done())
         assert any(answered_before)
-        for answer in (fetching.result(), mcp.legacy(session, "tools/call", params)):
+        for answer in (fetching.result(), mcp.legacy(session, "tools/call", params["modern"])):
             assert answer.message.count(b"x") >= size
     with SocketClient(shared) as bridge:
-        if era == "legacy":
-            bridge.ask(INITIALIZE)
-        make: Any = legacy_request if era == "legacy" else request
-        bridge.send(make("tools/call", {**params, "name": "modern_huge"}, id=5))
+        bridge.ask(INITIALIZE)
+        bridge.send(legacy_request("tools/call", params["modern"], id=5))
         while not (line := bridge.line()).startswith(b'{"jsonrpc":"2.0","id":5,"result"'):
             pass
         assert len(line) > size
