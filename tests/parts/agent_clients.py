@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from parts.daemon import Daemon
-from parts.raw_client import META, Endpoint, Header, RawAnswer, RawConnection, legacy_request, notice, request
+from parts.raw_client import META, Endpoint, Header, RawAnswer, RawConnection, legacy_request, notice
 
 ERAS = ("modern", "legacy")
 MOST_ROWS = 20_000
@@ -117,9 +117,7 @@ class AgentClient:
     def bytes_of(self, method: str, params: Mapping[str, Any] | None = None, *, meta: Any = None) -> bytes:
         """A request as this client sends it."""
         if self.era == "modern":
-            body = request(method, params, id=0, meta={**META, **(meta or {})})
-            named = (params or {}).get("name") if method == "tools/call" else None
-            return self.endpoint.raw(self.endpoint.usual(body, *self.endpoint.modern_headers(method, named)), body)
+            return self.endpoint.modern_bytes(method, params, id=0, meta={**META, **(meta or {})})
         body = legacy_request(method, {**(params or {}), **({"_meta": meta} if meta else {})}, id=0)
         return self.endpoint.legacy_bytes(self.session, body)
 
@@ -148,9 +146,7 @@ class AgentClient:
     def cancel(self) -> None:
         """Cancels its request 0, as a legacy client does."""
         body = notice("notifications/cancelled", {"requestId": 0})
-        with self.endpoint.connect() as connection:
-            connection.send(self.endpoint.legacy_bytes(self.session, body))
-            assert connection.answer().status == 202
+        assert self.endpoint.exchange(self.endpoint.legacy_bytes(self.session, body)).status == 202
 
     def tools(self) -> set[str]:
         return {tool["name"] for tool in self.ask("tools/list").result["tools"]}
@@ -159,13 +155,13 @@ class AgentClient:
     def listening(self) -> Iterator[RawConnection]:
         """The stream that notifies this client of changed tools."""
         with self.endpoint.connect() as stream:
-            if self.era == "legacy":
-                stream.send(self.endpoint.stream_bytes(self.session))
-                assert stream.head()[0] == 200
-            else:
-                stream.send(self.bytes_of("subscriptions/listen", {"notifications": {"toolsListChanged": True}}))
-                assert stream.head()[0] == 200
-                assert stream.event()["method"] == "notifications/subscriptions/acknowledged"
+            wanted = {"notifications": {"toolsListChanged": True}}
+            legacy = self.era == "legacy"
+            stream.send(
+                self.endpoint.stream_bytes(self.session) if legacy else self.bytes_of("subscriptions/listen", wanted)
+            )
+            assert stream.head()[0] == 200
+            assert legacy or stream.event()["method"] == "notifications/subscriptions/acknowledged"
             yield stream
 
 

@@ -129,6 +129,14 @@ class WebWitness(http.server.ThreadingHTTPServer):
         return int(self.server_address[1])
 
 
+_ABOUT = {"capabilities": {"tools": {}}, "serverInfo": {"name": "web", "version": "1"}}
+_RESULTS = {
+    "initialize": {"protocolVersion": "2025-11-25", **_ABOUT},
+    "tools/list": {"tools": [{"name": "note", "inputSchema": {"type": "object"}}]},
+    "tools/call": {"content": [{"type": "text", "text": "done"}]},
+}
+
+
 class _Answer(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: WebWitness
@@ -136,22 +144,12 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-        result = {
-            "initialize": {
-                "protocolVersion": "2025-11-25",
-                "capabilities": {"tools": {}},
-                "serverInfo": {"name": "web", "version": "1"},
-            },
-            "tools/list": {"tools": [{"name": "note", "inputSchema": {"type": "object"}}]},
-            "tools/call": {"content": [{"type": "text", "text": "done"}]},
-        }.get(message.get("method"))
         if "id" not in message:
             self._send(202, b"")
-        elif result is None:
-            error = {"code": -32601, "message": "no"}
-            self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode())
-        else:
-            self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode())
+            return
+        result = _RESULTS.get(message["method"])
+        answer = {"result": result} if result else {"error": {"code": -32601, "message": "no"}}
+        self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}).encode())
 
     def do_GET(self) -> None:
         self._send(405, b"")

@@ -30,6 +30,23 @@ KEY = "sk-dummy-0123456789"
 PROMPT = "Use the tools."
 
 
+def run_to_end(
+    command: list[str], *, env: Mapping[str, str], cwd: Path, stdin: str | None = None, limit: float = LIMIT
+) -> subprocess.CompletedProcess[str]:
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    if stdin is None:
+        pipes["stdin"] = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=dict(env), cwd=cwd, text=True, start_new_session=True, **pipes)
+    try:
+        out, err = process.communicate(stdin, timeout=limit)
+    finally:
+        # Always, because a helper that the program started must not outlive it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodingAgent:
     """One of the three, as data."""
@@ -85,17 +102,9 @@ class InstalledAgent:
         more = () if generated is None else self.agent.generated(self.home, generated)
         began = time.monotonic()
         command = [*fleet.command(self.agent.name), *more, *self.agent.words]
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, env=dict(self.environ), cwd=cwd, text=True, start_new_session=True, **pipes)
-        try:
-            out, err = process.communicate(timeout=limit)
-        finally:
-            # Always, because a helper that the program started must not outlive it.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        return Ran(exit_code=process.returncode, events=events, err=err, seconds=time.monotonic() - began)
+        done = run_to_end(command, env=self.environ, cwd=cwd, limit=limit)
+        events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return Ran(exit_code=done.returncode, events=events, err=done.stderr, seconds=time.monotonic() - began)
 
 
 def install_agent(agent: CodingAgent, folder: Path, model: ScriptedModel) -> InstalledAgent:

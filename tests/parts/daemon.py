@@ -33,32 +33,17 @@ PROGRAM = Path(sys.executable).with_name("toolcrib")
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "TOOLCRIB_TEST_CACHE")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Home:
     """A user's directory. Its path is short because a unix socket's path has at most 107 bytes."""
 
-    path: Path
-
-    @property
-    def toolcrib(self) -> Path:
-        return self.path / "t"
-
-    @property
-    def socket(self) -> Path:
-        return self.toolcrib / "run" / "daemon.sock"
-
-    @property
-    def project(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.toolcrib = path / "t"
+        self.socket = self.toolcrib / "run" / "daemon.sock"
+        self.project = path / "p"
         """Where commands run by default. No directory above it holds a project file."""
-        return self.path / "p"
-
-    @property
-    def tmp(self) -> Path:
-        return self.path / "tmp"
-
-    @property
-    def user(self) -> Path:
-        return self.path / "u"
+        self.tmp = path / "tmp"
+        self.user = path / "u"
 
     @classmethod
     @contextlib.contextmanager
@@ -171,11 +156,9 @@ class Daemon:
             raise TimeoutError(f"{error}; the servers are {self.status()['servers']}; {self.log_tail()}") from None
 
     def log_tail(self) -> str:
-        texts = [f"printed: {self.output.read_text()[-2000:]}"]
         log = self.home.toolcrib / "state" / "toolcrib.log"
-        if log.exists():
-            texts.append(f"log: {log.read_text()[-4000:]}")
-        return "\n".join(texts)
+        logged = log.read_text()[-4000:] if log.exists() else ""
+        return f"printed: {self.output.read_text()[-2000:]}\nlog: {logged}"
 
     def stop(self) -> int:
         """Stops it with Ctrl-C, as a person does; returns the exit code."""

@@ -88,7 +88,7 @@ def ensure(name: str) -> Path:
     cache().mkdir(parents=True, exist_ok=True)
     with _locked(cache() / f"{pin.folder.name}.lock"):
         if not pin.folder.is_dir():
-            _install(pin)
+            {"npm": _npm, "deb": _unpacked, "pypi": _venv}[pin.kind](pin)
     return pin.folder
 
 
@@ -113,13 +113,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _install(pin: Pin) -> None:
-    if pin.kind == "npm":
-        _npm(pin)
-    elif pin.kind == "deb":
-        _unpacked(pin)
-    else:
-        _venv(pin)
+@contextmanager
+def _building(pin: Pin) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
+        yield Path(building)
+        Path(building).rename(pin.folder)
 
 
 def _npm(pin: Pin) -> None:
@@ -128,10 +126,8 @@ def _npm(pin: Pin) -> None:
         raise NotRun("npm is not installed")
     node()
     packages = [f"{package}@{version}" for package, version in pin.packages.items()]
-    with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
-        words = [npm, "install", "--prefix", building, "--no-audit", "--no-fund", "--loglevel=error", *packages]
-        _run(pin, words)
-        Path(building).rename(pin.folder)
+    with _building(pin) as folder:
+        _run(pin, [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel=error", *packages])
 
 
 def _unpacked(pin: Pin) -> None:
@@ -139,25 +135,24 @@ def _unpacked(pin: Pin) -> None:
     for program in ("apt-get", "dpkg-deb"):
         if not shutil.which(program):
             raise NotRun(f"{' '.join(pin.packages)} is not installed, and there is no {program} to fetch it with")
-    with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
+    with _building(pin) as folder:
         # For root, apt-get downloads as another user, who must be able to write here.
-        Path(building).chmod(0o755 if os.geteuid() else 0o777)
+        folder.chmod(0o755 if os.geteuid() else 0o777)
         download = ["apt-get", "download", "-qq", *pin.packages]
         try:
-            _run(pin, download, building)
+            _run(pin, download, folder)
         except NotRun:
             if os.geteuid():
                 raise
             # A fresh machine may have no package lists yet.
             _run(pin, ["apt-get", "update", "-qq"])
-            _run(pin, download, building)
-        for package in Path(building).glob("*.deb"):
-            _run(pin, ["dpkg-deb", "--extract", str(package), building])
+            _run(pin, download, folder)
+        for package in folder.glob("*.deb"):
+            _run(pin, ["dpkg-deb", "--extract", str(package), str(folder)])
             package.unlink()
-        if not (Path(building) / pin.entry).is_file():
+        if not (folder / pin.entry).is_file():
             raise NotRun(f"{pin.name}: {' '.join(pin.packages)} holds no {pin.entry}")
-        Path(building).chmod(0o755)
-        Path(building).rename(pin.folder)
+        folder.chmod(0o755)
 
 
 def _venv(pin: Pin) -> None:
@@ -173,7 +168,7 @@ def _venv(pin: Pin) -> None:
     link.rename(pin.folder)
 
 
-def _run(pin: Pin, words: list[str], folder: str | None = None) -> None:
+def _run(pin: Pin, words: list[str], folder: Path | None = None) -> None:
     environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     # The tests' PYTHONPATH must not apply to the part.
     environ.pop("PYTHONPATH", None)
@@ -188,26 +183,20 @@ def _run(pin: Pin, words: list[str], folder: str | None = None) -> None:
         raise NotRun(f"{pin.name}: could not be installed ({' '.join(pin.packages)}): {tail}")
 
 
-def ensure_all(names: list[str]) -> dict[str, str]:
-    """Installs in parallel; returns the reasons of those that are unavailable."""
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Installs the real servers and coding agents that the tests use.")
+    parser.add_argument("names", nargs="*", help="which parts (default: all)")
+    names = parser.parse_args().names or list(pins())
     failures: dict[str, str] = {}
 
-    def one(name: str) -> None:
+    def install(name: str) -> None:
         try:
             ensure(name)
         except NotRun as reason:
             failures[name] = str(reason)
 
     with ThreadPoolExecutor(max_workers=4) as pool:
-        list(pool.map(one, names))
-    return failures
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Installs the real servers and coding agents that the tests use.")
-    parser.add_argument("names", nargs="*", help="which parts (default: all)")
-    names = parser.parse_args().names or list(pins())
-    failures = ensure_all(names)
+        list(pool.map(install, names))
     for name, reason in sorted(failures.items()):
         print(f"NOT RUN {name}: {reason}")
     print(f"{len(names) - len(failures)} of {len(names)} parts are ready in {cache()}")

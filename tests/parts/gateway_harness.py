@@ -18,7 +18,7 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.gateway.http import HttpGateway
 from toolcrib.identity.principal import RequestContext
-from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.model import ServerAnswer, ToolCall
 
 PORT = 4321
 MODERN = "2026-07-28"
@@ -43,25 +43,16 @@ class Slow:
     def absence(self, project: Project) -> str:
         return ""
 
-    async def call(
-        self,
-        request: RequestContext[Project],
-        call: ToolCall,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ServerAnswer:
+    async def call(self, request: RequestContext[Project], call: ToolCall, **_: Any) -> ServerAnswer:
         if call.name == "wait":
             self.called.set()
             await self.go_on.wait()
         text = str(request.project.root)
         return ServerAnswer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
 
-    async def refresh(self, crib: Crib) -> None:
-        """Nothing depends on the configuration."""
+    async def refresh(self, crib: Crib) -> None: ...
 
-    async def close(self) -> None:
-        """Nothing was opened."""
+    async def close(self) -> None: ...
 
 
 class Exchange:
@@ -115,14 +106,11 @@ class Exchange:
 
     async def begun(self) -> None:
         """The head was sent: a stream is open."""
-        async with asyncio.timeout(LIMIT):
-            while not self.sent:
-                self._more.clear()
-                await self._more.wait()
+        await self.until(b"")
 
     async def until(self, text: bytes) -> None:
         async with asyncio.timeout(LIMIT):
-            while text not in self.text:
+            while not self.sent or text not in self.text:
                 self._more.clear()
                 await self._more.wait()
 
@@ -218,13 +206,8 @@ async def opened(folder: Path) -> AsyncIterator[GatewayHarness]:
     home = folder / "home"
     home.mkdir()
     slow = Slow()
-    crib = Crib(
-        paths=Paths.of_user({"TOOLCRIB_HOME": str(folder / "t"), "HOME": str(home)}),
-        root=home,
-        environ={},
-        builtins={"slow": slow},
-    )
-    async with crib:
+    paths = Paths.of_user({"TOOLCRIB_HOME": str(folder / "t"), "HOME": str(home)})
+    async with Crib(paths=paths, root=home, environ={}, builtins={"slow": slow}) as crib:
         harness = GatewayHarness(crib, slow)
         yield harness
         slow.go_on.set()

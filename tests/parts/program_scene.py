@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from parts import fleet
+from parts.coding_agents import run_to_end
 from parts.server_process import StartServer
-from toolcrib.coding_agents.client_spec import ClientSpec, Launch, LaunchRequest, RunReport
+from toolcrib.coding_agents.client_spec import ClientSpec, LaunchRequest, RunReport
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.policy.profile import OwnTools
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
@@ -102,6 +100,8 @@ class ProgramScene:
     _runs: int = 0
 
     def __post_init__(self) -> None:
+        self.home, self.project, self.outside = (self.base / name for name in ("home", "project", "marks"))
+        self.file = self.home / self.settings_file
         for folder in (self.project, self.home, self.base / "tmp", self.outside, self.file.parent):
             folder.mkdir(parents=True, exist_ok=True)
         (self.project / "there.txt").write_text("as it was\n")
@@ -109,22 +109,6 @@ class ProgramScene:
 
     def write_settings(self, model: ScriptedModel) -> None:
         raise NotImplementedError
-
-    @property
-    def home(self) -> Path:
-        return self.base / "home"
-
-    @property
-    def project(self) -> Path:
-        return self.base / "project"
-
-    @property
-    def outside(self) -> Path:
-        return self.base / "marks"
-
-    @property
-    def file(self) -> Path:
-        return self.home / self.settings_file
 
     @property
     def marks(self) -> set[str]:
@@ -180,6 +164,7 @@ class ProgramScene:
         self._runs += 1
         folders, name = AgentFolders(self.base / "agents"), f"agent-{self._runs}"
         folders.make(name, TOKEN)
+        own = {"PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.base / "tmp")}
         request = LaunchRequest(
             prompt=prompt,
             session=session,
@@ -191,12 +176,7 @@ class ProgramScene:
             headers={"X-Toolcrib-Agent": name},
             folder=folders.of(name),
             workdir=self.project,
-            environ={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.home),
-                "TMPDIR": str(self.base / "tmp"),
-                **self.environ,
-            },
+            environ={**own, **self.environ},
             private=private,
             extra=(*(("-m", chosen) if chosen else ()), *extra),
         )
@@ -204,9 +184,12 @@ class ProgramScene:
         for file, text in made.files.items():
             folders.put(name, file, text)
         for link, target in made.links.items():
-            target.mkdir(parents=True, exist_ok=True) if not target.exists() else None
+            if not target.exists():
+                target.mkdir(parents=True)
             folders.link(name, link, target)
-        done = self._execute([*around, *self.program, *made.args], made, request.environ)
+        command = [*around, *self.program, *made.args]
+        environ = {**request.environ, **made.environ}
+        done = run_to_end(command, env=environ, cwd=self.project, stdin=made.stdin, limit=LIMIT)
         parser = headless.parser()
         printed = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
         events = [event for line in printed for event in parser.parse(line)]
@@ -220,24 +203,3 @@ class ProgramScene:
             report=parser.report,
             session=session or request.new_session,
         )
-
-    def _execute(
-        self, command: list[str], made: Launch, environ: Mapping[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        process = subprocess.Popen(
-            command,
-            env={**environ, **made.environ},
-            cwd=self.project,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(made.stdin, timeout=LIMIT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -62,8 +62,7 @@ class RawAnswer:
         """The JSON-RPC message: the body, or the last event of a stream."""
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return self.body
-        datas = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
-        return datas[-1]
+        return [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")][-1]
 
     @property
     def result(self) -> Any:
@@ -72,12 +71,10 @@ class RawAnswer:
         return message["result"]
 
 
-class RawConnection:
-    """One TCP connection, kept open from request to request."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
-        self._file = self._socket.makefile("rb")
+class _Stream:
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._file = connected.makefile("rb")
 
     def __enter__(self) -> Self:
         return self
@@ -92,10 +89,20 @@ class RawConnection:
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
+    def line(self) -> bytes:
+        if line := self._file.readline():
+            return line
+        raise ConnectionError("closed without an answer")
+
+
+class RawConnection(_Stream):
+    """One TCP connection, kept open from request to request."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(socket.create_connection(("127.0.0.1", port), timeout=LIMIT))
+
     def head(self) -> tuple[int, dict[str, str]]:
-        status = self._file.readline()
-        if not status:
-            raise ConnectionError("closed without an answer")
+        status = self.line()
         headers: dict[str, str] = {}
         while (line := self._file.readline().rstrip(b"\r\n").decode("latin-1")) != "":
             name, _, value = line.partition(":")
@@ -160,23 +167,24 @@ class Endpoint:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
         return f"{verb} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
-    def ask(
-        self, headers: Sequence[Header], body: bytes = b"", *, verb: str = "POST", target: str = "/mcp"
-    ) -> RawAnswer:
+    def exchange(self, sent: bytes) -> RawAnswer:
         """One request on its own connection."""
         with self.connect() as connection:
-            connection.send(self.raw(headers, body, verb=verb, target=target))
+            connection.send(sent)
             return connection.answer()
 
-    def modern_bytes(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> bytes:
-        body = request(method, params, id=id)
+    def ask(self, headers: Sequence[Header], body: bytes = b"", **line: str) -> RawAnswer:
+        return self.exchange(self.raw(headers, body, **line))
+
+    def modern_bytes(
+        self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Any = META
+    ) -> bytes:
+        body = request(method, params, id=id, meta=meta)
         named = (params or {}).get("name") if method == "tools/call" else None
         return self.raw(self.usual(body, *self.modern_headers(method, named)), body)
 
     def modern(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:
-        with self.connect() as connection:
-            connection.send(self.modern_bytes(method, params, id=id))
-            return connection.answer()
+        return self.exchange(self.modern_bytes(method, params, id=id))
 
     def call(self, tool: str, arguments: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:
         return self.modern("tools/call", {"name": tool, "arguments": arguments or {}}, id=id)
@@ -189,48 +197,26 @@ class Endpoint:
         answer = self.ask(self.usual(INITIALIZE), INITIALIZE)
         assert answer.status == 200, answer
         session = answer.headers["mcp-session-id"]
-        body = notice("notifications/initialized")
-        with self.connect() as connection:
-            connection.send(self.legacy_bytes(session, body))
-            assert connection.answer().status == 202
+        assert self.exchange(self.legacy_bytes(session, notice("notifications/initialized"))).status == 202
         return session
 
     def legacy(self, session: str, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:
-        with self.connect() as connection:
-            connection.send(self.legacy_bytes(session, legacy_request(method, params, id=id)))
-            return connection.answer()
+        return self.exchange(self.legacy_bytes(session, legacy_request(method, params, id=id)))
 
 
-class SocketClient:
+class SocketClient(_Stream):
     """The daemon's unix socket, line by line."""
 
     def __init__(self, daemon: Daemon, *, bridge: bool = True) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(LIMIT)
-        self._socket.connect(str(daemon.home.toolcrib / "run" / "daemon.sock"))
-        self._file = self._socket.makefile("rb")
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(LIMIT)
+        connected.connect(str(daemon.home.socket))
+        super().__init__(connected)
         if bridge:
-            hello = {"root": str(daemon.home.project), "conversation": "test"}
-            self.send(notice("toolcrib/bridge", hello))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
+            self.send(notice("toolcrib/bridge", {"root": str(daemon.home.project), "conversation": "test"}))
 
     def send(self, line: bytes) -> None:
-        self._socket.sendall(line + b"\n")
-
-    def line(self) -> bytes:
-        line = self._file.readline()
-        if not line:
-            raise ConnectionError("closed without an answer")
-        return line
+        super().send(line + b"\n")
 
     def message(self) -> Any:
         return json.loads(self.line())

@@ -146,10 +146,8 @@ ALL = {setup.agent.name: setup for setup in (CLAUDE, CODEX, GEMINI)}
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun(Finished):
     @property
-    def result(self) -> dict[str, Any]:
-        """The JSON output."""
-        result: dict[str, Any] = self.json
-        return result
+    def result(self) -> Any:
+        return self.json
 
     def ok(self) -> FinishedRun:
         super().ok()
@@ -197,7 +195,7 @@ class StartedRun:
         return self.wait()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ProgramUser:
     setup: ProgramSetup
     home: Home
@@ -205,15 +203,11 @@ class ProgramUser:
     place: Path
     """Holds the user's home folder, programs and temporary files."""
 
-    @property
-    def folder(self) -> Path:
+    def __post_init__(self) -> None:
+        self.folder = self.place / "h"
         """The user's home folder."""
-        return self.place / "h"
-
-    @property
-    def programs(self) -> Path:
+        self.programs = self.place / "bin"
         """Programs in this folder precede the others."""
-        return self.place / "bin"
 
     @property
     def environ(self) -> dict[str, str]:

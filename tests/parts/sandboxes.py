@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,7 @@ def empty(folder: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o755)
     for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @asynccontextmanager
@@ -83,14 +81,8 @@ async def tried_sandbox(
 
 
 @asynccontextmanager
-async def open_sandbox(
-    root: Path,
-    settings: WorkspaceSettings = DEFAULTS,
-    *,
-    environ: Mapping[str, str] | None = None,
-    unsafe: bool = False,
-) -> AsyncIterator[Sandbox]:
-    async with tried_sandbox(root, settings, environ=environ, unsafe=unsafe) as sandbox:
+async def open_sandbox(root: Path, settings: WorkspaceSettings = DEFAULTS, **more: Any) -> AsyncIterator[Sandbox]:
+    async with tried_sandbox(root, settings, **more) as sandbox:
         assert sandbox.refusal is None, sandbox.refusal.text()
         yield sandbox
 
@@ -122,14 +114,14 @@ def with_limits(settings: WorkspaceSettings = DEFAULTS, **limits: object) -> Wor
     return replace(settings, limits=replace(Limits(), **limits))  # type: ignore[arg-type]
 
 
-async def shell(sandbox: Sandbox, line: str, *, seconds: float = 60, **more: object) -> SandboxResult:
-    return await sandbox.run(SandboxCommand(argv=("/bin/sh", "-c", line), seconds=seconds, **more))  # type: ignore[arg-type]
+async def shell(sandbox: Sandbox, line: str, *, seconds: float = 60, **more: Any) -> SandboxResult:
+    return await sandbox.run(SandboxCommand(argv=("/bin/sh", "-c", line), seconds=seconds, **more))
 
 
-async def python(sandbox: Sandbox, source: str, *args: str, seconds: float = 60, **more: object) -> SandboxResult:
+async def python(sandbox: Sandbox, source: str, *args: str, seconds: float = 60, **more: Any) -> SandboxResult:
     """Runs Python source inside; `args` are its `sys.argv[1:]`."""
     argv = (str(PYTHON), "-I", "-c", textwrap.dedent(source), *args)
-    return await sandbox.run(SandboxCommand(argv=argv, seconds=seconds, **more))  # type: ignore[arg-type]
+    return await sandbox.run(SandboxCommand(argv=argv, seconds=seconds, **more))
 
 
 async def output_of(sandbox: Sandbox, source: str, *args: str, seconds: float = 60) -> str:

@@ -90,8 +90,6 @@ for number, step in enumerate(json.loads(sys.stdin.read())):
             tell(type="called", id=f"s{number}", name=name, answer=answer)
     elif what == "variables":
         tell(type="say", text=json.dumps(dict(os.environ)))
-    elif what == "touch":
-        open(given, "w").close()
     elif what == "until":
         while not os.path.exists(given):
             time.sleep(0.01)
@@ -137,25 +135,16 @@ class ScribeParser:
                 return (self._tool(line, call, name, ToolStatus.OK, text=json.dumps(answer)),)
             case {"type": "end", "tokens": dict(tokens)}:
                 self.report.ended = True
-                self.report.usage = TokenUsage(
-                    input=tokens["in"], output=tokens["out"], cached=tokens["cached"], reported=tokens
-                )
+                read, wrote, cached = (tokens[name] for name in ("in", "out", "cached"))
+                self.report.usage = TokenUsage(input=read, output=wrote, cached=cached, reported=tokens)
         return (self._event(AgentEventKind.RAW, line),)
 
     def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
         return (AgentEvent(kind=AgentEventKind.LOG, provider="scribe", role="system", text=line, raw=line),)
 
     def _tool(self, line: Mapping[str, Any], call: str, name: str, status: ToolStatus, **more: Any) -> AgentEvent:
-        return self._event(
-            AgentEventKind.TOOL,
-            line,
-            tool_name=name,
-            tool_status=status,
-            server=SERVER_NAME,
-            call=call,
-            role="assistant",
-            **more,
-        )
+        fixed = {"server": SERVER_NAME, "role": "assistant", "call": call}
+        return self._event(AgentEventKind.TOOL, line, tool_name=name, tool_status=status, **fixed, **more)
 
     def _event(self, kind: AgentEventKind, line: Mapping[str, Any], **more: Any) -> AgentEvent:
         return AgentEvent(kind=kind, provider="scribe", raw=line, **more)

@@ -82,11 +82,9 @@ def _port(process: subprocess.Popen[str]) -> int:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(60)
-    if process.stdout is not None:
-        process.stdout.close()
+    with process:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -15,16 +14,13 @@ from typing import Any
 
 import msgspec
 
+from parts import tool_context
 from parts.sandboxes import NO_PLUGINS, QUICK_TESTS, open_sandbox
 from parts.traps import git
 from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.session import WorkspaceSession
-from toolcrib.workspace.settings.model import DEFAULTS
-from toolcrib.workspace.tool import ToolContext
-from toolcrib.workspace.tools.lint import RunLintArguments, RunLintResult, run_lint
-from toolcrib.workspace.tools.project_diff import ProjectDiffArguments, ProjectDiffResult, project_diff
-from toolcrib.workspace.tools.run_tests import RunTestsArguments, RunTestsResult, run_tests
-from toolcrib.workspace.tools.shell import RunShellArguments, RunShellResult, run_shell_safe
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools import BY_NAME
 
 SECRET = "hunter2-of-the-server"
 FILES = {
@@ -67,10 +63,8 @@ class SandboxedProject:
         self.has_progress.set()
 
     def write(self, path: str, text: str) -> Path:
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
+        tool_context.make_files(self.root, {path: text})
+        return self.root / path
 
     def git(self, *args: str) -> None:
         git(self.root, *args)
@@ -78,29 +72,27 @@ class SandboxedProject:
     def commit(self) -> None:
         commit(self.root)
 
-    async def shell(self, command: str | list[str], **more: object) -> RunShellResult:
-        arguments = {"argv" if isinstance(command, list) else "command": command, **more}
-        result = await run_shell_safe(self.context, msgspec.convert(arguments, RunShellArguments))
-        assert isinstance(result.data, RunShellResult)
+    async def call(self, tool: str, **arguments: Any) -> ToolResult:
+        result: Any = BY_NAME[tool].do(self.context, msgspec.convert(arguments, BY_NAME[tool].parameters))
+        answer: ToolResult = await result
+        return answer
+
+    async def shell(self, command: str | list[str], **more: object) -> Any:
+        given = {"argv" if isinstance(command, list) else "command": command}
+        result = await self.call("run_shell_safe", **given, **more)
         assert result.text.startswith(result.data.ending)
         return result.data
 
-    async def run_tests(self, *paths: str, **more: object) -> RunTestsResult:
-        arguments = msgspec.convert({"paths": paths, **more}, RunTestsArguments)
-        result = await run_tests(self.context, arguments)
-        assert isinstance(result.data, RunTestsResult)
+    async def run_tests(self, *paths: str, **more: object) -> Any:
+        result = await self.call("run_tests", paths=paths, **more)
         assert result.text.startswith(result.data.outcome.replace("_", " ").upper())
         return result.data
 
-    async def lint(self, *paths: str, **more: object) -> RunLintResult:
-        result = await run_lint(self.context, msgspec.convert({"paths": paths, **more}, RunLintArguments))
-        assert isinstance(result.data, RunLintResult)
-        return result.data
+    async def lint(self, *paths: str, **more: object) -> Any:
+        return (await self.call("run_lint", paths=paths, **more)).data
 
-    async def diff(self, path: str = "", **more: object) -> ProjectDiffResult:
-        arguments = msgspec.convert({**({"path": path} if path else {}), **more}, ProjectDiffArguments)
-        result = await project_diff(self.context, arguments)
-        assert isinstance(result.data, ProjectDiffResult)
+    async def diff(self, path: str = "", **more: object) -> Any:
+        result = await self.call("project_diff", **({"path": path} if path else {}), **more)
         assert result.text.startswith(f"On {result.data.branch}:")
         return result.data
 
@@ -113,10 +105,7 @@ def commit(root: Path) -> None:
 
 
 def make_files(root: Path) -> Path:
-    for path, text in FILES.items():
-        file = root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    tool_context.make_files(root, FILES)
     return root
 
 
@@ -125,9 +114,7 @@ async def project_sandbox(
     root: Path, *, environ: Mapping[str, str] | None = None, **chosen: Any
 ) -> AsyncIterator[Sandbox]:
     """`chosen`: settings, and limits by their names. The environment contains `SECRET`."""
-    names = {field.name for field in dataclasses.fields(DEFAULTS)}
-    limits = dataclasses.replace(DEFAULTS.limits, **{k: v for k, v in chosen.items() if k not in names})
-    settings = dataclasses.replace(QUICK_TESTS, limits=limits, **{k: v for k, v in chosen.items() if k in names})
+    settings = tool_context.settings_with(QUICK_TESTS, **chosen)
     usual = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "API_TOKEN": SECRET, NO_PLUGINS: "1"}
     async with open_sandbox(root, settings, environ={**usual, **(environ or {})}) as sandbox:
         yield sandbox

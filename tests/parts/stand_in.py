@@ -60,7 +60,7 @@ class Stream:
         self._script = script
         self._events = self._play()
         self.metadata: RunMetadata | None = None
-        self._result: ExecutionResult | None = None
+        self.result: ExecutionResult
 
     def mask(self, value: Any) -> Any:
         return ValueMasker(self._script.secrets)(value)
@@ -90,12 +90,7 @@ class Stream:
             if self._script.stubborn:
                 sys.stderr.write("stubborn\n")
                 await asyncio.shield(asyncio.Event().wait())
-            self._result = _result(self._script, end)
-
-    @property
-    def result(self) -> ExecutionResult:
-        assert self._result is not None
-        return self._result
+            self.result = _result(self._script, end)
 
 
 def _result(script: RunScript, end: RunSummary) -> ExecutionResult:

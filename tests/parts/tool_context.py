@@ -25,11 +25,11 @@ async def _no_sandbox() -> Any:
     raise AssertionError("a file tool requested the sandbox")
 
 
-def settings_with(**chosen: Any) -> WorkspaceSettings:
-    """The default settings, changed; limits are given by their own names."""
+def settings_with(usual: WorkspaceSettings = DEFAULTS, /, **chosen: Any) -> WorkspaceSettings:
+    """The usual settings, changed; limits are given by their own names."""
     names = {field.name for field in dataclasses.fields(DEFAULTS)}
     limits = dataclasses.replace(DEFAULTS.limits, **{k: v for k, v in chosen.items() if k not in names})
-    return dataclasses.replace(DEFAULTS, limits=limits, **{k: v for k, v in chosen.items() if k in names})
+    return dataclasses.replace(usual, limits=limits, **{k: v for k, v in chosen.items() if k in names})
 
 
 @contextlib.contextmanager
