@@ -28,9 +28,10 @@ from cryptography.x509.oid import NameOID
 from msgspec import Raw
 
 from parts import leftovers
-from parts.live_servers import LIMIT, ODD_STDIO, SOURCE, LiveServers, call, live, odd_config, until, web_config
+from parts.live_servers import LIMIT, ODD_STDIO, SOURCE, LiveServers, call, live, odd_config, web_config
 from parts.server_process import RunningServer, StartServer, stdio_command
 from parts.servers.odd_web import EXACT, TOOL, OddWeb, running
+from parts.waiting import until
 from toolcrib.config.model import Retry, ServerConfig, TokenFile, Transport
 from toolcrib.errors import CallTimeout, ProtocolViolation, ServerFailure, ServerUnavailable
 from toolcrib.events import Bus
