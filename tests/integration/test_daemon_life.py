@@ -8,13 +8,13 @@ import resource
 import shlex
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from parts.client import at_endpoint, through_bridge
+from parts.client import at_endpoint
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.server_process import stdio_command, stdio_entry
 from parts.waiting import wait_for
@@ -22,23 +22,7 @@ from parts.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 PLAIN = ["--plain", "--tools", "1"]
-
-
 ONE = stdio_entry("raw_server", *PLAIN)
-
-
-@pytest.fixture
-def downed(cli: Cli) -> Iterator[None]:
-    """Ends a detached daemon, which is not a child of the test."""
-    yield
-    assert cli("down").exit_code == 0
-
-
-def answers_at_once(status: dict[str, Any]) -> bool:
-    """Whether the port is open now, without waiting."""
-    port = int(status["endpoint"].rpartition(":")[2].partition("/")[0])
-    with socket.create_connection(("127.0.0.1", port), timeout=60):
-        return True
 
 
 def is_alive(pid: int) -> bool:
@@ -55,36 +39,27 @@ def ignored_by(pid: int) -> set[signal.Signals]:
 
 
 @pytest.mark.req("KSI-1")
-@pytest.mark.usefixtures("downed")
 def test_up_detached_returns_when_the_endpoint_answers_and_down_ends_it(toolcrib_home: Home, cli: Cli) -> None:
     toolcrib_home.write_config({"servers": {"one": ONE}})
-    started = cli("up", "--detach", "--port", "0", "--json").ok().json
-    assert answers_at_once(started)
-    status = cli("status", "--json").ok().json
-    assert (status["pid"], status["endpoint"]) == (started["pid"], started["endpoint"])
-    wait_for(lambda: cli("servers", "--json").ok().json["servers"][0].get("pid"), "the server's process")
-    child = cli("servers", "--json").ok().json["servers"][0]["pid"]
-    cli("down").ok()
+    try:
+        started = cli("up", "--detach", "--port", "0", "--json").ok().json
+        socket.create_connection(("127.0.0.1", urlsplit(started["endpoint"]).port), timeout=60).close()
+        status = cli("status", "--json").ok().json
+        assert (status["pid"], status["endpoint"]) == (started["pid"], started["endpoint"])
+        child = wait_for(lambda: cli("servers", "--json").ok().json["servers"][0].get("pid"), "the server's process")
+        cli("down").ok()
+    finally:
+        assert cli("down").exit_code == 0
     assert not is_alive(started["pid"])
     assert not is_alive(child)
     assert not toolcrib_home.socket.exists()
     assert cli("status").exit_code == 7
-    assert cli("down").exit_code == 0
 
 
 @pytest.mark.req("KSI-1")
-def test_down_kills_a_daemon_that_does_not_respond(daemon: StartDaemon, cli: Cli) -> None:
-    running = daemon({"servers": {"one": ONE}})
-    child = running.wait_until_ready()["servers"][0]["pid"]
-    running.process.send_signal(signal.SIGSTOP)
-    assert cli("down", "--json").ok().json == {"stopped": True, "pid": running.pid, "killed": True}
-    assert running.process.wait(60) == -signal.SIGKILL
-    wait_for(lambda: not is_alive(child), "its server to end")
-
-
-@pytest.mark.req("KSI-1")
-@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="limits are read from /proc")
-def test_the_daemon_raises_its_limit_of_open_files_but_not_that_of_its_servers(daemon: StartDaemon) -> None:
+def test_the_daemon_raises_only_its_own_limit_of_open_files_and_down_kills_it_when_it_does_not_respond(
+    daemon: StartDaemon, cli: Cli
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
     try:
@@ -92,17 +67,19 @@ def test_the_daemon_raises_its_limit_of_open_files_but_not_that_of_its_servers(d
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     child = running.wait_until_ready()["servers"][0]["pid"]
-    assert open_files(child) == 400
-    assert open_files(running.pid) > 400
-
-
-def open_files(pid: int) -> int:
-    return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+    assert resource.prlimit(child, resource.RLIMIT_NOFILE)[0] == 400
+    assert resource.prlimit(running.pid, resource.RLIMIT_NOFILE)[0] > 400
+    running.process.send_signal(signal.SIGSTOP)
+    assert cli("down", "--json").ok().json == {"stopped": True, "pid": running.pid, "killed": True}
+    assert running.process.wait(60) == -signal.SIGKILL
+    wait_for(lambda: not is_alive(child), "its server to end")
 
 
 @pytest.mark.req("KSI-1")
 @pytest.mark.usefixtures("ignored_signals")
-def test_ignored_signals_stay_ignored_in_the_foreground_and_sigterm_ends_the_daemon(daemon: StartDaemon) -> None:
+def test_ignored_signals_stay_ignored_in_the_foreground_but_not_in_a_detached_daemon(
+    daemon: StartDaemon, cli: Cli
+) -> None:
     started = daemon({})
     assert ignored_by(started.pid) == {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
     for number in (signal.SIGHUP, signal.SIGINT):
@@ -110,12 +87,10 @@ def test_ignored_signals_stay_ignored_in_the_foreground_and_sigterm_ends_the_dae
     assert started.status()["pid"] == started.pid
     started.process.terminate()
     assert started.process.wait(60) == 0
-
-
-@pytest.mark.req("KSI-1")
-@pytest.mark.usefixtures("ignored_signals", "downed")
-def test_a_detached_daemon_starts_with_default_signals(cli: Cli) -> None:
-    assert ignored_by(cli("up", "--detach", "--port", "0", "--json").ok().json["pid"]) == set()
+    try:
+        assert ignored_by(cli("up", "--detach", "--port", "0", "--json").ok().json["pid"]) == set()
+    finally:
+        assert cli("down").exit_code == 0
 
 
 @pytest.mark.req("KSI-1")
@@ -139,7 +114,14 @@ def test_a_process_that_left_its_session_and_cleared_its_environment_ends_with_i
 
 
 @pytest.mark.req("KSI-1")
-def test_a_second_daemon_is_refused(daemon: StartDaemon, cli: Cli) -> None:
+def test_a_second_daemon_and_a_taken_port_are_refused_with_a_remedy(daemon: StartDaemon, cli: Cli) -> None:
+    for how in (["--detach"], []):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = str(other.getsockname()[1])
+            done = cli("up", "--port", port, *how)
+        assert done.exit_code == 8, how
+        assert port in done.err
+        assert "--port" in done.err
     running = daemon({})
     for how in (["--detach"], []):
         second = cli("up", "--port", "0", *how)
@@ -147,35 +129,6 @@ def test_a_second_daemon_is_refused(daemon: StartDaemon, cli: Cli) -> None:
         assert f"pid {running.pid}" in second.err
         assert "toolcrib down" in second.err
     assert running.status()["pid"] == running.pid
-
-
-@pytest.mark.req("KSI-1")
-def test_a_taken_port_is_named_with_a_remedy(cli: Cli) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        for how in (["--detach"], []):
-            done = cli("up", "--port", port, *how)
-            assert done.exit_code == 8
-            assert port in done.err
-            assert "--port" in done.err
-
-
-@pytest.mark.req("KSI-1", "BNS-10")
-@pytest.mark.usefixtures("downed")
-async def test_clients_at_a_bridge_continue_after_the_daemon_was_killed(daemon: StartDaemon, cli: Cli) -> None:
-    running = daemon({"port": 0, "servers": {"one": ONE}})
-    running.wait_until_ready("one")
-    child = row_of(running, "one")["pid"]
-    async with through_bridge(running, "modern") as modern, through_bridge(running, "legacy") as legacy:
-        for client in (modern, legacy):
-            assert not (await client.call_tool("one_tool_00000", {})).is_error
-        running.kill()
-        for client in (modern, legacy):
-            assert not (await client.call_tool("one_tool_00000", {"path": "after"})).is_error
-        status = cli("status", "--json").ok().json
-    assert status["pid"] != running.pid
-    assert status["servers"][0]["pid"] != child
-    wait_for(lambda: not is_alive(child), "the old daemon's child to end")
 
 
 @pytest.mark.req("BNS-1", "BNS-3", "BNS-8")
@@ -227,9 +180,8 @@ async def test_invalid_entries_affect_no_valid_ones(toolcrib_home: Home, daemon:
 
 def once(home: Home) -> dict[str, Any]:
     """A server that starts once, and again only after the file `started` is removed."""
-    words = stdio_command("raw_server", *PLAIN)
     script = 'if [ -e "$0" ]; then echo "not a second time" >&2; exit 3; fi; touch "$0"; exec "$@"'
-    args = ["-c", script, str(home.path / "started"), *words]
+    args = ["-c", script, str(home.path / "started"), *stdio_command("raw_server", *PLAIN)]
     return {"command": "/bin/sh", "args": args, "retry": {"backoffMs": 100}}
 
 
