@@ -13,6 +13,7 @@ import pytest
 import toolcrib
 from parts import leftovers
 from parts.recording_server import Notes
+from parts.server_process import stdio_entry
 from parts.waiting import until
 from toolcrib import Client, Crib, server_config
 from toolcrib.config.from_code import StdioServer
@@ -41,13 +42,16 @@ def clock():
 
 @pytest.fixture
 def parts_server():
-    script = Path(__file__).parents[1] / "parts" / "servers" / "sdk_v2.py"
-    return server_config("own", {"command": sys.executable, "args": [str(script)], "connect_timeout": 60})
+    return server_config("own", stdio_entry("sdk_v2"))
+
+
+def home_of(folder: Path) -> dict[str, str]:
+    return {"TOOLCRIB_HOME": str(folder), "HOME": str(folder)}
 
 
 @pytest.fixture
 def paths(tmp_path):
-    return Paths.of_user({"TOOLCRIB_HOME": str(tmp_path), "HOME": str(tmp_path)})
+    return Paths.of_user(home_of(tmp_path))
 
 
 @pytest.fixture
@@ -64,6 +68,22 @@ async def test_a_crib_is_used_once_and_only_inside_its_async_with(crib):
         Crib.from_config({"servers": {}}).tools()
     with pytest.raises(UsageError, match="cannot be a dict"):
         await Crib.from_config({"servers": {}}).servers.discover({})
+
+
+async def test_an_invalid_entry_or_source_is_refused_with_the_reason(environ, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="comand"):
+        server_config("x", {"comand": "python"})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    for source, message in (
+        ({"servers": {"a": {"comand": "x"}}}, "comand"),
+        ({"servers": {"a": {"command": "${NOT_SET_ANYWHERE}"}}}, "NOT_SET_ANYWHERE"),
+        ({"servers": {"a": {"command": object()}}}, "object"),
+        ("nowhere.json", "nowhere.json"),
+        ("broken.json", "broken.json"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            await Crib.from_config(source, root=tmp_path, environ=environ).__aenter__()
 
 
 NAMES = """
@@ -170,11 +190,6 @@ async def test_single_tools_of_a_server_can_be_registered(crib, parts_server):
     assert crib.tools().names == ("add",)
 
 
-def test_an_invalid_entry_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match="comand"):
-        server_config("x", {"comand": "python"})
-
-
 @pytest.mark.req("ENG-9")
 def test_every_kind_of_content_becomes_a_block_and_nothing_is_dropped():
     content = [
@@ -212,10 +227,10 @@ def configure(environ: dict[str, str], servers: dict[str, Any], **more: Any) -> 
     (folder / "config.json").write_text(json.dumps({"servers": servers, **more}))
 
 
-@pytest.mark.req("ENG-4")
-async def test_configured_servers_are_connected_at_the_first_use(environ, notes, tmp_path):
-    missing = {"command": str(tmp_path / "no-such-program")}
-    configure(environ, {"w": notes.server("note"), "gone": missing})
+@pytest.mark.req("ENG-4", "ENG-10")
+async def test_a_crib_waits_for_configured_servers_unless_their_tools_are_cached(environ, notes, tmp_path):
+    gone = {"command": str(tmp_path / "no-such-program")}
+    configure(environ, {"w": notes.server("note"), "gone": gone})
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
         assert set(crib.tools().names) == {"note", "release"}
         await crib.call("note", {"nonce": "first"})
@@ -225,45 +240,50 @@ async def test_configured_servers_are_connected_at_the_first_use(environ, notes,
         assert "no-such-program" in crib.server_info("gone").last_error
         with pytest.raises(UnknownServer):
             crib.server_info("never")
-    assert notes.nonces() == ["first"]
-
-
-@pytest.mark.req("ENG-4", "ENG-10")
-async def test_a_crib_does_not_wait_for_a_server_whose_tools_are_cached(environ, notes, tmp_path):
     configure(environ, {"w": notes.server("note")})
-    async with Crib.from_config(root=tmp_path, environ=environ):
-        pass
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
         assert crib.server_info("w").state is ServerState.CONNECTING, "the crib did not wait"
         assert crib.tools()["note"].server == "w"
         await crib.call("note", {"nonce": "the call waits"})
-        await crib.servers.disconnect("w")
-        assert "note" in crib.tools()
     configure(environ, {"w": {**notes.server("note"), "enabled": False}})
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
         assert crib.tools().names == (), "a disabled server has no tools"
-    assert notes.nonces() == ["the call waits"]
+    assert notes.nonces() == ["first", "the call waits"]
 
 
-async def test_a_crib_for_a_daemon_does_not_wait_for_servers(paths, tmp_path):
-    slow = [sys.executable, "-c", "import time; time.sleep(600)"]
-    (tmp_path / "config.json").write_text(json.dumps({"servers": {"s": {"command": slow[0], "args": slow[1:]}}}))
+async def test_a_crib_that_waits_for_a_server_can_be_cancelled_and_one_for_a_daemon_does_not_wait(paths, tmp_path):
+    mark = str(tmp_path / "mark")
+    slow = {"command": sys.executable, "args": ["-c", "import time; time.sleep(600)", mark]}
+    (tmp_path / "config.json").write_text(json.dumps({"servers": {"s": slow}}))
     async with asyncio.timeout(60), Crib(paths=paths, root=tmp_path, environ={}) as crib:
         assert crib.server_info("s").state is ServerState.CONNECTING
         assert crib._opening is Opening.AT_ONCE
+
+    def running() -> list[leftovers.Process]:
+        return [process for process in leftovers.living() if mark in process.words]
+
+    assert running() == []
+    entering = asyncio.create_task(Crib.from_config(root=tmp_path, environ=home_of(tmp_path)).__aenter__())
+    await until(running)
+    entering.cancel()
+    await asyncio.wait({entering}, timeout=20)
+    assert entering.cancelled()
+    assert running() == []
 
 
 @pytest.mark.parametrize("source", ["mapping", "file", "mcpServers"])
 async def test_a_given_source_replaces_the_users_configuration(environ, notes, tmp_path, source):
     configure(environ, {"users": notes.server("users_tool")}, tools=[{"drop": "*_tool"}])
-    entry = notes.server("${TOOL}")
     section = "mcpServers" if source == "mcpServers" else "servers"
-    given: Any = {section: {"mine": entry}, "tools": [{"drop": "release"}]}
+    given: Any = {section: {"mine": notes.server("${TOOL}")}, "tools": [{"drop": "release"}]}
     if source == "file":
+        given[section]["bad"] = {"comand": "x"}
         (tmp_path / "mine.json").write_text(json.dumps(given))
         given = tmp_path / "mine.json"
     async with Crib.from_config(given, root=tmp_path, environ={**environ, "TOOL": "my_tool"}) as crib:
         assert {offer.name: offer.server for offer in crib.tools()} == {"my_tool": "mine"}
+        if source == "file":
+            assert "comand" in str(crib.servers.problems[0]), "it does not affect the others"
         await crib.call("my_tool", {"nonce": source})
         await crib.services.audit.flush()
         rows = await crib.services.audit.query(tool="mine:my_tool")
@@ -272,28 +292,6 @@ async def test_a_given_source_replaces_the_users_configuration(environ, notes, t
         assert {offer.name: offer.server for offer in crib.tools()} == {"release": "users"}
         assert await crib.services.audit.query(tool="mine:my_tool")
         assert (await crib.services.audit.verify()).ok
-
-
-async def test_an_invalid_source_is_refused(environ, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.json").write_text("{")
-    for source, message in (
-        ({"servers": {"a": {"comand": "x"}}}, "comand"),
-        ({"servers": {"a": {"command": "${NOT_SET_ANYWHERE}"}}}, "NOT_SET_ANYWHERE"),
-        ({"servers": {"a": {"command": object()}}}, "object"),
-        ("nowhere.json", "nowhere.json"),
-        ("broken.json", "broken.json"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            await Crib.from_config(source, root=tmp_path, environ=environ).__aenter__()
-
-
-async def test_an_invalid_entry_in_a_file_does_not_affect_the_others(environ, notes, tmp_path):
-    servers = {"good": notes.server("note"), "bad": {"comand": "x"}}
-    (tmp_path / "mine.json").write_text(json.dumps({"servers": servers}))
-    async with Crib.from_config(tmp_path / "mine.json", root=tmp_path, environ=environ) as crib:
-        assert {offer.server for offer in crib.tools()} == {"good"}
-        assert "comand" in str(crib.servers.problems[0])
 
 
 @pytest.mark.req("ENG-10")
@@ -374,16 +372,3 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
         assert len(finished) == 3
     assert any(isinstance(event, CatalogChanged) for event in seen["one"])
     assert not any(isinstance(event, CatalogChanged) for event in seen["two"])
-
-
-async def test_a_crib_cancelled_while_it_waits_for_its_servers_leaves_no_process(environ, tmp_path):
-    mark = str(tmp_path / "mark")
-    slow = {"command": sys.executable, "args": ["-c", "import time; time.sleep(600)", mark]}
-    crib = Crib.from_config({"servers": {"s": slow}}, root=tmp_path, environ=environ)
-    entering = asyncio.create_task(crib.__aenter__())
-    there = lambda: [process for process in leftovers.living() if mark in process.words]  # noqa: E731
-    await until(there)
-    entering.cancel()
-    await asyncio.wait({entering}, timeout=20)
-    assert entering.cancelled()
-    assert there() == []
