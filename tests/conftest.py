@@ -101,21 +101,19 @@ def ignored_signals() -> Iterator[None]:
 def parts() -> Callable[[str], list[str]]:
     """The command that starts a real server, which is installed if it is missing: `parts("filesystem")`."""
 
-    def command(name: str) -> list[str]:
-        try:
-            return fleet.command(name)
-        except fleet.NotRun as reason:
-            not_run(name, str(reason))
+    return _command
 
-    return command
+
+def _command(name: str) -> list[str]:
+    try:
+        return fleet.command(name)
+    except fleet.NotRun as reason:
+        not_run(name, str(reason))
 
 
 def _on_path(part: str) -> Path:
     """A program that the product looks for itself. It is put on PATH if it is not installed."""
-    try:
-        program = Path(fleet.command(part)[0])
-    except fleet.NotRun as reason:
-        not_run(part, str(reason))
+    program = Path(_command(part)[0])
     if not shutil.which(program.name):
         os.environ["PATH"] += f"{os.pathsep}{program.parent}"
     return program
@@ -153,8 +151,7 @@ def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "postgresql":
         # Started here, because processes that a test starts must end with it.
         request.getfixturevalue("postgres")
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 @pytest.fixture
@@ -181,11 +178,9 @@ def sized() -> Callable[[int, int], int]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    later = [item for item in items if left_for_soak(item)]
-    if later:
-        config.hook.pytest_deselected(items=later)
-        left = set(later)
-        items[:] = [item for item in items if item not in left]
+    later = {item for item in items if left_for_soak(item)}
+    config.hook.pytest_deselected(items=list(later))
+    items[:] = [item for item in items if item not in later]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

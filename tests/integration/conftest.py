@@ -1,7 +1,4 @@
-"""One daemon for a whole file of tests: starting it, and a dozen servers behind it, costs more than asking it.
-
-In: what `parts/` offers for one test. Out: the same for a module, with the same check that nothing stays behind.
-"""
+"""One daemon for a whole file of tests: starting it, and a dozen servers behind it, costs more than asking it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Clients that a fixture opens and a test uses.
 
-In: a context manager of a client. Out: the same, opened and closed by one task, as the SDK requires; the two halves of
-a fixture run in different tasks.
+One task opens and closes them, as the SDK requires; the two halves of a fixture run in different tasks.
 """
 
 from __future__ import annotations

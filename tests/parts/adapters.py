@@ -1,7 +1,4 @@
-"""The adapters of all providers, each used in the same way.
-
-In: a scripted model. Out: the options for it, and the result of a run or of the adapter alone.
-"""
+"""The adapters of all providers, each used in the same way with a scripted model."""
 
 from __future__ import annotations
 
@@ -47,12 +44,9 @@ def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> O
 
 async def ask(provider: str, model: ScriptedModel, offers: Mapping[str, OfferedTool], /, **more: Any) -> str:
     """One request, through the adapter alone."""
-    given = ModelRequestParameters(
-        function_tools=[
-            ToolDefinition(name=name, parameters_json_schema=dict(one.schema), strict=False)
-            for name, one in offers.items()
-        ]
-    )
+    schemas = {name: dict(one.schema) for name, one in offers.items()}
+    tools = [ToolDefinition(name=name, parameters_json_schema=schemas[name], strict=False) for name in schemas]
+    given = ModelRequestParameters(function_tools=tools)
     chosen = options(provider, model, **more)
     async with (
         asyncio.timeout(LIMIT),

@@ -1,7 +1,6 @@
 """Clients of many agents at once, in either era, that write their own bytes; and the owner who manages the agents.
 
-In: a running daemon. Out: an `AgentClient` per agent with its own token, connection and (legacy) session. `Owner` sends
-commands over the daemon's socket, without starting a process for each.
+Each `AgentClient` has its own token, connection and (legacy) session.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Owner:
         return token
 
     def rotate(self, name: str) -> str:
-        token: str = self.say("agent:rotate", name=name)["token"]
-        return token
+        return str(self.say("agent:rotate", name=name)["token"])
 
     def remove(self, name: str) -> None:
         self.say("agent:remove", name=name)
@@ -54,8 +52,7 @@ class Owner:
         self.say("profile:put", name=name, rules=list(rules))
 
     def sessions(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = self.say("session:list")["sessions"]
-        return listed
+        return list(self.say("session:list")["sessions"])
 
     def audit(self, **filters: Any) -> list[dict[str, Any]]:
         """Every matching entry, the oldest first."""

@@ -1,7 +1,4 @@
-"""A model and servers in memory for runs of `run_agent`.
-
-In: turns of the model, functions as tools. Out: fakes that record their requests, calls, openings and closings.
-"""
+"""A model and servers in memory for runs of `run_agent`, which record their requests, calls, openings and closings."""
 
 from __future__ import annotations
 
@@ -75,15 +72,12 @@ class FakeServers(ToolProvider):
         self.missing = dict(missing or {})
         self.opened = self.closed = self.disturbed = 0
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        listings = {
-            server: tuple(
-                msgspec.json.encode(
-                    {"name": name, "inputSchema": {"type": "object"}, **(definitions or {}).get(name, {})}
-                )
-                for name in functions
-            )
-            for server, functions in self._functions.items()
-        }
+
+        def definition(name: str) -> bytes:
+            more = (definitions or {}).get(name, {})
+            return msgspec.json.encode({"name": name, "inputSchema": {"type": "object"}, **more})
+
+        listings = {server: tuple(map(definition, functions)) for server, functions in self._functions.items()}
         self._catalog = Catalog.build(listings, version=1, trusted=trusted)
 
     @property
@@ -179,9 +173,8 @@ class FakeModel:
                 case Thinks(text=text):
                     yield {place: DeltaThinkingPart(content=text)}
                 case Calls(tool=tool, arguments=arguments, id=id):
-                    yield {
-                        place: DeltaToolCall(name=tool, json_args=arguments, tool_call_id=id or f"c{number}_{place}")
-                    }
+                    call_id = id or f"c{number}_{place}"
+                    yield {place: DeltaToolCall(name=tool, json_args=arguments, tool_call_id=call_id)}
                 case Exception():
                     raise piece
                 case _:

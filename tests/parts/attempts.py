@@ -51,8 +51,6 @@ echo x > .toolcrib/runs/new; echo x > .toolcrib/output/new; mkdir -p .toolcrib/o
 """
 SCRIPT = f"{READ}\n{WRITE}\n{RUN}\n{OWN}"
 PROOF = "THESCRIPTRAN"
-
-
 FILES = "workspace.yml workspace.yaml workspace.json config.yml config.yaml config.json new"
 
 

@@ -1,6 +1,5 @@
-"""Unique secrets, and the search for them.
+"""Unique secrets, and the search for them in all output of a run, in any encoding.
 
-In: values to plant, and all output of a run. Out: each place where a planted value must not be, in any encoding.
 `Watch` records the processes meanwhile; `WebWitness` is a server that records its headers.
 """
 

@@ -1,7 +1,4 @@
-"""MCP clients of either era, at the daemon's endpoint or through `toolcrib stdio`.
-
-In: a running daemon and an era. Out: the SDK's `Client`, connected, as any program using it would be.
-"""
+"""The SDK's MCP client, of either era, at the daemon's endpoint or through `toolcrib stdio`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The real Claude Code, Codex and Gemini CLI, each run headless with a scripted model.
 
-In: the model's address, and the configuration that Toolcrib generated for an agent. Out: the program's output and exit
-code. Each run has an empty environment, its own home and a dummy key, so it reads nothing of the user's. The exit code
+Each run has an empty environment, its own home and a dummy key, so it reads nothing of the user's. The exit code
 proves little; `ScriptedModel` and the servers' notes show what happened.
 """
 

@@ -1,6 +1,5 @@
 """Starts the real daemon and the real command line in a temporary home. Tests have no other way to start a daemon.
 
-In: a configuration. Out: a `Daemon` that answers, with its endpoint, token and pid; `run_cli` runs any command.
 `HOME` and `TMPDIR` of every process are in the test's folder, so stray files are noticed.
 """
 
@@ -131,8 +130,7 @@ class Daemon:
             with line.makefile("rb") as answers:
                 answer: dict[str, Any] = json.loads(answers.readline())
         assert "error" not in answer, answer
-        result: dict[str, Any] = answer["result"]
-        return result
+        return dict(answer["result"])
 
     def status(self) -> dict[str, Any]:
         return self.command("system:status")
@@ -184,16 +182,10 @@ def starting(home: Home) -> Iterator[StartDaemon]:
         if config is not None:
             home.write_config(config)
         output = home.path / f"up-{len(started)}.txt"
+        words = [str(PROGRAM), "up", "--port", "0", *args]
         with output.open("wb") as file:
-            process = Preloaded(
-                [str(PROGRAM), "up", "--port", "0", *args],
-                env=home.environ(env),
-                cwd=home.project,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+            process = Preloaded(words, env=home.environ(env), cwd=home.project, start_new_session=True, **pipes)
         daemon = Daemon(home=home, process=process, output=output)
         started.append(daemon)
         _wait_until_it_answers(daemon)

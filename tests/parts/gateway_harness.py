@@ -1,7 +1,7 @@
 """The gateway called in-process over ASGI, without a port, with one server (`slow`) that a test can hold.
 
-In: a directory. Out: a `GatewayHarness`. For states that can't be produced from outside: a change between two steps of
-one request, a limit of hours, an internal failure.
+For states that can't be produced from outside: a change between two steps of one request, a limit of hours, an
+internal failure.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class Exchange:
 
     @property
     def status(self) -> int:
-        status: int = self.sent[0]["status"]
-        return status
+        return int(self.sent[0]["status"])
 
     @property
     def headers(self) -> dict[str, str]:

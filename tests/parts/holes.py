@@ -1,7 +1,4 @@
-"""The paths and words to try, and the arguments of each tool that take one.
-
-In: a `HostileProject` of `traps`. Out: tables of paths by their purpose, and of calls by their form.
-"""
+"""The paths and words to try in a `HostileProject`, and the calls that take one."""
 
 from __future__ import annotations
 

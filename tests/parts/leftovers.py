@@ -59,6 +59,7 @@ def left_behind(before: frozenset[int], home: Path | None) -> list[Process]:
     """Waits for processes to end; kills and returns those that stay."""
     with contextlib.suppress(TimeoutError):
         wait_for(lambda: not _of_this_test(before, home), "leftover processes to end", GRACE, pause=0.05)
+        return []
     stayed = _of_this_test(before, home)
     for process in stayed:
         with contextlib.suppress(ProcessLookupError):

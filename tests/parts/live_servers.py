@@ -1,8 +1,4 @@
-"""`Server` objects of the product, connected to our odd test servers without a daemon.
-
-In: a configuration or the name of an oddity. Out: a started `Server`, stopped at the end of the test. Import the
-fixture `live` to use them.
-"""
+"""`Server` objects of the product, connected to our odd test servers without a daemon: import the fixture `live`."""
 
 from __future__ import annotations
 

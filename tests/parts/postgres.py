@@ -1,7 +1,6 @@
-"""A PostgreSQL server in a temporary folder, while the tests run.
+"""A PostgreSQL server in a temporary folder, while the tests run. Root installs missing binaries with apt.
 
-In: the machine's binaries (root installs missing ones with apt). Out: a server, and a URL for each test that needs an
-empty database. initdb refuses to run as root, so root runs it as the user `postgres`.
+initdb refuses to run as root, so root runs it as the user `postgres`.
 """
 
 from __future__ import annotations
@@ -147,10 +146,8 @@ def _as_postgres() -> list[str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -166,14 +163,8 @@ def running() -> Iterator[Postgres]:
             for path in (folder, password):
                 os.chown(path, account.pw_uid, account.pw_gid)
         initdb = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", "test", "-A", "scram-sha-256"]
-        done = subprocess.run(
-            [*before, *initdb, f"--pwfile={password}", "-E", "UTF8", "--locale=C", "--no-sync"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=folder,
-        )
+        words = [*before, *initdb, f"--pwfile={password}", "-E", "UTF8", "--locale=C", "--no-sync"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=folder)
         if done.returncode:
             raise NotRun(f"initdb failed: {done.stderr.strip()[-300:]}")
         server = Postgres(folder=folder, binaries=binaries, as_postgres=before)

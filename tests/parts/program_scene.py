@@ -1,7 +1,6 @@
 """A real coding agent in a project with traps, a scripted model, and an MCP server in Toolcrib's place.
 
-In: a level of own tools and the steps of the model. Out: a `ProgramRun`: the events, the parser's report, and the calls
-that arrived at the server. Each program's settings and traps are in its tests, which check the files on disk.
+Each program's settings and traps are in its tests, which check the files on disk.
 """
 
 from __future__ import annotations

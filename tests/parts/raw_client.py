@@ -1,7 +1,4 @@
-"""Clients that write every byte themselves, to the daemon's HTTP port and its unix socket.
-
-In: a running daemon. Out: its answers, unchanged. For requests that no SDK would send.
-"""
+"""Clients that write every byte themselves, to the daemon's HTTP port and its unix socket, as no SDK would."""
 
 from __future__ import annotations
 

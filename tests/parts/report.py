@@ -1,7 +1,6 @@
-"""Tests that cannot run.
+"""Tests that cannot run: a skip that the summary lists under NOT RUN.
 
-In: the name of a part that a test needs, and why it is unavailable. Out: a skip that the summary lists under NOT RUN;
-with `CI=true` a failure, because every part must be available there.
+With `CI=true` it is a failure, because every part must be available there.
 """
 
 from __future__ import annotations

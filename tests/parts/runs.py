@@ -1,7 +1,7 @@
 """A user who runs a real coding agent with `toolcrib run`.
 
-In: one of the three programs, a model. Out: a `ProgramUser`: a home folder with the user's settings for the program
-(login, model), the program on PATH, and `toolcrib run` as a process with nothing else in its environment.
+A `ProgramUser` has a home folder with the user's settings for the program (login, model), the program on PATH, and
+nothing else in the environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A fourth coding agent, made as docs/coding-agents.md describes: an entry, a parser and a small program.
 
-In: a prompt that is a list of steps. Out: a client that Toolcrib can run, without a model. For behaviour that all
-coding agents share: time limits, the end of a run, the environment, the log.
+Its prompt is a list of steps, so it needs no model. For behaviour that all coding agents share: time limits, the end
+of a run, the environment, the log.
 """
 
 from __future__ import annotations

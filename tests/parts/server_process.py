@@ -1,8 +1,4 @@
-"""Our own test servers as running processes.
-
-In: the command of a server that prints `listening on PORT`. Out: its port. The process ends with the test.
-`stdio_command` returns the command of a server that the daemon starts.
-"""
+"""Our own test servers as processes: those that print `listening on PORT`, and commands of those on stdio."""
 
 from __future__ import annotations
 

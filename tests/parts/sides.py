@@ -1,7 +1,4 @@
-"""The workspace's tools by three routes: its own server over stdio, the daemon, and this process.
-
-In: a home with a project. Out: a `Side`, which calls a tool as a model's client does and returns the whole answer.
-"""
+"""The workspace's tools by three routes: its own server over stdio, the daemon, and this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A small disk that a test can fill.
-
-In: a folder and a size. Out: a file system of that size in the folder, until the block ends. It needs the permission to
-mount, which root usually has; without it the test is counted as not run.
-"""
+"""A small disk that a test can fill. It needs the permission to mount, which root usually has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A small Python project in a real sandbox, and the tools that run code in it, called without a server.
-
-In: a folder, settings. Out: a `SandboxedProject`.
-"""
+"""A small Python project in a real sandbox, and the tools that run code in it, called without a server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The workspace server as a running process, and real MCP clients of both protocol generations.
-
-In: a home, a transport, flags. Out: a `WorkspaceServer` with a client for each transport. It ends with the test.
-"""
+"""The workspace server as a running process, and real MCP clients of both protocol generations."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ from parts.waiting import wait_for
 TRANSPORTS = ("stdio", "http", "socket")
 END_LIMIT = 60.0
 PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-
-
 COMMAND = [sys.executable, "-P", "-m", "toolcrib.workspace"]
 SCRIPT = "import sys\nfrom toolcrib.workspace.serving.main import main\nsys.exit(main())\n"
 
@@ -65,19 +60,14 @@ class WorkspaceServer:
 
     @property
     def port(self) -> int:
-        found = wait_for(
-            lambda: re.search(r"at http://127\.0\.0\.1:(\d+)/mcp", self.output), f"a port in {self.output!r}"
-        )
-        return int(found[1])
+        return int(self._printed(r"at http://127\.0\.0\.1:(\d+)/mcp"))
 
     @property
     def token(self) -> str:
-        if self.known_token:
-            return self.known_token
-        found = wait_for(
-            lambda: re.search(r"token is the content of (\S+)", self.output), f"a token in {self.output!r}"
-        )
-        return Path(found[1]).read_text().strip()
+        return self.known_token or Path(self._printed(r"token is the content of (\S+)")).read_text().strip()
+
+    def _printed(self, pattern: str) -> str:
+        return wait_for(lambda: re.search(pattern, self.output), f"{pattern} in {self.output!r}")[1]
 
     @property
     def socket(self) -> Path:
@@ -93,9 +83,8 @@ class WorkspaceServer:
     @contextlib.asynccontextmanager
     async def client(self, era: str, **options: Any) -> AsyncIterator[Client]:
         if self.transport == "stdio":
-            words = StdioServerParameters(
-                command=self.words[0], args=self.words[1:], env=dict(self.environ), cwd=self.home.project
-            )
+            command, *args = self.words
+            words = StdioServerParameters(command=command, args=args, env=dict(self.environ), cwd=self.home.project)
             async with Client(words, mode=MODES.get(era, era), **options) as client:
                 yield client
             return

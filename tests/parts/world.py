@@ -1,7 +1,6 @@
 """The world of a scenario: a project, a user with a coding agent, a scripted model, servers, and the audit log.
 
-In: the steps of a scenario. Out: runs of the real program with `toolcrib run`, and what the model, the servers, the
-disk and the audit log saw of them. `step` matches the wording of a step.
+`step` matches the wording of a step.
 """
 
 from __future__ import annotations
@@ -154,10 +153,8 @@ class World:
         subprocess.run(["kill", "-9", str(call["pid"])], check=True, timeout=10)
 
 
-def note(nonce: str, **more: Any) -> Call:
-    first = more.pop("first", None)
-    hold = more.pop("hold_answer", None)
-    return Call("ledger_note", {"nonce": nonce, **more}, first=first, hold=hold)
+def note(nonce: str, *, first: Any = None, hold_answer: Any = None, **more: Any) -> Call:
+    return Call("ledger_note", {"nonce": nonce, **more}, first=first, hold=hold_answer)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:

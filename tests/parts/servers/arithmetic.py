@@ -1,7 +1,4 @@
-"""A small stdio server for runs of agents. Standard library only, so that it starts fast.
-
-Every call is recorded in the file `NOTES`, as one line of JSON.
-"""
+"""A small stdio server for runs of agents, which records every call in the file `NOTES`. Standard library only."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""A legacy stdio server that misbehaves. Standard library only, so that it starts fast.
-
-The tool's name or the variable `ODD` chooses the oddity.
-"""
+"""A legacy stdio server that is odd as the tool's name or `ODD` says. Standard library only, so that it starts fast."""
 
 # ruff: noqa: PLW0603, PLR0912, PTH109
 

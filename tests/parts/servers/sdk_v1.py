@@ -1,7 +1,6 @@
-"""Our test server on the last SDK of the first generation (`mcp` 1.30): the legacy era only.
+"""Our test server on the last SDK of the first generation (`mcp` 1.30): the legacy era only, over any transport.
 
-In: MCP over stdio, Streamable HTTP (`/mcp`), SSE (`/sse`) or WebSocket (`/ws`). Out: the tools of `sdk_tools.py`.
-Runs in the `mcp-v1` part's own environment. A network server prints `listening on PORT` when it is ready.
+Runs in the `mcp-v1` part's own environment, with the tools of `sdk_tools.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Our test server on the current SDK (`mcp` 2.3): serves both eras, or one of them.
+"""Our test server on the current SDK (`mcp` 2.3): serves both eras, or one of them, with the tools of `sdk_tools.py`.
 
-In: MCP over stdio, Streamable HTTP (`/mcp`) or legacy SSE (`/sse`). Out: the tools of `sdk_tools.py`.
-A middleware answers, because the SDK's types would drop unknown fields. An HTTP server prints `listening on PORT`
-when it is ready.
+A middleware answers, because the SDK's types would drop unknown fields.
 """
 
 from __future__ import annotations

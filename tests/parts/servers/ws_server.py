@@ -1,7 +1,4 @@
-"""A legacy WebSocket server, written on aiohttp, with the tools of `parts/servers/sdk_tools.py`.
-
-Prints `listening on PORT` when it is ready.
-"""
+"""A legacy WebSocket server, written on aiohttp, with the tools of `sdk_tools.py`."""
 
 from __future__ import annotations
 
