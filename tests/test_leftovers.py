@@ -44,33 +44,24 @@ def test_a_child_that_was_left_is_found_and_ended() -> None:
         assert child.wait(60) < 0
 
 
-@pytest.mark.usefixtures("impatient")
-def test_an_orphan_that_inherited_the_home_is_found_and_ended(toolcrib_home: Home) -> None:
-    before = leftovers.look()
-    done = subprocess.run(
-        [sys.executable, "-c", ORPHAN], env=toolcrib_home.environ(), capture_output=True, check=True, timeout=20
-    )
-    orphan = int(done.stdout)
-    assert orphan in pids(leftovers.left_behind(before, toolcrib_home.path))
-    wait_for(lambda: orphan not in leftovers.look(), "the orphan to be gone")
+def orphan(environ: dict[str, str]) -> int:
+    """The process ID of a process whose parent has ended."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, check=True, timeout=20)
+    return int(done.stdout)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_orphan_of_a_daemon_without_a_home_of_its_own_is_found_by_its_mark() -> None:
+def test_orphans_of_this_run_are_found_and_ended_and_those_of_another_run_are_left_alone(toolcrib_home: Home) -> None:
     before = leftovers.look()
-    environ = {"TOOLCRIB_CHILD": "x", leftovers.RUN_NAME: str(os.getpid())}
-    done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, check=True, timeout=20)
-    assert int(done.stdout) in pids(leftovers.left_behind(before, None))
-
-
-def test_an_orphan_of_another_run_is_left_alone() -> None:
-    before = leftovers.look()
-    environ = {"TOOLCRIB_CHILD": "x", leftovers.RUN_NAME: "1"}
-    done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, check=True, timeout=20)
+    at_home = orphan(toolcrib_home.environ())
+    assert at_home in pids(leftovers.left_behind(before, toolcrib_home.path))
+    wait_for(lambda: at_home not in leftovers.look(), "the orphan to be gone")
+    marked, foreign = (orphan({"TOOLCRIB_CHILD": "x", leftovers.RUN_NAME: run}) for run in (str(os.getpid()), "1"))
     try:
-        assert int(done.stdout) not in pids(leftovers.left_behind(before, None))
+        found = pids(leftovers.left_behind(before, None))
+        assert (marked in found, foreign in found) == (True, False)
     finally:
-        os.kill(int(done.stdout), signal.SIGKILL)
+        os.kill(foreign, signal.SIGKILL)
 
 
 def test_what_was_there_before_is_nobodys_leftover() -> None:
@@ -80,15 +71,12 @@ def test_what_was_there_before_is_nobodys_leftover() -> None:
         child.kill()
 
 
-def test_a_file_outside_the_home_is_seen(toolcrib_home: Home) -> None:
+def test_a_file_outside_the_home_is_seen_and_a_socket_in_it_has_a_path_that_fits(toolcrib_home: Home) -> None:
     stray = toolcrib_home.user / ".config" / "stray"
     stray.parent.mkdir()
     stray.write_text("")
     assert toolcrib_home.stray_files() == [str(stray)]
     stray.unlink()
-
-
-def test_a_socket_in_the_home_has_a_path_that_fits(toolcrib_home: Home) -> None:
     assert len(str(toolcrib_home.socket)) < 60
 
 
