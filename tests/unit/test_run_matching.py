@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.coding_agents.call_matching import PATIENCE, CallMatcher
@@ -207,7 +207,6 @@ def test_the_failure_of_a_tools_command_is_always_reported():
         assert end.text.splitlines() == ["Exit code 3", *program.text.splitlines()]
 
 
-@settings(max_examples=300)
 @given(st.data(), st.integers(1, 4), st.sampled_from(["", MARK]))
 def test_in_any_order_each_call_starts_and_ends_once_and_no_line_is_lost(data: st.DataObject, count: int, mark: str):
     matcher = CallMatcher("p", mark=mark)

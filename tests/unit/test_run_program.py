@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parts import leftovers
@@ -256,7 +256,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150)
 @given(
     st.binary(max_size=60)
     | st.just(b"[" * 100_000)
