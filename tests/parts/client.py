@@ -21,9 +21,16 @@ TIMEOUT = 30.0
 async def at_endpoint(daemon: Daemon, era: str, **options: Any) -> AsyncIterator[Client]:
     """Over HTTP with the owner's token."""
     # No proxies: everything here is on loopback.
-    async with httpx2.AsyncClient(headers=daemon.headers, timeout=TIMEOUT, trust_env=False) as http:
-        transport = streamable_http_client(daemon.endpoint, http_client=http, max_sse_event_size=None)
-        async with Client(transport, mode=MODES[era], **options) as client:
+    http = httpx2.AsyncClient(headers=daemon.headers, timeout=TIMEOUT, trust_env=False)
+    async with over_http(daemon.endpoint, http, MODES[era], **options) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def over_http(url: str, http: httpx2.AsyncClient, mode: str, **options: Any) -> AsyncIterator[Client]:
+    async with http:
+        transport = streamable_http_client(url, http_client=http, max_sse_event_size=None)
+        async with Client(transport, mode=mode, **options) as client:
             yield client
 
 

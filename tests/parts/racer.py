@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 INSIDE = "this lies inside\n"
@@ -24,6 +24,7 @@ READABLE = ("door/inner.txt", "door/sub/inner.txt", "note.txt", "hall/way/inner.
 WRITABLE = ("door/written.txt", "door/sub/inner.txt", "note.txt", "hall/way/inner.txt", "door/new/folder/written.txt")
 FOLDERS = ("door", "door/sub", "hall", "hall/way")
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _EXCHANGE = 2
 _AT_CWD = -100
 _FILES = ("inner.txt", "sub/inner.txt", "way/inner.txt", "note.txt")
@@ -39,15 +40,11 @@ class Race:
 
     def changed(self) -> list[str]:
         """The paths outside that were created, deleted or changed."""
-        now = self._seen()
-        return sorted(path for path in self._before.keys() | now.keys() if self._before.get(path) != now.get(path))
+        return sorted({path for path, _ in self._before ^ self._seen()})
 
-    def _seen(self) -> dict[str, bytes]:
-        found = {}
-        for folder, folders, files in os.walk(self.outside):
-            found |= {str(Path(folder, name)): b"folder" for name in folders}
-            found |= {str(Path(folder, name)): Path(folder, name).read_bytes() for name in files}
-        return found
+    def _seen(self) -> set[tuple[str, bytes]]:
+        paths = self.outside.rglob("*")
+        return {(str(path), b"folder" if path.is_dir() else path.read_bytes()) for path in paths}
 
 
 @contextlib.contextmanager
@@ -80,16 +77,11 @@ def _lay(root: Path, outside: Path) -> None:
     (root / "hall" / "way.swap").symlink_to(outside / "way")
 
 
-def _exchanger() -> Callable[[Path, Path], None]:
+def _exchange(one: Path, other: Path) -> None:
     """Swaps two names in one step; both always exist."""
-    call = ctypes.CDLL(None, use_errno=True).renameat2
-
-    def exchange(one: Path, other: Path) -> None:
-        if call(_AT_CWD, bytes(one), _AT_CWD, bytes(other), _EXCHANGE):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-    return exchange
+    if _LIBC.renameat2(_AT_CWD, bytes(one), _AT_CWD, bytes(other), _EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _step_by_step(one: Path, other: Path) -> None:
@@ -118,12 +110,11 @@ def _attack(root: Path, outside: Path) -> None:
     signal.signal(signal.SIGTERM, stop)
     names = [root / name for name in ("door", "note.txt", "hall/way")]
     swaps = [name.with_suffix(".swap") for name in names]
-    exchange = _exchanger()
     print("ready", flush=True)
     for turn in itertools.count():
         if not going or os.getppid() == 1:
             break
-        swap = _step_by_step if turn % 8 == 7 else exchange
+        swap = _step_by_step if turn % 8 == 7 else _exchange
         for name, other in zip(names, swaps, strict=True):
             # A writer may have created a file where a name was missing.
             with contextlib.suppress(OSError):

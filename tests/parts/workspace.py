@@ -15,9 +15,8 @@ from typing import Any
 import httpx2
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
 
-from parts.client import MODES, TIMEOUT
+from parts.client import MODES, TIMEOUT, over_http
 from parts.daemon import Home
 from parts.preloaded import Preloaded
 from parts.waiting import wait_for
@@ -88,11 +87,9 @@ class WorkspaceServer:
             async with Client(words, mode=MODES.get(era, era), **options) as client:
                 yield client
             return
-        async with self.http() as http:
-            host = f"127.0.0.1:{self.port}" if self.transport == "http" else "localhost"
-            transport = streamable_http_client(f"http://{host}/mcp", http_client=http, max_sse_event_size=None)
-            async with Client(transport, mode=MODES.get(era, era), **options) as client:
-                yield client
+        host = f"127.0.0.1:{self.port}" if self.transport == "http" else "localhost"
+        async with over_http(f"http://{host}/mcp", self.http(), MODES.get(era, era), **options) as client:
+            yield client
 
     def http(self) -> httpx2.AsyncClient:
         if self.transport == "http":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from parts import runs
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.recording_server import Notes
 from parts.runs import FinishedRun, Log, ProgramUser, StartedRun
+from parts.traps import git
 from parts.waiting import wait_for
 from toolcrib.testing.conversation import Hold, ToolOffering
 from toolcrib.testing.script import Call, Step
@@ -82,9 +83,7 @@ class World:
         self.git("commit", "-q", "-m", "Double numbers")
 
     def git(self, *words: str) -> None:
-        who = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
-        alone = {**self.home.environ(), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-        subprocess.run(["git", *who, *words], cwd=self.project, env=alone, check=True, timeout=20, capture_output=True)
+        git(self.project, *words)
 
     def start(self, config: dict[str, Any]) -> None:
         self.daemon = self.start_daemon(config)
@@ -112,7 +111,8 @@ class World:
 
     def files(self) -> dict[str, str]:
         """The project's files, by name."""
-        return dict(_files(self.project))
+        names = {path: path.relative_to(self.project) for path in self.project.rglob("*") if path.is_file()}
+        return {str(name): path.read_text() for path, name in names.items() if not OUR_FOLDERS & set(name.parts)}
 
     def changed(self) -> set[str]:
         """The project's files that the run changed."""
@@ -155,13 +155,6 @@ class World:
 
 def note(nonce: str, *, first: Any = None, hold_answer: Any = None, **more: Any) -> Call:
     return Call("ledger_note", {"nonce": nonce, **more}, first=first, hold=hold_answer)
-
-
-def _files(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and not OUR_FOLDERS & set(name.parts):
-            yield str(name), path.read_text()
 
 
 def _end(started: StartedRun) -> None:
