@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from parts import leftovers
+from parts.agent_clients import AgentClient
 from parts.daemon import PROGRAM, Daemon, Home, StartDaemon
 from parts.preloaded import Preloaded
 from parts.raw_client import INITIALIZE, Endpoint, RawConnection, SocketClient, legacy_request, request
-from parts.server_process import stdio_command
+from parts.server_process import stdio_entry
 from parts.sizes import FULL
 from parts.waiting import wait_for
 
@@ -25,13 +29,8 @@ pytestmark = pytest.mark.req("KSI-1", "BNS-10")
 LIMIT = 30.0
 
 
-def stdio(name: str, *flags: str) -> dict[str, Any]:
-    command, *args = stdio_command(name, *flags)
-    return {"command": command, "args": args}
-
-
-CONFIG = {"servers": {"raw": stdio("raw_server", "--era", "legacy"), "say": stdio("scripted_server")}}
-WITH_STUBBORN = {"servers": {**CONFIG["servers"], "stubborn": stdio("raw_server")}}
+CONFIG = {"servers": {"raw": stdio_entry("raw_server", "--era", "legacy"), "say": stdio_entry("scripted_server")}}
+WITH_STUBBORN = {"servers": {**CONFIG["servers"], "stubborn": stdio_entry("raw_server")}}
 
 
 def ready(start: StartDaemon, config: dict[str, Any] = CONFIG) -> Daemon:
@@ -40,14 +39,8 @@ def ready(start: StartDaemon, config: dict[str, Any] = CONFIG) -> Daemon:
     return started
 
 
-def alive(pids: set[int]) -> list[int]:
-    def is_alive(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
-
-    return [pid for pid in pids if is_alive(pid)]
+def alive(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if leftovers.read(pid) is not None]
 
 
 def left_in(home: Home) -> list[str]:
@@ -85,22 +78,12 @@ def sent(daemon: Daemon, message: bytes) -> Iterator[RawConnection]:
         yield connection
 
 
-@contextlib.contextmanager
-def legacy_stream(daemon: Daemon) -> Iterator[RawConnection]:
-    door = Endpoint(daemon)
-    headers = [door.host, door.auth, ("Accept", "text/event-stream"), ("Mcp-Session-Id", door.begin())]
-    with sent(daemon, door.raw(headers, verb="GET")) as connection:
-        assert connection.head()[0] == 200
-        yield connection
+def legacy_stream(daemon: Daemon) -> AbstractContextManager[RawConnection]:
+    return AgentClient(daemon, "owner", daemon.token, "legacy").listening()
 
 
-@contextlib.contextmanager
-def modern_stream(daemon: Daemon) -> Iterator[RawConnection]:
-    wanted = {"notifications": {"toolsListChanged": True}}
-    with sent(daemon, Endpoint(daemon).modern_bytes("subscriptions/listen", wanted)) as connection:
-        assert connection.head()[0] == 200
-        assert connection.event()["method"] == "notifications/subscriptions/acknowledged"
-        yield connection
+def modern_stream(daemon: Daemon) -> AbstractContextManager[RawConnection]:
+    return AgentClient(daemon, "owner", daemon.token, "modern").listening()
 
 
 @contextlib.contextmanager
@@ -177,15 +160,19 @@ HARD: tuple[Callable[[Daemon], Any], ...] = (half_a_body, call_in_flight, bridge
 CLIENTS = (*HARD, legacy_stream, modern_stream, idle, unread_answer, bridge, bridge_with_a_call, followed_log)
 
 
-@pytest.mark.parametrize("client", CLIENTS if FULL else HARD)
-def test_the_daemon_ends_in_time_whatever_a_client_does(daemon, client):
+SIGNALS = itertools.cycle((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+
+
+@pytest.mark.parametrize(("client", "number"), list(zip(CLIENTS if FULL else HARD, SIGNALS, strict=False)))
+def test_the_daemon_ends_in_time_whatever_a_client_does_and_repeated_signals_do_not_disturb_it(daemon, client, number):
     started = ready(daemon)
     crowd = Endpoint(started).call("say_crowd").result["structuredContent"]["told"]
     assert len(crowd) == len(alive(crowd)) == 2, "processes that a server started"
     children = {*children_of(started), *crowd}
     assert len(children) >= 4
     with client(started):
-        started.process.send_signal(signal.SIGTERM)
+        for _ in range(3):
+            started.process.send_signal(number)
         assert_ends(started)
     assert not alive(children)
 
@@ -216,17 +203,9 @@ def test_streams_are_informed_of_the_end(daemon):
         assert_ends(started)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_repeated_signals_do_not_disturb_the_end(daemon, number):
-    started = ready(daemon)
-    for _ in range(3):
-        started.process.send_signal(number)
-    assert_ends(started)
-
-
 def test_a_signal_ends_the_daemon_while_servers_are_still_connecting(daemon):
-    slow = {f"s{number}": stdio("raw_server", "--slow-start", "30") for number in range(5)}
-    started = daemon({"servers": {**slow, "deaf": stdio("raw_server", "--deaf")}})
+    slow = {f"s{number}": stdio_entry("raw_server", "--slow-start", "30") for number in range(5)}
+    started = daemon({"servers": {**slow, "deaf": stdio_entry("raw_server", "--deaf")}})
     children = children_of(started)
     started.process.send_signal(signal.SIGTERM)
     assert_ends(started)
@@ -279,7 +258,7 @@ def test_repeated_starts_and_stops_leave_no_new_files(toolcrib_home):
     toolcrib_home.write_config(CONFIG)
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     files: list[set[str]] = []
-    for _ in range(30 if FULL else 5):
+    for _ in range(30 if FULL else 3):
         with Preloaded(UP, env=toolcrib_home.environ(), cwd=toolcrib_home.project, **pipes) as process:
             try:
                 assert process.stdout.readline()
