@@ -196,16 +196,9 @@ async def test_the_connection_follows_added_and_removed_servers(running, shared_
     assert "six" in notes.nonces()
 
 
-async def test_calls_of_a_removed_agent_fail_with_that_reason(running, shared_home, owner, notes):
-    async with connect(shared_home) as connection:
-        await during(owner.remove, connection.agent)
-        await until(lambda: connection._over)
-        with pytest.raises(ServerUnavailable, match="removed"):
-            await connection.call("note", {"nonce": "seven"})
-    assert "seven" not in notes.nonces()
-
-
-async def test_a_parent_and_a_profile_limit_a_lent_agent(running, shared_home, owner):
+async def test_a_parent_and_a_profile_limit_a_lent_agent_whose_calls_fail_when_it_is_removed(
+    running, shared_home, owner, notes
+):
     await during(owner.add, "above", "w:note", profile="nothing", workdir=str(shared_home.project))
     async with (
         connect(shared_home) as one,
@@ -218,26 +211,31 @@ async def test_a_parent_and_a_profile_limit_a_lent_agent(running, shared_home, o
         assert of_servers(child) == {"note": "w"}
         agents = (await during(owner.say, "agent:list"))["agents"]
         assert {agent["name"]: agent["parent"] for agent in agents}[child.agent] == "above"
+        await during(owner.remove, one.agent)
+        await until(lambda: one._over)
+        with pytest.raises(ServerUnavailable, match="removed"):
+            await one.call("note", {"nonce": "seven"})
+    assert "seven" not in notes.nonces()
 
 
-async def test_without_a_daemon_the_error_has_a_remedy(toolcrib_home):
+async def test_invalid_requests_are_refused_at_once_and_without_a_daemon_the_error_has_a_remedy(
+    running, shared_home, toolcrib_home
+):
     for given in ({}, {"token": "tcb_nobodys-token-at-all"}):
         with pytest.raises(DaemonNotRunning, match="No daemon") as raised:
             await connect(toolcrib_home, **given).__aenter__()
         assert "toolcrib up" in raised.value.remedy
-
-
-async def test_invalid_requests_are_refused_at_once(running, shared_home):
     for limit in ({"workdir": "."}, {"profile": "reader"}, {"parent": "p"}):
         for identity in ({"token": "x"}, {"agent": "x"}):
             with pytest.raises(UsageError, match="already"):
                 Crib.connect(**identity, **limit)
-    with pytest.raises(NotFound, match="nobody"):
-        await connect(shared_home, agent="nobody").__aenter__()
-    with pytest.raises(NotFound, match="no-such-profile"):
-        await connect(shared_home, profile="no-such-profile").__aenter__()
-    with pytest.raises(Denied, match="does not accept this token") as raised:
-        await connect(shared_home, token="tcb_nobodys-token-at-all").__aenter__()
+    for given, error, message in (
+        ({"agent": "nobody"}, NotFound, "nobody"),
+        ({"profile": "no-such-profile"}, NotFound, "no-such-profile"),
+        ({"token": "tcb_nobodys-token-at-all"}, Denied, "does not accept this token"),
+    ):
+        with pytest.raises(error, match=message) as raised:
+            await connect(shared_home, **given).__aenter__()
     assert "toolcrib agent rotate" in raised.value.remedy
     with pytest.raises(UsageError, match="A Connection must be used inside its `async with`"):
         Crib.connect().tools()
