@@ -67,9 +67,7 @@ class BridgeProcess:
     async def pid(self, server: str) -> int:
         """The process that serves this client. Only the owner can see it."""
         listed = await asyncio.to_thread(self.daemon.command, "server:list", project_of(self.folder))
-        rows = listed["servers"]
-        pid: int = next(row["pid"] for row in rows if row["name"] == server)
-        return pid
+        return next(row["pid"] for row in listed["servers"] if row["name"] == server)
 
     async def names(self) -> set[str]:
         return {tool.name for tool in (await self.client.list_tools(cache_mode="refresh")).tools}
@@ -101,9 +99,10 @@ def received(folder: Path, word: str) -> bool:
 
 @pytest.mark.req("KSI-1")
 async def test_each_project_gets_its_own_process_in_its_folder_and_shares_the_other_servers(
-    daemon_of_all: Daemon,
+    daemon_of_all: Daemon, shared_cli: Cli
 ) -> None:
-    folders = [new_project(daemon_of_all.home) for _ in range(2)]
+    home = daemon_of_all.home
+    folders = [new_project(home) for _ in range(2)]
     below = folders[0] / "src" / "deep"
     below.mkdir(parents=True)
     async with (
@@ -115,15 +114,23 @@ async def test_each_project_gets_its_own_process_in_its_folder_and_shares_the_ot
         for bridge, word in ((one, "to the first"), (two, "to the second"), (inner, "from below")):
             await bridge.call("here_ok", word=word)
         assert await one.pid("here") == await inner.pid("here") != await two.pid("here")
-        everyone = (one, two, BridgeProcess(client=http, daemon=daemon_of_all, folder=daemon_of_all.home.project))
+        everyone = (one, two, BridgeProcess(client=http, daemon=daemon_of_all, folder=home.project))
         for number, bridge in enumerate(everyone):
             await bridge.call("fixed_ok", word=f"from {number}")
         assert len({await bridge.pid("fixed") for bridge in everyone}) == 1
         assert len({(await bridge.call("web_whoami"))["pid"] for bridge in everyone}) == 1
-    assert [
-        [received(folder, word) for folder in folders] for word in ("to the first", "to the second", "from below")
-    ] == [[True, False], [False, True], [True, False]]
-    assert all(received(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
+        for folder, word in ((folders[1], "typed there"), (home.project, "typed at home")):
+            words = ("call", "here:ok", "--args", json.dumps({"word": word}))
+            (await asyncio.to_thread(shared_cli, *words, cwd=folder)).ok()
+    arrived = {
+        "to the first": [True, False, False],
+        "to the second": [False, True, False],
+        "from below": [True, False, False],
+        "typed there": [False, True, False],
+        "typed at home": [False, False, True],
+    }
+    assert {word: [received(folder, word) for folder in (*folders, home.project)] for word in arrived} == arrived
+    assert all(received(home.path / "fixed", f"from {number}") for number in range(3))
 
 
 @pytest.mark.req("KSI-1")
@@ -147,15 +154,6 @@ def processes_in(folder: Path) -> set[int]:
             if process.joinpath("cwd").readlink() == folder and b"raw_server.py" in words and b"\0guard\0" in words:
                 found.add(int(process.name))
     return found
-
-
-@pytest.mark.req("KSI-1")
-def test_a_command_uses_the_project_of_its_folder(daemon_of_all: Daemon, shared_cli: Cli) -> None:
-    project, home = new_project(daemon_of_all.home), daemon_of_all.home.project
-    for folder, word in ((project, "typed there"), (home, "typed at home")):
-        shared_cli("call", "here:ok", "--args", json.dumps({"word": word}), cwd=folder).ok()
-    assert [received(project, word) for word in ("typed there", "typed at home")] == [True, False]
-    assert [received(home, word) for word in ("typed there", "typed at home")] == [False, True]
 
 
 @pytest.mark.req("ENG-10", "BNS-4")
@@ -251,41 +249,35 @@ def test_trust_survives_a_restart_and_ends_when_the_file_changes(
     second.stop()
 
 
-EVIL = "  evil: {{command: touch, args: [{mark}]}}\n"
-
-
 @pytest.mark.req("BNS-10")
-@pytest.mark.parametrize("words", [["remove", "good"], ["add", "--project", "more", "--", "cat"]])
 def test_a_file_that_changed_since_it_was_trusted_is_neither_changed_nor_run(
-    daemon_of_all: Daemon, shared_cli: Cli, tmp_path: Path, words: list[str]
+    daemon_of_all: Daemon, shared_cli: Cli, tmp_path: Path
 ) -> None:
+    evil = f"  evil: {{command: touch, args: [{tmp_path / 'ran'}]}}\n"
     project = new_project(daemon_of_all.home)
     file = project / ".toolcrib" / "config.yml"
     file.parent.mkdir()
     file.write_text("servers:\n  good: {command: cat}\n")
+
+    def servers() -> set[str]:
+        return {row["name"] for row in shared_cli("servers", "--json", cwd=project).ok().json["servers"]}
+
     shared_cli("trust", "--yes", cwd=project).ok()
-    file.write_text(file.read_text() + EVIL.format(mark=tmp_path / "ran"))
-    refused = shared_cli(*words, cwd=project)
-    assert refused.exit_code == 3
-    assert "not trusted" in refused.err
-    assert "good" in file.read_text()
-    assert "evil" not in [row["name"] for row in shared_cli("servers", "--json", cwd=project).ok().json["servers"]]
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.req("BNS-10")
-def test_a_dangling_link_does_not_make_another_file_trusted(
-    daemon_of_all: Daemon, shared_cli: Cli, tmp_path: Path
-) -> None:
+    file.write_text(file.read_text() + evil)
+    for words in (["remove", "good"], ["add", "--project", "more", "--", "cat"]):
+        refused = shared_cli(*words, cwd=project)
+        assert (refused.exit_code, "not trusted" in refused.err) == (3, True), words
+        assert "good" in file.read_text()
+        assert "evil" not in servers()
+    # A dangling link does not make another file trusted.
     project = new_project(daemon_of_all.home)
-    folder = project / ".toolcrib"
-    folder.mkdir()
-    (folder / "config.yaml").write_text("servers:\n" + EVIL.format(mark=tmp_path / "ran"))
-    (folder / "config.yml").symlink_to("nowhere")
+    file = project / ".toolcrib" / "config.yml"
+    file.parent.mkdir()
+    file.with_name("config.yaml").write_text(f"servers:\n{evil}")
+    file.symlink_to("nowhere")
     assert shared_cli("add", "--project", "more", "--", "cat", cwd=project).exit_code == 3
-    (folder / "config.yml").unlink()
-    listed = {row["name"] for row in shared_cli("servers", "--json", cwd=project).ok().json["servers"]}
-    assert listed == {"here", "fixed", "web"}
+    file.unlink()
+    assert servers() == {"here", "fixed", "web"}
     assert shared_cli("config", "check", "--json", cwd=project).json["untrusted"]
     assert not (tmp_path / "ran").exists()
 
