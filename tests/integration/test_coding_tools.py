@@ -120,16 +120,6 @@ async def test_a_timeout_and_a_cancelled_call_end_all_processes(root: Path, tool
     assert not pids_with(mark)
 
 
-async def test_bash_never_gets_more_time_than_the_settings_allow(root: Path) -> None:
-    (root / ".toolcrib").mkdir()
-    (root / ".toolcrib" / "workspace.yml").write_text("limits: {seconds: {run_shell_safe: 1}}\n")
-    async with coding_tools(CodingTools.all(root)) as tools:
-        (offer,) = (offer for offer in tools.offers if offer.name == "Bash")
-        assert "1000 ms" in offer.description
-        result = await tools.call("Bash", {"command": "sleep 600", "timeout": 600_000})
-    assert "time limit of 1 s" in result.text
-
-
 async def test_closing_leaves_no_process_no_thread_and_no_descriptor(root: Path) -> None:
     async def once() -> None:
         async with coding_tools(CodingTools.all(root)) as tools:
@@ -154,16 +144,23 @@ async def test_closing_leaves_no_process_no_thread_and_no_descriptor(root: Path)
     assert children() <= before
 
 
-async def test_without_a_sandbox_bash_is_refused_and_files_still_work(
+async def test_bash_gets_no_more_time_than_the_settings_allow_and_is_refused_without_a_sandbox(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (root / ".toolcrib").mkdir()
+    (root / ".toolcrib" / "workspace.yml").write_text("limits: {seconds: {run_shell_safe: 1}}\n")
+    async with coding_tools(CodingTools.all(root)) as tools:
+        (offer,) = (offer for offer in tools.offers if offer.name == "Bash")
+        assert "1000 ms" in offer.description
+        result = await tools.call("Bash", {"command": "sleep 600", "timeout": 600_000})
+    assert "time limit of 1 s" in result.text
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     async with coding_tools(CodingTools.all(root)) as tools:
         result = await tools.call("Bash", {"command": "touch made"})
         assert result.is_error
         assert "tests and linters cannot be run here" in result.text
         assert not (await tools.call("Write", {"file_path": "other", "content": "x"})).is_error
-    assert sorted(path.name for path in root.iterdir()) == ["other"]
+    assert sorted(path.name for path in root.iterdir()) == [".toolcrib", "other"]
 
 
 # ---- a hostile project
@@ -188,23 +185,24 @@ async def test_no_path_leads_out_and_git_and_toolcribs_files_are_not_written(hos
     outward = holes.leading_out(hostile)
     tables = (holes.links_out, holes.run_logs, holes.odd_words)
     paths = outward | {what: path for table in tables for what, path in table(hostile).items()}
+
+    def small_files() -> dict[Path, bytes]:
+        files = [path for path in hostile.root.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {path: path.read_bytes() for path in files if path.stat().st_size < 10_000}
+
     async with coding_tools(CodingTools.all(hostile.root)) as tools:
         for what, path in paths.items():
             for kind, form in {**READING, **WRITING}.items():
-                name, arguments = form(path)
-                result = await tools.call(name, arguments)
+                result = await tools.call(*form(path))
                 assert not leaks_in(result.text), (what, kind, result.text)
                 assert "a bug in the workspace" not in result.text, (what, kind)
                 assert result.is_error or what not in outward or kind.startswith(("Glob", "Grep by")), (what, kind)
-        files = [path for path in hostile.root.rglob("*") if path.is_file() and not path.is_symlink()]
-        before = {path: path.read_bytes() for path in files if path.stat().st_size < 10_000}
+        before = small_files()
         for what, path in holes.never_writable(hostile).items():
             for kind, form in WRITING.items():
-                name, arguments = form(path)
-                result = await tools.call(name, arguments)
+                result = await tools.call(*form(path))
                 assert result.is_error, (what, kind, result.text)
-    files = [path for path in hostile.root.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert {path: path.read_bytes() for path in files if path.stat().st_size < 10_000} == before
+    assert small_files() == before
 
 
 async def test_names_and_parameters_match_those_of_claude_code(

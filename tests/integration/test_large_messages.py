@@ -37,16 +37,13 @@ def small(live: LiveServers) -> LiveServers:
     return live
 
 
-async def test_over_stdio_only_the_call_with_a_large_result_fails(small: LiveServers) -> None:
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_over_stdio_and_http_only_the_call_with_a_large_result_fails(era: str, small: LiveServers) -> None:
     server = await small.odd()
     with pytest.raises(ProtocolViolation, match=r"'odd'.* more than 0\.1 MB.*max_message_mb"):
         await server.call(call("big", size=200_000))
     assert (await server.call(call("big", size=50_000))).result is not None
     assert server.status.attempts == 0
-
-
-@pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_over_http_only_the_call_with_a_large_result_fails(era: str, small: LiveServers) -> None:
     async with small.web(era) as (odd, server):
         for tool in ("big", "bigchunks", "bigstream", "biglines", "headers", "gzip"):
             reason = {"headers": "64 KB of headers", "gzip": "compressed"}.get(tool, r"0\.1 MB.*max_message_mb")
@@ -61,23 +58,14 @@ async def test_over_http_only_the_call_with_a_large_result_fails(era: str, small
 async def test_over_websocket_and_sse_the_connection_ends_with_the_reason_and_is_reopened(
     transport: Transport, start_server: StartServer, small: LiveServers
 ) -> None:
-    kind, *words = {Transport.WEBSOCKET: ["ws", "ws_server"], Transport.SSE: ["sse", "sdk_v2", "--transport", "sse"]}[
-        transport
-    ]
-    url = start_server(stdio_command(*words)).url(kind)
+    if transport is Transport.SSE:
+        url = start_server(stdio_command("sdk_v2", "--transport", "sse")).url("sse")
+    else:
+        url = start_server(stdio_command("ws_server")).url("ws")
     server = await small.started(web_config(url, transport, **small.defaults))
     with pytest.raises(ServerFailure, match=r"0\.1 MB.*max_message_mb"):
         await server.call(call("big", n=200_000))
     assert (await server.call(call("big", n=50_000))).result is not None
-
-
-async def test_a_handshake_that_is_too_large_is_refused(small: LiveServers) -> None:
-    for opening, reason in (("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")):
-        odd = OddWeb("legacy")
-        odd.opening = opening
-        async with small.web(odd) as (_, server):
-            assert server.status.state is not ServerState.READY
-            assert reason in server.status.last_error
 
 
 NOISES = (
@@ -160,22 +148,23 @@ async def test_a_websocket_with_too_many_fragments_or_messages_is_ended_with_the
             await flood
 
 
-@pytest.mark.parametrize(
-    ("odd", "megabytes", "reason"),
-    [
+async def test_a_handshake_or_list_that_is_too_large_is_refused(small: LiveServers) -> None:
+    for odd, megabytes, reason in (
         ("verbose", 0.1, "max_message_mb"),
         ("many", 64, "lists more than 5,000 tools"),
         ("endless pages", 64, "lists more than 5,000 tools"),
         ("large", 64, "lists more than 16 MB"),
         ("ones", 64, "lists more than 500,000 values"),
-    ],
-)
-async def test_a_handshake_or_list_that_is_too_large_over_stdio_is_refused(
-    odd: str, megabytes: float, reason: str, small: LiveServers
-) -> None:
-    server = await small.odd(odd, max_message_mb=megabytes)
-    assert server.status.state is not ServerState.READY
-    assert reason in server.status.last_error
+    ):
+        server = await small.odd(odd, max_message_mb=megabytes)
+        assert server.status.state is not ServerState.READY, odd
+        assert reason in server.status.last_error, odd
+    for opening, reason in (("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")):
+        web = OddWeb("legacy")
+        web.opening = opening
+        async with small.web(web) as (_, server):
+            assert server.status.state is not ServerState.READY, opening
+            assert reason in server.status.last_error, opening
 
 
 class Endless(http.server.BaseHTTPRequestHandler):
