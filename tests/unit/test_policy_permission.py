@@ -40,6 +40,10 @@ def profile(*rules: str) -> Profile:
     return profile_from("mine", {"rules": [dict([text.split()]) for text in rules]})
 
 
+def made(*rules: Rule, base: Profile = NOTHING, **more: Any) -> Permission:
+    return Permission(base, rules=rules, **more)
+
+
 @pytest.mark.parametrize(
     ("profile_rules", "rules", "verdict", "text"),
     [
@@ -125,20 +129,13 @@ def test_another_profile_with_a_built_in_name_is_refused() -> None:
             Permission(fake)
 
 
-def test_a_deny_applies_even_to_the_owners_profile() -> None:
-    assert Permission(BUILTIN["owner"], agent="x", rules=[rule("deny git:push")]).decide(PUSH, {}).verdict is DENY
-
-
 IN_SRC = {"when": {"path": {"under": "src"}}}
 
 
 CONDITIONAL = {
     ("nothing", "allow"): [
         ("src/a", ALLOW),
-        ("lib/a", DENY),
-        ("src/../lib", DENY),
-        (None, DENY),
-        (["src/a", "/etc"], DENY),
+        *((path, DENY) for path in ("lib/a", "src/../lib", None, ["src/a", "/etc"])),
     ],
     ("developer", "deny"): [("src/a", DENY), ("lib/a", ALLOW), ("~/x", DENY), (5, DENY), (["/etc", "src/a"], DENY)],
     ("developer", "ask"): [("src/a", ASK), ("lib/a", ALLOW), ("~/x", ASK), (["lib/a", "src/a"], ASK), (5, ASK)],
@@ -155,23 +152,19 @@ def test_an_allow_needs_a_sure_condition_and_a_deny_or_ask_applies_to_a_possible
     assert {known.decide(PUSH, one).verdict for one in ({}, {"path": None})} == {without}
 
 
-def test_an_always_approval_takes_precedence_over_a_possible_ask() -> None:
-    rules = [rule("ask git:*", **IN_SRC), rule("allow git:push", RuleOrigin.APPROVAL)]
-    assert Permission(NOTHING, agent="x", rules=rules, workdir=BASE).decide(PUSH, {"path": "~"}).verdict is ALLOW
-
-
-def test_an_unconditional_deny_takes_precedence_over_a_conditional_one() -> None:
-    rules = [rule("deny git:*", **IN_SRC), rule("deny git:push"), rule("allow *", RuleOrigin.APPROVAL)]
-    known = Permission(NOTHING, agent="x", rules=rules, workdir=BASE)
+def test_a_deny_takes_precedence_over_the_owners_profile_and_an_approval_over_a_possible_ask() -> None:
+    assert Permission(BUILTIN["owner"], agent="x", rules=[rule("deny git:push")]).decide(PUSH, {}).verdict is DENY
+    approval = rule("allow git:push", RuleOrigin.APPROVAL)
+    asked = made(rule("ask git:*", **IN_SRC), approval, agent="x", workdir=BASE)
+    assert asked.decide(PUSH, {"path": "~"}).verdict is ALLOW
+    denied = made(rule("deny git:*", **IN_SRC), rule("deny git:push"), approval, agent="x", workdir=BASE)
     for arguments in (None, {}, {"path": "lib"}, {"path": "src"}):
-        assert known.decide(PUSH, arguments) == Decision(DENY, "agent x: deny git:push")
+        assert denied.decide(PUSH, arguments) == Decision(DENY, "agent x: deny git:push"), "not the conditional one"
 
 
 def test_in_a_listing_a_conditional_allow_or_ask_applies_and_a_conditional_deny_does_not() -> None:
     allow, deny, ask = (rule(f"{effect} git:*", **IN_SRC) for effect in ("allow", "deny", "ask"))
-    listed = [
-        Permission(NOTHING, rules=rules).decide(PUSH, None).verdict for rules in ([allow], [ask], [allow, deny], [deny])
-    ]
+    listed = [made(*rules).decide(PUSH, None).verdict for rules in ([allow], [ask], [allow, deny], [deny])]
     assert listed == [ALLOW, ASK, ALLOW, DENY]
 
 
@@ -210,10 +203,6 @@ def test_a_child_with_any_profile_cannot_manage_toolcrib_for_its_parent() -> Non
     assert {child.decide(TOOLS[kind], {}).verdict for kind in kinds} == {DENY}
 
 
-def made(*rules: Rule, workdir: Path | None = None, **more: Any) -> Permission:
-    return Permission(more.pop("base", NOTHING), rules=rules, workdir=workdir, **more)
-
-
 def test_permissions_with_the_same_meaning_have_the_same_key() -> None:
     one, two = rule("allow git:*"), rule("deny git:push")
     assert made(one, two).key == made(two, one).key == made(one, two, one).key
@@ -223,29 +212,19 @@ def test_permissions_with_the_same_meaning_have_the_same_key() -> None:
 
 def test_permissions_that_may_decide_differently_have_different_keys() -> None:
     one, looking = rule("allow git:*"), rule("allow git:*", **IN_SRC)
+    conditions = [{"annotations": {"read_only": True}}, *({"when": {"x": {"one_of": [value]}}} for value in (1, True))]
     keys = [
-        made(),
-        made(one),
-        made(rule("allow git:*", RuleOrigin.APPROVAL)),
-        made(rule("deny git:*")),
-        made(rule("allow git:*", annotations={"read_only": True})),
-        made(rule("allow git:*", when={"x": {"one_of": [1]}})),
-        made(rule("allow git:*", when={"x": {"one_of": [True]}})),
-        made(looking, workdir=Path("/a")),
-        made(looking, workdir=Path("/b")),
-        made(looking),
-        made(one, parent=made()),
-        made(one, parent=made(one)),
-        made(base=BUILTIN["trusted"]),
-        made(base=BUILTIN["owner"]),
-        made(base=BUILTIN["developer"]),
+        *(made(*rules) for rules in ([], [one], [rule("allow git:*", RuleOrigin.APPROVAL)], [rule("deny git:*")])),
+        *(made(rule("allow git:*", **more)) for more in conditions),
+        *(made(looking, workdir=workdir) for workdir in (None, Path("/a"), Path("/b"))),
+        *(made(one, parent=parent) for parent in (made(), made(one))),
+        *(made(base=BUILTIN[name]) for name in ("trusted", "owner", "developer")),
     ]
     assert len({permission.key for permission in keys}) == len(keys)
 
 
 def test_rules_that_differ_only_in_the_type_of_a_value_are_different() -> None:
-    rules = [rule("allow git:*", when={"x": {"one_of": [value]}}) for value in (1, True)]
-    both = Permission(NOTHING, rules=rules)
+    both = made(*(rule("allow git:*", when={"x": {"one_of": [value]}}) for value in (1, True)))
     assert [both.decide(PUSH, {"x": value}).verdict for value in (1, True, "1")] == [ALLOW, ALLOW, DENY]
 
 

@@ -239,15 +239,12 @@ def test_a_run_ends_with_its_event_loop(monkeypatch: pytest.MonkeyPatch, wanted:
     gc.collect()
 
 
-async def test_an_unread_run_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closed_run_has_no_more_events_and_an_unread_one_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     full = FullRun(monkeypatch)
     await full.run.aclose()
     assert [event async for event in full.run] == []
     FullRun(monkeypatch).run.__del__()
     assert (full.kit.opened, full.tools.opened) == (0, 0)
-
-
-async def test_a_closed_run_has_no_more_events_and_can_be_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     full = FullRun(monkeypatch)
     assert isinstance(await anext(full.run), RunStarted)
     await asyncio.gather(full.run.aclose(), full.run.aclose())
@@ -255,13 +252,6 @@ async def test_a_closed_run_has_no_more_events_and_can_be_closed_again(monkeypat
     with pytest.raises(StopAsyncIteration):
         await anext(full.run)
     full.assert_nothing_left()
-
-
-async def test_everything_is_closed_before_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = FullRun(monkeypatch)
-    async for event in full.run:
-        if isinstance(event, RunFinished):
-            assert (full.kit.closed, full.model.closed, full.tools.closed) == (1, 1, 1)
 
 
 async def test_a_server_that_cannot_be_closed_does_not_fail_the_run(
@@ -278,9 +268,14 @@ async def test_a_server_that_cannot_be_closed_does_not_fail_the_run(
 
 
 @pytest.mark.req("KAI-5")
-async def test_a_built_in_tool_has_priority_over_a_servers_tool_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_built_in_tool_has_priority_over_a_servers_and_all_is_closed_before_the_last_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     full = FullRun(monkeypatch)
-    await full.read()
+    async for event in full.run:
+        full.events.append(event)
+        if isinstance(event, RunFinished):
+            assert (full.kit.closed, full.model.closed, full.tools.closed) == (1, 1, 1)
     conflict = only(NameConflict, full.events)
     assert (conflict.name, conflict.kept, conflict.left_out) == ("Bash", "Bash", "desk:Bash")
     assert full.model.offered[0] == ["Bash", "slow"]

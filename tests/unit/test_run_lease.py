@@ -67,8 +67,14 @@ async def hangs_up(_: dict[str, Any], peer: FakePeer) -> None:
     """Like a daemon that is ending."""
 
 
-async def is_stopping(_: dict[str, Any], peer: FakePeer) -> None:
-    await peer.refuse("DaemonNotRunning", "Toolcrib is stopping.")
+def refusing(kind: str, message: str = "Not so.") -> Callable[[dict[str, Any], FakePeer], Awaitable[None]]:
+    async def refuse(_: dict[str, Any], peer: FakePeer) -> None:
+        await peer.refuse(kind, message)
+
+    return refuse
+
+
+is_stopping = refusing("DaemonNotRunning", "Toolcrib is stopping.")
 
 
 async def events_of(lease: AgentLease) -> list[LeaseEvent]:
@@ -91,10 +97,7 @@ async def test_after_a_timeout_no_more_daemons_are_tried(monkeypatch: pytest.Mon
 
 
 async def test_a_daemon_of_an_older_version_is_an_error() -> None:
-    async def knows_no_leases(_: dict[str, Any], peer: FakePeer) -> None:
-        await peer.refuse("UnknownCommand")
-
-    async with daemon_that(knows_no_leases) as client:
+    async with daemon_that(refusing("UnknownCommand")) as client:
         with pytest.raises(DaemonNotRunning, match="older version") as caught:
             await client.lease(REQUEST)
     assert "toolcrib down" in caught.value.remedy
@@ -105,10 +108,7 @@ async def test_a_daemon_of_an_older_version_is_an_error() -> None:
     [("UsageError", UsageError), ("Denied", Denied), ("Mapping", ToolcribError), ("", ToolcribError)],
 )
 async def test_the_daemons_error_is_raised_with_its_class(kind: str, raised: type[ToolcribError]) -> None:
-    async def refuses(_: dict[str, Any], peer: FakePeer) -> None:
-        await peer.refuse(kind, "Not so.")
-
-    async with daemon_that(refuses) as client:
+    async with daemon_that(refusing(kind)) as client:
         with pytest.raises(ToolcribError, match=r"Not so\.") as caught:
             await client.lease(REQUEST)
     assert type(caught.value) is raised
