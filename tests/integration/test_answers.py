@@ -207,18 +207,6 @@ def ended(scene: Scene, client: Client) -> Outcome:
     return while_called(scene, client, "w_plain", end)
 
 
-@contextlib.contextmanager
-def locked(scene: Scene) -> Iterator[None]:
-    """Another process holds the database's lock."""
-    file = scene.daemon.home.toolcrib / "state" / "mcp_sessions.db"
-    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        finally:
-            other.execute("ROLLBACK")
-
-
 WITHIN: dict[ErrorCase, Callable[[Scene, Client], Outcome]] = {
     ErrorCase.METHOD: lambda scene, client: client.request("tools/nothing"),
     ErrorCase.ARGUMENT: lambda scene, client: client.request("tools/list", {"cursor": "1"}),
@@ -381,7 +369,7 @@ def check(outcome: Outcome, case: ErrorCase, era: str) -> None:
     assert fits(row.text, outcome.text), outcome.text
 
 
-def test_every_row_of_the_table_has_a_test_and_a_valid_code() -> None:
+def test_every_row_of_the_table_has_a_test_and_a_valid_code_and_the_page_is_up_to_date() -> None:
     assert {*OVER_HTTP, *WITHIN, *INSIDE, ErrorCase.AUDIT_UNWRITABLE} == set(ErrorCase) == set(ANSWERS)
     for case, row in ANSWERS.items():
         assert (row.modern, row.legacy) != (None, None), case
@@ -389,6 +377,8 @@ def test_every_row_of_the_table_has_a_test_and_a_valid_code() -> None:
             assert (row.modern, row.legacy) == (200, 200), case
         else:
             assert row.code in {-32700, -32600, -32601, -32602, -32603, -32020, -32022} or row.code > -32000, case
+    page = Path(__file__).parents[2] / "docs" / "errors.md"
+    assert page.read_text() == errors_page(), "python tools/error_docs.py > docs/errors.md"
 
 
 @pytest.mark.parametrize(("case", "era"), rows(OVER_HTTP), ids=named)
@@ -416,28 +406,23 @@ def test_a_failure_of_a_valid_request_is_an_mcp_error_over_http_and_over_the_bri
         check(outcome, case, era)
 
 
-@pytest.mark.parametrize(
-    ("case", "hello"),
-    [
-        (ErrorCase.BAD_TOKEN, {"token": UNKNOWN}),
-        (ErrorCase.CONVERSATION, {"conversation": "x" * 129}),
-        (ErrorCase.CONVERSATION, {"conversation": "a\nb"}),
-        (ErrorCase.FOLDER_GONE, {}),
-    ],
-)
-def test_a_refused_bridge_gets_an_error_and_is_disconnected(
-    scene: Scene, case: ErrorCase, hello: dict[str, str]
-) -> None:
-    given = hello or {"token": scene.homeless("homeless-bridge")}
-    with BridgeClient(scene, **given) as bridge:
-        message = bridge.message()
-        assert message["id"] is None
-        check(outcome_of(message), case, "modern")
-        with pytest.raises(ConnectionError):
-            bridge.line()
+REFUSED_BRIDGES = [
+    (ErrorCase.BAD_TOKEN, {"token": UNKNOWN}),
+    (ErrorCase.CONVERSATION, {"conversation": "x" * 129}),
+    (ErrorCase.CONVERSATION, {"conversation": "a\nb"}),
+    (ErrorCase.FOLDER_GONE, {}),
+]
 
 
-def test_a_bridge_whose_agent_is_removed_gets_an_error_last(scene: Scene) -> None:
+def test_a_bridge_that_is_refused_or_whose_agent_is_removed_gets_an_error_last(scene: Scene) -> None:
+    for case, hello in REFUSED_BRIDGES:
+        given = hello or {"token": scene.homeless("homeless-bridge")}
+        with BridgeClient(scene, **given) as bridge:
+            message = bridge.message()
+            assert message["id"] is None
+            check(outcome_of(message), case, "modern")
+            with pytest.raises(ConnectionError):
+                bridge.line()
     token = scene.owner.add("passing", "w:plain")
     with BridgeClient(scene, token=token) as bridge:
         bridge.send(request("tools/call", {"name": "w_plain", "arguments": {"nonce": "passing", "hold": True}}, id=5))
@@ -474,11 +459,13 @@ async def test_a_failure_inside_the_daemon_gets_the_answer_of_the_table(
 
 
 def test_calls_that_cannot_be_audited_are_refused(scene: Scene) -> None:
+    file = scene.daemon.home.toolcrib / "state" / "mcp_sessions.db"
     with contextlib.ExitStack() as stack:
         clients = [(era, stack.enter_context(kind(scene, era))) for era in ERAS for kind in (HttpClient, BridgeClient)]
-        with locked(scene):
-            for number, (era, client) in enumerate(clients):
-                check(call(client, "w_plain", nonce=f"unwritten-{number}"), ErrorCase.AUDIT_UNWRITABLE, era)
+        other = stack.enter_context(contextlib.closing(sqlite3.connect(file, isolation_level=None)))
+        other.execute("BEGIN IMMEDIATE")
+        for number, (era, client) in enumerate(clients):
+            check(call(client, "w_plain", nonce=f"unwritten-{number}"), ErrorCase.AUDIT_UNWRITABLE, era)
     assert not [nonce for nonce in scene.notes.nonces() if nonce.startswith("unwritten")]
 
     def works() -> bool:
@@ -504,8 +491,3 @@ def test_an_agent_learns_nothing_of_tools_and_servers_that_it_may_not_use(scene:
             assert fits(ANSWERS[ErrorCase.SERVER_DOWN].text, call(client, "gone_status").text)
         with HttpClient(scene, era, scene.daemon.token) as client:
             assert "disabled" in call(client, "off:anything").text
-
-
-def test_the_page_of_errors_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "errors.md"
-    assert page.read_text() == errors_page(), "python tools/error_docs.py > docs/errors.md"

@@ -291,13 +291,6 @@ def test_a_user_who_has_already_connected_codex_gets_the_tools_of_the_run(scene)
     assert (call.server, call.tool_status, call.tool_args) == (SERVER_NAME, ToolStatus.OK, {"word": "hello"})
 
 
-@pytest.mark.req("FRG-10")
-def test_a_run_whose_tools_are_unavailable_ends_before_it_asks_the_model(scene):
-    ran = scene.run(OwnTools.READ, url="http://127.0.0.1:9/mcp")
-    assert (ran.exit_code, ran.model.bodies) == (1, [])
-    assert "error sending request" in ran.report.mcp_failure
-
-
 @pytest.mark.parametrize("own", some([OwnTools.EDIT], [OwnTools.READ]))
 def test_without_a_working_sandbox_no_command_runs(scene, own):
     around = ("unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh")
@@ -329,8 +322,11 @@ def test_calls_that_codex_itself_refuses_are_in_the_events(scene):
     assert "rm -rf there.txt" in str(ran.ends()[-1].tool_args)
 
 
-@pytest.mark.req("FRG-7")
-def test_a_refused_login_and_an_error_of_the_provider_are_reported(scene):
+@pytest.mark.req("FRG-7", "FRG-10")
+def test_unavailable_tools_a_refused_login_and_an_error_of_the_provider_are_reported(scene):
+    ran = scene.run(OwnTools.READ, url="http://127.0.0.1:9/mcp")
+    assert (ran.exit_code, ran.model.bodies) == (1, [])
+    assert "error sending request" in ran.report.mcp_failure
     ran = scene.run(OwnTools.READ, *[Refuse(401)] * 8, extra=RETRIES_OFF)
     assert ran.exit_code == 1
     assert ran.report.failure.startswith("unexpected status 401 Unauthorized: ")
