@@ -33,43 +33,43 @@ def project(toolcrib_home: Home) -> Path:
     return folder
 
 
-def by_module(home: Home, cwd: str | None) -> dict[str, Any]:
-    """A server that is installed as the module `mymcp`."""
+def by_module(home: Home) -> dict[str, dict[str, Any]]:
+    """A server that is installed as the module `mymcp`, outside of the project and in it."""
     installed = home.path / "installed"
     installed.mkdir()
     words = stdio_command("raw_server", "--plain", "--tools", "1")
     text = f"import sys, runpy\nsys.argv[1:] = {words[4:]!r}\nrunpy.run_path({words[3]!r}, run_name='__main__')\n"
     (installed / "mymcp.py").write_text(text)
     entry = {"command": sys.executable, "args": ["-m", "mymcp"], "env": {"PYTHONPATH": str(installed)}}
-    return entry | ({"cwd": cwd} if cwd else {})
+    return {"neutral": entry, "inside": {**entry, "cwd": "project"}}
 
 
 def python_trap(proof: Path) -> str:
     return f"open({str(proof)!r}, 'w')\nraise SystemExit('planted')\n"
 
 
-def ready_in(running: Daemon, project: Path, name: str) -> bool:
-    """Whether the server answers there."""
-    found = running.command("server:restart", project, name=name)
-    return bool(found["state"] == "ready")
+def ready_in(running: Daemon, project: Path) -> list[str]:
+    """The servers that answer there after a restart."""
+    restarted = {name: running.command("server:restart", project, name=name) for name in ("neutral", "inside")}
+    return [name for name, found in restarted.items() if found["state"] == "ready"]
 
 
-@pytest.mark.parametrize("cwd", [None, "project"])
 def test_a_module_in_the_repository_or_planted_by_an_agent_is_not_run_for_the_users(
-    toolcrib_home, daemon, project, proof, cwd
+    toolcrib_home, daemon, project, proof
 ):
-    for name in ("mymcp.py", "runpy.py", "sitecustomize.py"):
-        (project / name).write_text(python_trap(proof))
-    running = daemon({"servers": {"m": by_module(toolcrib_home, cwd)}})
-    assert ready_in(running, project, "m"), running.command("server:list", project)
-    for name in ("mymcp.py", "runpy.py", "sitecustomize.py"):
-        (project / name).unlink()
+    planted = [project / name for name in ("mymcp.py", "runpy.py", "sitecustomize.py")]
+    for file in planted:
+        file.write_text(python_trap(proof))
+    running = daemon({"servers": by_module(toolcrib_home)})
+    assert ready_in(running, project) == ["neutral", "inside"], running.command("server:list", project)
+    for file in planted:
+        file.unlink()
     token = Owner(running).add("planter", profile="developer", workdir=str(project))
     with AgentClient(running, "planter", token, "legacy") as agent:
         agent.tools()
         assert not refusal(agent.call("workspace_write_file", path="mymcp.py", content=python_trap(proof)))
-        assert ready_in(running, project, "m")
-        assert "m_tool_00000" in agent.tools()
+        assert ready_in(running, project) == ["neutral", "inside"]
+        assert {"neutral_tool_00000", "inside_tool_00000"} <= agent.tools()
     assert (project / "mymcp.py").exists()
     assert not proof.exists()
 
