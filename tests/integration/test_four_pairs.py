@@ -279,17 +279,15 @@ def test_the_bytes_at_the_endpoint_are_those_of_the_clients_era(fleet: Fleet, er
 @pytest.mark.req("BNS-5")
 @pytest.mark.parametrize("server", ["stdio_modern", "stdio_legacy"])
 def test_a_modern_client_cancels_by_disconnecting_and_a_legacy_one_by_a_notification(fleet: Fleet, server: str) -> None:
-    modern = AgentClient(fleet.daemon, "owner", fleet.daemon.token, "modern")
-    legacy = AgentClient(fleet.daemon, "owner", fleet.daemon.token, "legacy")
-    for client, method, least in ((modern, "cancelled", 60), (legacy, "finished", 0.3)):
+    modern, legacy = (AgentClient(fleet.daemon, "owner", fleet.daemon.token, era) for era in ERAS)
+    for client, end, method, least in (
+        (modern, modern.close, "cancelled", 60),
+        (legacy, legacy.close, "finished", 0.3),
+        (legacy, legacy.cancel, "cancelled", 60),
+    ):
         seconds = least + next(_numbers) / 1000
         client.send_call(f"{server}_slow", seconds=seconds)
         fleet.wait_until_seen(server, "tools/call", seconds)
-        client.close()
+        end()
         fleet.wait_until_seen(server, method, seconds)
-    with legacy:
-        seconds = 60 + next(_numbers) / 1000
-        legacy.send_call(f"{server}_slow", seconds=seconds)
-        fleet.wait_until_seen(server, "tools/call", seconds)
-        legacy.cancel()
-        fleet.wait_until_seen(server, "cancelled", seconds)
+    legacy.close()
