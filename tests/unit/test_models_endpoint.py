@@ -41,20 +41,14 @@ def test_the_key_comes_from_the_option_or_the_providers_variables(provider: Any)
     assert find_endpoint(options(model, base_url=LOCAL, api_key="mine")).key == "mine"
 
 
-def test_the_environment_is_that_of_the_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_that_of_the_process_and_a_model_may_have_a_colon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     endpoint = find_endpoint(AgentOptions(model="openai:m"))
     assert endpoint.key == KEY
     assert KEY not in repr(endpoint)
     with pytest.raises(UsageError):
         find_endpoint(AgentOptions(model="openai:m", environ={}))
-
-
-def test_googles_newer_variable_has_priority() -> None:
     assert find_endpoint(options("google:m", environ={"GEMINI_API_KEY": "old", "GOOGLE_API_KEY": "new"})).key == "new"
-
-
-def test_a_colon_in_a_models_name_is_part_of_it() -> None:
     assert find_endpoint(options("openrouter:maker/model:free", api_key=KEY)).model == "maker/model:free"
 
 

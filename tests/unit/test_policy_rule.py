@@ -265,7 +265,7 @@ def test_any_data_is_a_rule_or_is_refused_with_a_remedy(data: Any) -> None:
         assert rule_from(rule_data(rule), where="here") == rule
 
 
-def test_a_profile_survives_a_round_trip() -> None:
+def test_a_profile_survives_a_round_trip_and_a_mistake_names_its_rule() -> None:
     rules = [{"allow": "git:*"}, {"deny": "git:*", "when": {"a": {"under": "."}}}]
     data = {"description": "Reads git.", "rules": rules}
     profile = profile_from("mine", data)
@@ -274,6 +274,8 @@ def test_a_profile_survives_a_round_trip() -> None:
     assert str(profile.rules[0]) == "profile mine: allow git:*"
     assert not profile.builtin
     assert profile_from("empty", {}).rules == ()
+    with pytest.raises(ConfigError, match=r"^profile mine, rule 2: 'git' names no server\."):
+        profile_from("mine", {"rules": [{"allow": "a:*"}, {"deny": "git"}]})
 
 
 INVALID_PROFILES: list[tuple[Any, Any]] = [
@@ -288,8 +290,3 @@ def test_an_invalid_profile_is_refused_with_a_remedy(name: Any, data: Any) -> No
     with pytest.raises(ConfigError) as caught:
         profile_from(name, data)
     assert caught.value.remedy
-
-
-def test_a_mistake_in_a_profile_names_the_rule() -> None:
-    with pytest.raises(ConfigError, match=r"^profile mine, rule 2: 'git' names no server\."):
-        profile_from("mine", {"rules": [{"allow": "a:*"}, {"deny": "git"}]})

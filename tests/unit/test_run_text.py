@@ -138,7 +138,16 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_the_command_to_c
     assert "  tools         workspace:write_file 2, Read 1, workspace:write_file 1 (denied)" in lines
 
 
-def test_only_the_beginning_of_a_long_prompt_is_shown():
+def test_the_heading_has_program_profile_folder_limits_and_the_beginning_of_a_long_prompt():
+    about = metadata(governed=("a", "b"), ungoverned=("c",), session_before="s")
+    assert plain(run_text.opening_lines(about)) == [
+        "claude 2.1.325 as developer in /project",
+        "  conversation  c0ffee (continued)",
+        "  governed      a",
+        "                b",
+        "  not governed  c",
+    ]
+
     def prompt_lines(prompt: str) -> list[str]:
         lines = plain(run_text.heading_lines(metadata(prompt=prompt), RunStatus.FINISHED, EventDetail.USUAL))
         first = next(place for place, line in enumerate(lines) if line.startswith("  prompt"))
@@ -177,17 +186,6 @@ def test_a_long_text_wraps_next_to_its_label_on_a_terminal_only(monkeypatch: pyt
         f"                {path}",
     ]
     assert pipe.getvalue().splitlines() == [f"  governed      {text}", f"                {path}"]
-
-
-def test_the_heading_has_program_profile_folder_and_limits():
-    about = metadata(governed=("a", "b"), ungoverned=("c",), session_before="s")
-    assert plain(run_text.opening_lines(about)) == [
-        "claude 2.1.325 as developer in /project",
-        "  conversation  c0ffee (continued)",
-        "  governed      a",
-        "                b",
-        "  not governed  c",
-    ]
 
 
 def test_a_log_without_a_summary_shows_whether_the_run_continues():
