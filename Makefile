@@ -1,6 +1,6 @@
 # The commands of this project. Everything is installed into .venv, at the versions in constraints.txt.
 #   make up           install Toolcrib and run the daemon in the foreground
-#   make test         check, unit, integration and conformance
+#   make test         check, then all tests in one run
 #   make check        lint, format, types, import layers, and limits on size and calls (tools/guard.py)
 #   make unit         the fast tests
 #   make integration  the tests with real servers, databases, sandboxes and coding agents
@@ -16,8 +16,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python tools/install.py
 PYTEST := $(BIN)/python -m pytest
-# One more than a small machine has cores, because the tests spend much of their time waiting for processes.
+# More than a small machine has cores, because the tests spend much of their time waiting for processes.
 WORKERS ?= 3
+ALL_WORKERS ?= 4
 # Compile modules and rewrite assertions once, not in every process.
 unexport PYTHONDONTWRITEBYTECODE
 ROOT_TESTS := $(wildcard tests/test_*.py)
@@ -28,7 +29,10 @@ ROOT_TESTS := $(wildcard tests/test_*.py)
 up: $(VENV)/.installed
 	@exec $(BIN)/toolcrib up
 
-test: check unit integration conformance
+# One run is quicker than the three below: modules are imported once, and no worker waits for the last test of a part.
+test: check
+	@$(BIN)/python tests/parts/fleet.py
+	$(PYTEST) -q -n $(ALL_WORKERS) --dist worksteal tests
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -38,7 +42,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/python tools/guard.py
 
 unit: $(VENV)/.installed-dev
-	$(PYTEST) -q -n $(WORKERS) tests/unit $(ROOT_TESTS) -m "not slow"
+	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/unit $(ROOT_TESTS) -m "not slow"
 
 integration: $(VENV)/.installed-dev
 	@$(BIN)/python tests/parts/fleet.py
