@@ -1,0 +1,26 @@
+"""The health of a connected server, found by a real exchange with it.
+
+In: a link and a time limit. Out: the seconds that the server needed to answer, or a `ServerFailure`. Used by `server`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from toolcrib.errors import CallTimeout, ServerUnavailable
+from toolcrib.servers.link import ServerLink
+from toolcrib.servers.model import Era
+
+
+async def ping(link: ServerLink, limit: float) -> float:
+    """Exchanges one small message that changes nothing: `server/discover` in the modern era, `ping` in the legacy one.
+
+    Any valid answer counts, also an error: servers need not know `ping`. Raises ServerUnavailable, ProtocolViolation.
+    """
+    began = time.monotonic()
+    method = "server/discover" if link.peer.era is Era.MODERN else "ping"
+    try:
+        await link.request(method, {}, meta={}, limit=limit)
+    except CallTimeout:
+        raise ServerUnavailable(f"Server '{link.name}' did not answer {method} within {limit:g} s.") from None
+    return time.monotonic() - began
