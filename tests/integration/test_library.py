@@ -301,7 +301,7 @@ async def test_a_server_is_disconnected_and_connected_by_its_name(environ, notes
     async with Crib.from_config(source, root=tmp_path, environ=environ) as crib:
         crib.subscribe(lambda event: states.append(event.state), ServerStateChanged)
         pid = crib.server_info("w").pid
-        await crib.servers.disconnect("w")
+        await crib.disconnect("w")
         assert leftovers.read(pid) is None
         assert "note" in crib.tools()
         with pytest.raises(ServerUnavailable, match="stopped") as raised:
@@ -361,7 +361,7 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
         await asyncio.gather(*(crib.call("shared", {"nonce": f"{name}{n}"}) for name, crib, n in pairs))
         with pytest.raises(UnknownTool):
             await two.call("first")
-        await two.servers.disconnect("w")
+        await two.disconnect("w")
         assert one.server_info("w").state is ServerState.READY
         assert (await one.services.audit.verify()).ok, "both write into the one audit log"
     assert sorted(one_notes.nonces()) == ["one0", "one1", "one2"]

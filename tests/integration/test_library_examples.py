@@ -97,7 +97,14 @@ def offers_tools(lines: list[str], _: ScriptedModel) -> None:
 
 
 def discovers_and_registers(lines: list[str], _: ScriptedModel) -> None:
-    assert lines == ["() ('now',)", "['other:now']", "('clock_now', 'other_now')", "other:now ok"]
+    assert lines == [
+        "() ('now',)",
+        "['other:now']",
+        "('clock_now', 'other_now')",
+        "other:now ok",
+        "['clock is ready', 'other is ready']",
+        "True",
+    ]
 
 
 def connects_one(lines: list[str], _: ScriptedModel) -> None:

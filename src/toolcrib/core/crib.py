@@ -24,7 +24,7 @@ from toolcrib.config.paths import Paths, empty_folder, project_of
 from toolcrib.core.connection import Connection
 from toolcrib.core.project import BuiltinServer
 from toolcrib.core.projects import Projects
-from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
+from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
 from toolcrib.core.server_registry import ServerRegistry
 from toolcrib.core.services import Services, open_services
@@ -32,7 +32,7 @@ from toolcrib.core.trust import Trust, trusted_files
 from toolcrib.errors import UsageError
 from toolcrib.events import Bus
 from toolcrib.identity.principal import OWNER, RequestContext
-from toolcrib.servers.model import ServerState, ServerStatus
+from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
 from toolcrib.store.database import Store
 from toolcrib.store.lock import StoreHolder
 from toolcrib.store.servers import all_trusted_servers
@@ -183,6 +183,25 @@ class Crib(AsyncResource, ToolProvider):
 
     def status(self) -> dict[str, ServerStatus]:
         return {name: server.status for name, server in sorted(self.projects.home.servers.items())}
+
+    async def connect_all(self) -> dict[str, ServerStatus]:
+        """Connects all servers that are not connected, at the same time. Returns each server's status when all are
+        connected or have failed. `crib.servers.connect` connects one."""
+        await self.servers.connect_all()
+        return self.status()
+
+    async def disconnect(self, server: str | None = None) -> None:
+        """Disconnects one server, or all, and ends the processes. The tools stay listed; calls fail until it is
+        connected again."""
+        await self.servers.disconnect(server)
+
+    async def refresh(self, server: str) -> None:
+        """Lists the server's tools again. Not needed for servers that send change notifications."""
+        await self.servers.refresh(server)
+
+    async def health(self, server: str, *, timeout: float = HEALTH_LIMIT) -> ServerHealth:
+        """Exchanges one message with the server, within `timeout` seconds. Does not connect it."""
+        return await self.servers.health(server, timeout)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None

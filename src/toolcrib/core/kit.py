@@ -24,12 +24,12 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
 from toolcrib.config.model import NameStyle, ServerConfig
 from toolcrib.config.paths import server_key
-from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
+from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
 from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
 from toolcrib.identity.principal import OWNER, RequestContext
-from toolcrib.servers.model import ServerState, ServerStatus
+from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
 
@@ -73,6 +73,8 @@ class Kit(AsyncResource, ToolProvider):
         self._leaving: set[asyncio.Task[None]] = set()
         """Late servers that are being ended."""
         self._stage = _KitState.NEW
+        self._turn = asyncio.Lock()
+        """Held while servers connect or disconnect, so that none connects after the kit has closed."""
 
     def _refuse_again(self) -> None:
         if self._stage is not _KitState.NEW:
@@ -80,7 +82,10 @@ class Kit(AsyncResource, ToolProvider):
 
     async def _open(self) -> None:
         self._stage = _KitState.OPEN
-        async with asyncio.TaskGroup() as group:
+        await self._connect_rest()
+
+    async def _connect_rest(self) -> None:
+        async with self._turn, asyncio.TaskGroup() as group:
             for config in self._configs:
                 group.create_task(self._connect(config))
 
@@ -88,17 +93,26 @@ class Kit(AsyncResource, ToolProvider):
         if not config.enabled:
             self._missing[config.name] = _absent(config, "It is disabled.")
             return
+        before = self._servers.get(config.name)
+        if before is not None and before.status.state is not ServerState.STOPPED:
+            if before.status.state is not ServerState.READY:
+                await before.restart()
+            return
         limit = min(self._limit, config.connect_timeout)
-        server = self._pool.acquire(replace(config, connect_timeout=limit), self._root)
+        tools = before.tools if before else None
+        server = self._pool.acquire(replace(config, connect_timeout=limit), self._root, known_tools=tools)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 await server.settled()
         status = server.status
         if status.state is ServerState.READY:
+            self._missing.pop(config.name, None)
             self._servers[config.name] = server
             # Its notification came before it was in the table.
             self._catalog = self._built(self._catalog)
             return
+        if self._servers.pop(config.name, None) is not None:
+            self._catalog = self._built(self._catalog)
         why = status.last_error or f"It did not connect within {limit:g} s."
         self._missing[config.name] = replace(status, state=ServerState.FAILED, last_error=why)
         self.bus.publish(ServerStateChanged(server=config.name, state=ServerState.FAILED, reason=why))
@@ -109,13 +123,15 @@ class Kit(AsyncResource, ToolProvider):
 
     async def _close(self) -> None:
         self._stage = _KitState.OVER
-        self._servers, self._catalog = {}, None
-        await asyncio.gather(self._pool.close(), *self._leaving)
+        async with self._turn:
+            self._servers, self._catalog = {}, None
+            await asyncio.gather(self._pool.close(), *self._leaving)
 
     @property
     def connected(self) -> tuple[str, ...]:
-        """The servers that connected in time, in the given order."""
-        return tuple(config.name for config in self._configs if config.name in self._servers)
+        """The servers that connected in time and were not disconnected, in the given order."""
+        up = {name for name, server in self._servers.items() if server.status.state is not ServerState.STOPPED}
+        return tuple(config.name for config in self._configs if config.name in up)
 
     @property
     def missing(self) -> dict[str, str]:
@@ -145,6 +161,28 @@ class Kit(AsyncResource, ToolProvider):
         """Lists the server's tools again. Not needed for servers that send change notifications."""
         self._refuse_closed()
         await self._live(server).refresh()
+
+    async def connect_all(self) -> dict[str, ServerStatus]:
+        """Connects all servers that are not connected, at the same time. Returns each server's status when all are
+        connected or have failed."""
+        self._refuse_closed()
+        await self._connect_rest()
+        return self.status()
+
+    async def disconnect(self, server: str | None = None) -> None:
+        """Disconnects one server, or all, and ends the processes. The tools stay listed; calls fail until it is
+        connected again."""
+        self._refuse_closed()
+        async with self._turn:
+            servers = tuple(self._servers.values()) if server is None else (self._live(server),)
+            await asyncio.gather(*map(self._pool.release, servers))
+
+    async def health(self, server: str, *, timeout: float = HEALTH_LIMIT) -> ServerHealth:
+        """Exchanges one message with the server, within `timeout` seconds. Does not connect it."""
+        self._refuse_closed()
+        if server in self._missing:
+            return ServerHealth(ok=False, error=self._missing[server].last_error)
+        return await self._live(server).health(timeout)
 
     # `ToolSource`, for the door.
 
@@ -179,7 +217,7 @@ class Kit(AsyncResource, ToolProvider):
 
     def _advice(self, server: str) -> str:
         there = self._servers.get(server)
-        return _ANEW if there is not None and there.status.state is ServerState.FAILED else ""
+        return _ANEW if there is not None and there.status.state in (ServerState.STOPPED, ServerState.FAILED) else ""
 
     def _tools_changed(self, server: Server) -> None:
         if self._servers.get(server.name) is not server:
@@ -278,6 +316,10 @@ class Client:
     async def refresh(self) -> None:
         """Lists the server's tools again. Not needed for servers that send change notifications."""
         await self._live().refresh(self.config.name)
+
+    async def health(self, *, timeout: float = HEALTH_LIMIT) -> ServerHealth:
+        """Exchanges one message with the server, within `timeout` seconds. Does not connect it."""
+        return await self._live().health(self.config.name, timeout=timeout)
 
     def list_tools(self) -> tuple[Tool, ...]:
         """The server's current tools, as it describes them."""

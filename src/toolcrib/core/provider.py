@@ -84,6 +84,10 @@ PUBLIC_EVENTS: tuple[type[Event], ...] = (ServerStateChanged, CatalogChanged, Ca
 """The events that a program can subscribe to. `CallFailed` is a `CallFinished` whose outcome is not ok."""
 
 
+HEALTH_LIMIT = 10.0
+"""Seconds that a server has to answer `health`, by default."""
+
+
 class ToolProvider(ABC):
     """Offers tools: a `Crib`, a `Kit`, or the result of `Crib.connect()`. Use it inside `async with`.
 

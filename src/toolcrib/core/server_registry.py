@@ -15,7 +15,7 @@ from toolcrib.config.model import Problem, ServerConfig
 from toolcrib.core.kit import Client
 from toolcrib.core.projects import Projects
 from toolcrib.errors import ServerUnavailable, UnknownServer, UsageError
-from toolcrib.servers.model import ServerState
+from toolcrib.servers.model import ServerHealth, ServerState
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
@@ -114,25 +114,44 @@ class ServerRegistry:
         """Connects a disconnected or unavailable server. Raises `ServerUnavailable`, with the reason, if it cannot be
         reached."""
         async with self._turn:
-            server = self._known(name)
-            match server.status.state:
-                case ServerState.STOPPED:
-                    home = self._projects.home
-                    server = self._pool.acquire(server.config, home.root, known_tools=server.tools)
-                    home.servers[name] = server
-                    home.changed()
-                    await server.settled()
-                case ServerState.UNAVAILABLE | ServerState.FAILED:
-                    await server.restart()
-                case _:
-                    await server.settled()
+            server = await self._connected(self._known(name))
             if server.status.state is not ServerState.READY:
                 raise _not_reached(server)
 
-    async def disconnect(self, name: str) -> None:
-        """Ends its connection and its process. Its tools stay listed; calls fail because it is stopped."""
+    async def connect_all(self) -> None:
+        """Connects all servers that are not connected, at the same time."""
         async with self._turn:
-            await self._pool.release(self._known(name))
+            await asyncio.gather(*map(self._connected, tuple(self._projects.home.servers.values())))
+
+    async def _connected(self, server: Server) -> Server:
+        """The server after an attempt to connect; a new one in the place of one that was disconnected."""
+        match server.status.state:
+            case ServerState.STOPPED:
+                home = self._projects.home
+                server = self._pool.acquire(server.config, home.root, known_tools=server.tools)
+                home.servers[server.name] = server
+                home.changed()
+                await server.settled()
+            case ServerState.UNAVAILABLE | ServerState.FAILED:
+                await server.restart()
+            case _:
+                await server.settled()
+        return server
+
+    async def disconnect(self, name: str | None = None) -> None:
+        """Ends the connection and the process of one server, or of all. Their tools stay listed; calls fail because
+        the server is stopped."""
+        async with self._turn:
+            servers = tuple(self._projects.home.servers.values()) if name is None else (self._known(name),)
+            await asyncio.gather(*map(self._pool.release, servers))
+
+    async def refresh(self, name: str) -> None:
+        """Lists its tools again. Raises `ServerFailure`."""
+        await self._known(name).refresh()
+
+    async def health(self, name: str, limit: float) -> ServerHealth:
+        """The result of one exchange with the server."""
+        return await self._known(name).health(limit)
 
     def _known(self, name: str) -> Server:
         home = self._projects.home

@@ -1,15 +1,15 @@
 """The health of a connected server, found by a real exchange with it.
 
-In: a link and a time limit. Out: the seconds that the server needed to answer, or a `ServerFailure`. Used by `server`.
+In: a link and a time limit. Out: the seconds that the server needed to answer, or why it did not. Used by `server`.
 """
 
 from __future__ import annotations
 
 import time
 
-from toolcrib.errors import CallTimeout, ServerUnavailable
+from toolcrib.errors import CallTimeout, ServerFailure, ServerUnavailable
 from toolcrib.servers.link import ServerLink
-from toolcrib.servers.model import Era
+from toolcrib.servers.model import Era, ServerHealth
 
 
 async def ping(link: ServerLink, limit: float) -> float:
@@ -24,3 +24,11 @@ async def ping(link: ServerLink, limit: float) -> float:
     except CallTimeout:
         raise ServerUnavailable(f"Server '{link.name}' did not answer {method} within {limit:g} s.") from None
     return time.monotonic() - began
+
+
+async def examine(link: ServerLink, limit: float) -> ServerHealth:
+    """The same, as a result that never raises."""
+    try:
+        return ServerHealth(ok=True, seconds=await ping(link, limit))
+    except ServerFailure as error:
+        return ServerHealth(ok=False, error=error.message)

@@ -75,3 +75,14 @@ class ServerStatus:
     attempts: int = 0
     server_info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerHealth:
+    """The result of one exchange with a server, made to see whether it answers."""
+
+    ok: bool
+    seconds: float = 0.0
+    """How long the answer took; 0 without an answer."""
+    error: str = ""
+    """Why there was no answer."""

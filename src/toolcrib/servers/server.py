@@ -17,6 +17,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +27,9 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
+from toolcrib.servers.health import examine
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
-from toolcrib.servers.model import Era, OnProgress, ServerAnswer, ServerState, ServerStatus, ToolCall
+from toolcrib.servers.model import Era, OnProgress, ServerAnswer, ServerHealth, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stdio import StderrLog
 from toolcrib.servers.tool_listing import list_tools
@@ -174,6 +176,14 @@ class Server:
     async def refresh(self) -> None:
         """Lists the tools again. Raises ServerFailure."""
         await self._list(await self._connected())
+
+    async def health(self, limit: float) -> ServerHealth:
+        """Exchanges one message with the server, within `limit` seconds. Never connects or starts it."""
+        link = self._link
+        if link is None or link.lost.done():
+            return ServerHealth(ok=False, error=self.unavailable().message.removesuffix(" The call did not run."))
+        health = await examine(link, limit)
+        return replace(health, error=self.mask.line(health.error))
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
