@@ -336,7 +336,7 @@ async def test_a_servers_own_requests_are_answered_or_refused(live: LiveServers)
 async def test_a_server_that_cannot_start_shows_the_reason_without_its_secrets(
     live: LiveServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolcrib.servers.server._KICK", 60)
+    monkeypatch.setattr("toolcrib.servers.breaker._KICK", 60)
     server = await live.odd("exits", env={"SECRET": "hunter2-hunter2"}, retry=SLOW_RETRY)
     status = server.status
     assert status.state is ServerState.UNAVAILABLE

@@ -28,6 +28,7 @@ from toolcrib.core.server_registry import ServerRegistry
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import server as server_module
+from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.link import LinkContext, Peer, ServerLink
 from toolcrib.servers.model import Era, ServerAnswer, ServerState
 from toolcrib.servers.server import Server
@@ -114,7 +115,7 @@ def fake_servers(monkeypatch: MonkeyPatch) -> NewServers:
     open_link = staticmethod(lambda config, context: present[config.name].opened(context))
     monkeypatch.setattr(Server, "_open_link", open_link)
     monkeypatch.setattr(server_module, "_CALM", 0)
-    monkeypatch.setattr(Server, "_pause", lambda self: 0)
+    monkeypatch.setattr(Breaker, "pause", lambda self: 0)
 
     def renew() -> dict[str, FakeServer]:
         present.update({name: FakeServer(name) for name in STEPS})

@@ -137,6 +137,12 @@ class SessionExpired(ServerUnavailable):
     """The server no longer knows our session; the request did not run."""
 
 
+class Refused(ServerUnavailable):
+    """The server answered with an HTTP error status."""
+
+    status = 0
+
+
 class TaskTimeout:
     """A time limit for the current task, like `asyncio.timeout` at a third of the cost."""
 
@@ -150,6 +156,11 @@ class TaskTimeout:
         self._cancelling = task.cancelling()
         self._timer = loop.call_later(limit, self.expire)
         self._expired = self._over = False
+
+    @property
+    def ends(self) -> float:
+        """When the limit is reached, by the event loop's clock."""
+        return self._timer.when()
 
     def expire(self) -> None:
         if not (self._over or self._expired):
@@ -180,8 +191,12 @@ class ServerLink(abc.ABC):
         self.last_error = ""
         self.session_expired = False
         """The server only lost our session: a new one can be opened at once."""
+        self.silent = False
+        """It was lost because the server did not answer; over the network, it may exist and still not answer."""
         self.misbehaved = False
         """We closed the connection because of the server's input: each retry waits longer."""
+        self.excused_until = 0.0
+        """Until then, by the event loop's clock, the server may be busy with a call that its caller has abandoned."""
         self.budget = InputBudget(self.reject)
         self._peer: Peer | None = None
         self._on_tools_changed = on_tools_changed
@@ -223,6 +238,7 @@ class ServerLink(abc.ABC):
         except asyncio.CancelledError:
             if not clock.caught():
                 self._abandon(request_id, "cancelled by the caller")
+                self.excused_until = max(self.excused_until, clock.ends)
                 raise
             if self._ended:
                 raise self.unavailable(f"{self._ended} The call may have run.") from None
@@ -249,6 +265,7 @@ class ServerLink(abc.ABC):
 
     def notice(self, method: str, params: Mapping[str, Any]) -> bool:
         """Handles a notification from the server. Returns whether it was for us."""
+        self.last_seen = time.time()
         if method == PROGRESS:
             token = params.get(wire.PROGRESS_TOKEN_KEY)
             on_progress = self._progress.get(token) if isinstance(token, str) else None
@@ -287,6 +304,11 @@ class ServerLink(abc.ABC):
         for clock in tuple(self._clocks):
             clock.expire()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the server may be unable to answer because it runs a call within its time limit."""
+        return bool(self._clocks) or self._loop.time() < self.excused_until
+
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a task that nothing awaits, and keeps a reference to it."""
         task = self._loop.create_task(work)
@@ -304,6 +326,11 @@ class ServerLink(abc.ABC):
 
     def unavailable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(f"Server '{self.name}': {reason}")
+
+    def reason_in(self, error: ServerUnavailable) -> str:
+        """The reason alone, without the server's name and what it means for a call."""
+        text = error.message.removeprefix(f"Server '{self.name}': ")
+        return text.removesuffix(" The call may have run.").removesuffix(" The call did not run.")
 
 
 @contextlib.asynccontextmanager

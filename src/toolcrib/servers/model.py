@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -56,6 +56,12 @@ class ServerAnswer(msgspec.Struct, frozen=True):
 
     result: bytes | None = None
     error: bytes | None = None
+
+
+class PastError(NamedTuple):
+    at: float
+    """Seconds since the epoch."""
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)

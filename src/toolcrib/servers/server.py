@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
+import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,19 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
-from toolcrib.servers.health import examine
+from toolcrib.servers import health
+from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
-from toolcrib.servers.model import Era, OnProgress, ServerAnswer, ServerHealth, ServerState, ServerStatus, ToolCall
+from toolcrib.servers.model import (
+    Era,
+    OnProgress,
+    PastError,
+    ServerAnswer,
+    ServerHealth,
+    ServerState,
+    ServerStatus,
+    ToolCall,
+)
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stdio import StderrLog
 from toolcrib.servers.tool_listing import list_tools
@@ -37,17 +48,14 @@ from toolcrib.servers.web import explain, root_cause
 
 log = logging.getLogger(__name__)
 
-MAX_PAUSE = 60.0
 _CALM = 0.03
 """Seconds to wait after a change notification, because more often follow."""
 _REST_PER_TOOL = 0.0005
 """Seconds per tool between two listings: building a catalog of them takes a tenth of this."""
-_KICK = 1.0
-"""A call to an unavailable server triggers an immediate retry, at most once in this many seconds."""
-_LIVED = 5.0
-"""A connection that lasted this many seconds does not count as a failed attempt."""
+KEPT_ERRORS = 10
 _STOP = (3.0, 0.5, 0.5)
 """Seconds to wait for a connection to close. It is cancelled again after each, because a cancellation can get lost."""
+_ALIVE = frozenset({ServerState.CONNECTING, ServerState.READY})
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
 
@@ -93,10 +101,15 @@ class Server:
         self._since = time.time()
         self._last_error = ""
         self._last_seen: float | None = None
-        self._failures = 0
+        self._breaker = Breaker(config.retry)
         self._misbehaved = False
         """Whether we closed the last connection because of its input; if so, the reason stays visible."""
-        self._ready_at: float | None = None
+        self._hung = False
+        """Whether the last connection was closed because the server did not answer, though it may still exist."""
+        self.connections = 0
+        """How often it has connected."""
+        self.errors: deque[PastError] = deque(maxlen=KEPT_ERRORS)
+        """Why it was lost or could not be reached, newest last."""
         self._peer: Peer | None = None
         self._known_era: Era | None = None
         self._link: ServerLink | None = None
@@ -109,7 +122,6 @@ class Server:
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
-        self._last_kick = 0.0
         self._tools_changed = asyncio.Event()
         self._listing = asyncio.Lock()
 
@@ -127,7 +139,7 @@ class Server:
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
             last_error=self.mask.line((link.last_error if link else "") or self._last_error),
-            attempts=0 if self._state is ServerState.READY else self._failures,
+            attempts=0 if self._state is ServerState.READY else self._breaker.failures,
             server_info=peer.server_info if peer else {},
             instructions=peer.instructions if peer else "",
         )
@@ -146,7 +158,7 @@ class Server:
             return
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
-        self._failures = 0
+        self._breaker.reset()
         self._enter(ServerState.CONNECTING)
         self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"server {self.name}")
 
@@ -182,8 +194,8 @@ class Server:
         link = self._link
         if link is None or link.lost.done():
             return ServerHealth(ok=False, error=self.unavailable().message.removesuffix(" The call did not run."))
-        health = await examine(link, limit)
-        return replace(health, error=self.mask.line(health.error))
+        found = await health.examine(link, limit)
+        return replace(found, error=self.mask.line(found.error))
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
@@ -212,20 +224,20 @@ class Server:
                     if link is not None and not link.lost.done():
                         return link
                     if self._state is ServerState.UNAVAILABLE and not kicked:
-                        kicked = True
-                        self._kick()
-                    if self._state not in {ServerState.CONNECTING, ServerState.READY}:
+                        kicked = self._kick()
+                    if self._state not in _ALIVE or (self._breaker.is_open and not kicked):
                         raise self.unavailable()
                     await self._changed.wait()
         except TimeoutError:
             raise self.unavailable() from None
 
-    def _kick(self) -> None:
-        now = time.monotonic()
-        if now - self._last_kick >= _KICK:
-            self._last_kick = now
-            self._enter(ServerState.CONNECTING)
-            self._wake.set()
+    def _kick(self) -> bool:
+        """Triggers an attempt, if that is allowed now."""
+        if not self._breaker.kick():
+            return False
+        self._enter(ServerState.CONNECTING)
+        self._wake.set()
+        return True
 
     def unavailable(self) -> ServerUnavailable:
         """Why a call cannot be made now."""
@@ -235,7 +247,11 @@ class Server:
             ServerState.FAILED: "could not be reached; Toolcrib stopped trying",
         }.get(self._state, "is unavailable")
         reason = f": {self.status.last_error}" if self._last_error else "."
-        remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""
+        remedy = ""
+        if self._state is ServerState.FAILED:
+            remedy = f"Restart it with: toolcrib restart {self.name}"
+        elif self._state is ServerState.UNAVAILABLE and (seconds := math.ceil(self._breaker.next_attempt)) > 1:
+            remedy = f"Toolcrib tries again in {seconds} s."
         return ServerUnavailable(
             f"Server '{self.name}' {state}{reason} The call did not run.", remedy=remedy, data={"server": self.name}
         )
@@ -244,32 +260,25 @@ class Server:
 
     async def _supervise(self) -> None:
         while True:
-            self._ready_at = None
+            self._breaker.begin()
             error = await self._live()
             self._settled.set()
-            if error is None:
+            self._breaker.lost(misbehaved=self._misbehaved, hung=self._hung)
+            if error is None and not self._breaker.is_open:
                 # Only the session expired: open a new one at once.
                 self._enter(ServerState.CONNECTING)
                 continue
-            self._failures = 0 if self._lived() else self._failures + 1
-            self._last_error = self.mask.line(error)
-            most = self.config.retry.max_attempts
-            if most is not None and self._failures >= most:
+            self._last_error = self.mask.line("It keeps losing the session." if error is None else error)
+            self.errors.append(PastError(time.time(), self._last_error))
+            if self._breaker.exhausted:
                 self._enter(ServerState.FAILED)
                 return
             if not self._wake.is_set():
                 self._enter(ServerState.UNAVAILABLE)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause()):
+                async with asyncio.timeout(self._breaker.pause()):
                     await self._wake.wait()
             self._enter(ServerState.CONNECTING)
-
-    def _lived(self) -> bool:
-        return self._ready_at is not None and time.monotonic() - self._ready_at >= _LIVED
-
-    def _pause(self) -> float:
-        doubled = self.config.retry.backoff * 2.0 ** min(max(self._failures - 1, 0), 16)
-        return min(doubled, MAX_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads attempts, guards nothing
 
     async def _live(self) -> str | None:
         """Runs one connection. Returns why it ended; None if it only needs a new session."""
@@ -313,8 +322,7 @@ class Server:
                 self._link = None
                 self._last_seen = link.last_seen
                 self._misbehaved = link.misbehaved
-                if link.misbehaved:
-                    self._ready_at = None
+                self._hung = link.silent
             self._last_error = self.mask.line(why or "")
             # Set before closing, which may take a while.
             self._enter(ServerState.UNAVAILABLE if why else ServerState.CONNECTING)
@@ -339,12 +347,13 @@ class Server:
             self._last_error = ""
         self._link = link
         self._links.add(link)
-        self._ready_at = time.monotonic()
+        self.connections += 1
+        self._breaker.connected()
         self._enter(ServerState.READY)
         self._settled.set()
 
     async def _until_lost(self, link: ServerLink) -> str | None:
-        async with running_beside(self._list_on_change(link)):
+        async with running_beside(self._list_on_change(link)), running_beside(health.watch(link)):
             await asyncio.wait({link.lost})
         return None if link.session_expired else link.lost.result()
 

@@ -27,6 +27,7 @@ from toolcrib.config.model import ServerConfig, StartFolder
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
+from toolcrib.servers.health import STOPPED
 from toolcrib.servers.link import PIECE, InputBudget, PipeLink, pieces
 from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.servers.wire import LineSplitter
@@ -325,7 +326,10 @@ async def open_stdio(
             yield link
         finally:
             watching.cancel()
-            if link.misbehaved:
+            if link.last_error == STOPPED:
+                # It would not react to anything else.
+                reaper_child.signal_group(child.pid, signal.SIGKILL)
+            elif link.misbehaved:
                 reaper_child.signal_group(child.pid, signal.SIGTERM)
             await link.stop(limit=0)
 
