@@ -123,7 +123,10 @@ async def test_a_projects_file_may_set_only_the_projects_own_settings(crib: Crib
         assert second.config.settings != crib.projects.home.config.settings
 
 
-@pytest.mark.parametrize("limit", ["call_timeout: 7", "connect_timeout: 7", "max_message_mb: 7", "retry: {backoff: 7}"])
+LIMITS = ("call_timeout: 7", "call_timeouts: {t: 7}", "max_waiting_calls: 7", "connect_timeout: 7", "max_message_mb: 7")
+
+
+@pytest.mark.parametrize("limit", [*LIMITS, "retry: {backoff: 7}"])
 async def test_a_project_has_its_own_limits_for_a_shared_server(crib: Crib, tmp_path: Path, limit: str) -> None:
     second = await other(crib, tmp_path, f"servers: {{far: {{url: 'http://127.0.0.1:9/mcp', {limit}}}}}")
     third = await crib.projects.at(tmp_path / "third")

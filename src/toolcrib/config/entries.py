@@ -35,6 +35,7 @@ from toolcrib.config.values import EntryContext, ValueReader
 _LONGEST_NAME = 128
 _DAY = 86_400.0
 _LARGEST_MESSAGE_MB = 1024.0
+_MOST_CALLS = 100_000
 _TRANSPORTS = {
     "stdio": Transport.STDIO,
     "http": Transport.HTTP,
@@ -307,9 +308,22 @@ def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueRead
         elif (given := values.number(timeout, least=0.001, most=_DAY / unit.value)) is not None:
             limits["call_timeout"] = given * unit.value
             _warn_of_unit(given, unit, timeout, values.report)
+    if "max_waiting_calls" in fields:
+        most = values.number(fields["max_waiting_calls"], least=1, most=_MOST_CALLS, whole=True)
+        limits |= {} if most is None else {"max_waiting_calls": int(most)}
+    if "call_timeouts" in fields:
+        limits["call_timeouts"] = _call_timeouts(fields["call_timeouts"], values)
     if "retry" in fields:
         limits["retry"] = _retry(fields["retry"], values)
     return limits
+
+
+def _call_timeouts(field: ConfigField, values: ValueReader) -> Mapping[str, float]:
+    if not isinstance(field.value, Mapping):
+        values.report.error(field.path, found=describe(field.value), expected="a mapping of tools to seconds")
+        return {}
+    given = {str(tool): values.number(one, least=0.001, most=_DAY) for tool, one in field.parts().items()}
+    return MappingProxyType({tool: seconds for tool, seconds in given.items() if seconds is not None})
 
 
 def _warn_of_unit(given: float, unit: TimeUnit, field: ConfigField, report: ProblemReport) -> None:

@@ -67,6 +67,10 @@ class _DeclaredServer(ABC):
     """Seconds to wait for the server to connect."""
     call_timeout: float = 300.0
     """Seconds that a call may take."""
+    call_timeouts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for tools with another limit, by the tool's name."""
+    max_waiting_calls: int = 200
+    """Calls that run or wait for the connection; more are refused."""
     max_message_mb: float = 64.0
     """The largest message that is accepted from the server."""
 

@@ -51,6 +51,8 @@ SERVER_KEYS = {
     "timeout": "timeout",
     "connect_timeout": "connect_timeout",
     "call_timeout": "call_timeout",
+    "call_timeouts": "call_timeouts",
+    "max_waiting_calls": "max_waiting_calls",
     "max_message_mb": "max_message_mb",
     "retry": "retry",
 }

@@ -127,6 +127,10 @@ class ServerConfig:
     enabled: bool = True
     connect_timeout: float = 10.0
     call_timeout: float = 300.0
+    call_timeouts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """For tools with another limit, by the server's own name."""
+    max_waiting_calls: int = 200
+    """Calls that run or wait for the connection; more are refused."""
     max_message_mb: float = 64.0
     """The largest message that is accepted from it, over any transport."""
     retry: Retry = Retry()
@@ -171,7 +175,8 @@ class ServerConfig:
     @property
     def limits(self) -> tuple[object, ...]:
         """If two projects use the same server with different limits, each has its own connection."""
-        return self.connect_timeout, self.call_timeout, self.max_message_mb, self.retry
+        of_calls = self.call_timeout, tuple(sorted(self.call_timeouts.items())), self.max_waiting_calls
+        return self.connect_timeout, *of_calls, self.max_message_mb, self.retry
 
     @property
     def max_message(self) -> int:

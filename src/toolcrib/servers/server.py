@@ -106,6 +106,8 @@ class Server:
         """Whether we closed the last connection because of its input; if so, the reason stays visible."""
         self._hung = False
         """Whether the last connection was closed because the server did not answer, though it may still exist."""
+        self.calls = 0
+        """Calls that run or wait for the connection."""
         self.connections = 0
         """How often it has connected."""
         self.errors: deque[PastError] = deque(maxlen=KEPT_ERRORS)
@@ -201,18 +203,31 @@ class Server:
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> ServerAnswer:
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling also cancels on the server."""
-        limit = self.config.call_timeout if timeout is None else timeout
-        link = self._link
-        if link is None or link.lost.done():
-            link = await self._connected()
+        config = self.config
+        limit = config.call_timeouts.get(call.name, config.call_timeout) if timeout is None else timeout
+        if self.calls >= config.max_waiting_calls:
+            raise self._overloaded()
         params: Mapping[str, Any] = {**call.params, "name": call.name}
         how: Any = {"meta": call.meta, "limit": limit, "headers": call.headers, "on_progress": on_progress}
+        self.calls += 1
         try:
+            link = self._link
+            if link is None or link.lost.done():
+                link = await self._connected()
             return await link.request("tools/call", params, **how)
         except SessionExpired:
             # The server did not know the session, so the call did not run and can be sent again.
             link = await self._connected()
             return await link.request("tools/call", params, **how)
+        finally:
+            self.calls -= 1
+
+    def _overloaded(self) -> ServerUnavailable:
+        return ServerUnavailable(
+            f"Server '{self.name}' is at its limit of {self.calls} running or waiting calls. The call did not run.",
+            remedy="Try again later, or raise max_waiting_calls in the server's entry.",
+            data={"server": self.name},
+        )
 
     async def _connected(self) -> ServerLink:
         """Waits for a usable link. Triggers a retry if no attempt is running."""
