@@ -309,8 +309,8 @@ def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueRead
             limits["call_timeout"] = given * unit.value
             _warn_of_unit(given, unit, timeout, values.report)
     if "max_waiting_calls" in fields:
-        most = values.number(fields["max_waiting_calls"], least=1, most=_MOST_CALLS, whole=True)
-        limits |= {} if most is None else {"max_waiting_calls": int(most)}
+        calls = values.number(fields["max_waiting_calls"], least=1, most=_MOST_CALLS, whole=True)
+        limits |= {} if calls is None else {"max_waiting_calls": int(calls)}
     if "call_timeouts" in fields:
         limits["call_timeouts"] = _call_timeouts(fields["call_timeouts"], values)
     if "retry" in fields:
