@@ -41,6 +41,7 @@ WHY_MISSING = {
     ServerState.FAILED: "It could not be reached.",
 }
 """Reasons for a crib's missing server without an error. Disabled servers are not reported."""
+_INSTALLING = "It is still installing."
 
 
 FORMATS: Mapping[ToolFormat, Provider] = {
@@ -101,7 +102,8 @@ async def collect_tools(
             if status.state is ServerState.READY:
                 connected.append(server)
             elif status.state in WHY_MISSING:
-                missing.report(server, status.last_error or WHY_MISSING[status.state])
+                why = _INSTALLING if status.installing else WHY_MISSING[status.state]
+                missing.report(server, status.last_error or why)
         transformed[options.crib] = _transformed(options.crib, options, emitter)
     _refuse_idle(transformed)
     check = _checked(ArgumentChecker())

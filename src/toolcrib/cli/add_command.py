@@ -16,8 +16,9 @@ import typer
 
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, printed, say
-from toolcrib.cli.perform import daemon_pid, perform, root
+from toolcrib.cli.perform import ANSWER_WITHIN, daemon_pid, perform, root
 from toolcrib.cli.server_commands import has_stderr, logs_hint
+from toolcrib.config.launchers import INSTALL_LIMIT
 from toolcrib.config.launching import needs_project, portable_words
 from toolcrib.config.paths import working_folder
 from toolcrib.config.show import visible
@@ -53,6 +54,10 @@ def add(
     project: Annotated[
         bool, typer.Option("--project", help="Write to this project's .toolcrib/config.yml instead of your own file.")
     ] = False,
+    connect_timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="The limit for connecting: 10 by default, 180 for npx and similar."),
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing server of this name.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -60,6 +65,8 @@ def add(
     entry = entry_from(
         command=command or [], url=url, transport=transport, headers=header or [], env=env or [], cwd=cwd
     )
+    if connect_timeout is not None:
+        entry["connect_timeout"] = connect_timeout
     _warn_of_disguises(entry)
     params: dict[str, Any] = {"name": name, "entry": entry, "scope": "project" if project else "user"}
     if replace:
@@ -67,7 +74,11 @@ def add(
     if not project and command and cwd in (None, "project"):
         _make_portable(entry)
     try:
-        found = perform("server:add", params)
+        found = perform("server:add", params, timeout=(connect_timeout or INSTALL_LIMIT) + ANSWER_WITHIN)
+    except KeyboardInterrupt:
+        if daemon_pid() is not None:
+            hint(f"{name} may still be connecting or installing in the daemon: `toolcrib servers` shows its state.")
+        raise
     except RemoteError as error:
         _explain_missing_variables(error)
         raise

@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -142,6 +143,8 @@ TOOL_ERROR = 10
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Includes characters that change the text direction, which can make a line read differently."""
 _SLOW = 1.0
+_SELDOM = 15.0
+"""Seconds between two lines about the progress of a command."""
 _UNBOUNDED = 100_000
 """A width at which nothing is cut or wrapped, for output to a pipe."""
 _YELLOW = ("connecting", "unavailable", "running", "queued", "cancelled", "interrupted")
@@ -254,11 +257,13 @@ def terminal(stream: TextIO, width: int | None = None) -> Terminal:
 
 
 @contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
-    """Shows a spinner on a terminal if the block takes longer than a second."""
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows a spinner on a terminal if the block takes longer than a second. The block may replace its text; without a
+    terminal, that prints a line now and then."""
     if not sys.stderr.isatty():
-        yield
+        yield _said_now_and_then()
         return
+    now_shown = text
     shown: list[Terminal] = []
     lock = threading.Lock()
     over = threading.Event()
@@ -267,20 +272,39 @@ def working(text: str) -> Iterator[None]:
         screen = terminal(sys.stderr)
         with lock:
             if not over.is_set():
-                screen.spin(text)
+                screen.spin(now_shown)
                 shown.append(screen)
+
+    def replace(text: str) -> None:
+        nonlocal now_shown
+        with lock:
+            now_shown = text
+            for screen in shown:
+                screen.spin(text)
 
     timer = threading.Timer(_SLOW, show)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield replace
     finally:
         timer.cancel()
         with lock:
             over.set()
         for screen in shown:
             screen.stop()
+
+
+def _said_now_and_then() -> Callable[[str], None]:
+    last = -_SELDOM
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SELDOM:
+            last = time.monotonic()
+            hint(text)
+
+    return tell
 
 
 def duration(seconds: float | None) -> str:

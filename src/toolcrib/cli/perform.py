@@ -57,8 +57,19 @@ def from_daemon(
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
     """Runs the command in the daemon. Raises `DaemonNotRunning` if there is none."""
-    with working(f"{name} …"):
-        return ask(paths().socket, name, params or {}, root=root(), timeout=timeout, on_event=on_event)
+    with working(f"{name} …") as tell:
+        heard = _progress_apart(tell, on_event)
+        return ask(paths().socket, name, params or {}, root=root(), timeout=timeout, on_event=heard)
+
+
+def _progress_apart(tell: Callable[[str], None], on_event: OnEvent | None) -> OnEvent:
+    def heard(event: dict[str, Any]) -> None:
+        if isinstance(text := event.get("progress"), str):
+            tell(text)
+        elif on_event is not None:
+            on_event(event)
+
+    return heard
 
 
 def perform(
@@ -79,7 +90,10 @@ def perform(
                 raise
     try:
         given = params or {}
-        with working("connecting to the servers …"), _opened_in_process(name, given, servers, on_event) as ask_here:
+        with (
+            working("connecting to the servers …") as tell,
+            _opened_in_process(name, given, servers, _progress_apart(tell, on_event)) as ask_here,
+        ):
             return ask_here(name, given)
     except AlreadyRunning as other:
         # A daemon was started in the meantime and now owns the data.

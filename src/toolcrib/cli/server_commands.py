@@ -32,7 +32,7 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             row.get("name"),
-            row.get("state"),
+            row.get("state") if row.get("installing") is None else f"installing… {row['installing']:.0f} s",
             row.get("protocol_version"),
             row.get("transport"),
             row.get("tools"),

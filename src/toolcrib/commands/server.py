@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,8 @@ from toolcrib.identity.state import nothing_changed
 from toolcrib.servers.model import ServerState
 
 _STATUS_FIELDS = ("state", "protocol_version", "tools", "pid", "since", "last_seen", "last_error", "attempts", "root")
+_TELL_AGAIN = 1.0
+"""Seconds between two events about an installation."""
 
 
 def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         **row,
         **{name: getattr(status, name) for name in _STATUS_FIELDS},
         "uptime": time.time() - status.since if status.since and status.state is ServerState.READY else None,
+        "installing": time.time() - status.since if status.since and status.installing else None,
         "server_info": mask_tree(status.server_info, context.crib.environment.mask.line),
         "stderr": server.stderr_tail(5),
     }
@@ -125,6 +129,7 @@ class NewServerEntry(Parameters):
     url: str | None = None
     transport: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
+    connect_timeout: float | None = None
 
 
 class AddServer(Parameters):
@@ -167,8 +172,24 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
             f"{params.name} is in {file}, but not in use: {' '.join(problems) or 'another entry replaces it.'}",
             remedy="Run `toolcrib config check` for details.",
         )
-    await project.settled([params.name])
+    await _until_settled(context, params.name)
     return {"server": params.name, "file": str(file), **describe_server(context, params.name)}
+
+
+async def _until_settled(context: CommandContext, name: str) -> None:
+    """Waits for the first attempt to connect, and tells a person how long the installation takes."""
+    server = context.project.servers.get(name)
+    if server is None or context.via is Via.MCP:
+        await context.project.settled([name])
+        return
+    waiting = asyncio.create_task(server.settled(server.config.connect_timeout + 1))
+    try:
+        while not (await asyncio.wait({waiting}, timeout=_TELL_AGAIN))[0]:
+            status = server.status
+            if status.installing and status.since:
+                await context.emit({"progress": f"installing… {time.time() - status.since:.0f} s"})
+    finally:
+        waiting.cancel()
 
 
 async def _in_project(context: CommandContext, file: Path) -> ProjectEdit | None:

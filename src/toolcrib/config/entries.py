@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from toolcrib.config.auth import auth_header
 from toolcrib.config.keys import RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
+from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
 from toolcrib.config.launching import misplaced
 from toolcrib.config.model import (
     RESERVED_SERVER_NAMES,
@@ -100,6 +101,8 @@ def read_server(
     _report_useless(fields, ("args", "env", "cwd") if far else ("headers", "auth", "verify_tls"), report)
     reach = _far_side(fields, values) if far else _process(fields, values)
     common = _limits(fields, unit, values)
+    if not far and launch_of(reach["command"], reach["args"]):
+        common.setdefault("connect_timeout", INSTALL_LIMIT)
     if report.errors > errors:
         return None
     return ServerConfig(

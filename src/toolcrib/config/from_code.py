@@ -63,8 +63,8 @@ class _DeclaredServer(ABC):
 
     name: str
     _: KW_ONLY
-    connect_timeout: float = 10.0
-    """Seconds to wait for the server to connect."""
+    connect_timeout: float | None = None
+    """Seconds to wait for the server to connect: 10, or 180 for a launcher such as `npx`, which may fetch it first."""
     call_timeout: float = 300.0
     """Seconds that a call may take."""
     call_timeouts: Mapping[str, float] = field(default_factory=dict)

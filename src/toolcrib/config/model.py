@@ -34,6 +34,9 @@ ANNOTATIONS: Mapping[str, str] = MappingProxyType(
 WORKSPACE_FOLDER = "${workspaceFolder}"
 """In a command line or a variable: the root of the project that the server works for."""
 
+CONNECT_LIMIT = 10.0
+"""The default `connect_timeout`, except for launchers."""
+
 KeyPath = tuple[str | int, ...]
 """The path to a value inside a file: keys and list positions."""
 
@@ -125,7 +128,7 @@ class ServerConfig:
     token_file: TokenFile | None = None
     verify_tls: bool = True
     enabled: bool = True
-    connect_timeout: float = 10.0
+    connect_timeout: float = CONNECT_LIMIT
     call_timeout: float = 300.0
     call_timeouts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """For tools with another limit, by the server's own name."""

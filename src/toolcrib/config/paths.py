@@ -126,6 +126,11 @@ class Paths:
         return self.cache_dir / "programs.json"
 
     @property
+    def install_locks(self) -> Path:
+        """Contains a lock for each package that a launcher fetches."""
+        return self.run_dir / "installing"
+
+    @property
     def lock(self) -> Path:
         return self.run_dir / "daemon.lock"
 

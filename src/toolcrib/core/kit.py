@@ -4,7 +4,8 @@ In: servers declared in code. Out: a provider with the tools of the connected se
 nothing is stored. `run_agent` uses `Kit`; `Crib` is for a user's configuration.
 
 All servers connect at the same time, once, each within a limit; a server that is late is ended and listed in
-`missing`. Leaving the kit always ends everything it started.
+`missing`. One that is still being installed is listed there too, but goes on, and its tools are added when it is ready.
+Leaving the kit always ends everything it started.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from toolcrib.calls import Door
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
+from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import NameStyle, ServerConfig
 from toolcrib.config.paths import server_key
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
@@ -68,6 +70,8 @@ class Kit(AsyncResource, ToolProvider):
         self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed)
         self._servers: dict[str, Server] = {}
         self._missing: dict[str, ServerStatus] = {}
+        self._installing: dict[str, Server] = {}
+        """Missing servers that are not ended, because their launchers may be fetching them."""
         self._catalog: Catalog | None = None
         self._version = 0
         self._leaving: set[asyncio.Task[None]] = set()
@@ -99,18 +103,27 @@ class Kit(AsyncResource, ToolProvider):
                 await before.restart()
             return
         limit = min(self._limit, config.connect_timeout)
-        tools = before.tools if before else None
-        server = self._pool.acquire(replace(config, connect_timeout=limit), self._root, known_tools=tools)
+        allowed = config.connect_timeout if launch_of(config.command, config.args) else limit
+        server = self._installing.pop(config.name, None) or self._pool.acquire(
+            replace(config, connect_timeout=allowed), self._root, known_tools=before.tools if before else None
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                await server.settled()
+                await server.settled(limit)
         status = server.status
         if status.state is ServerState.READY:
             self._missing.pop(config.name, None)
             self._servers[config.name] = server
             # Its notification came before it was in the table.
             self._catalog = self._built(self._catalog)
-            return
+        elif status.installing:
+            self._installing[config.name] = server
+            self._missing[config.name] = replace(status, last_error=f"It is still installing ({limit:g} s).")
+        else:
+            self._give_up(server, limit)
+
+    def _give_up(self, server: Server, limit: float) -> None:
+        config, status = server.config, server.status
         if self._servers.pop(config.name, None) is not None:
             self._catalog = self._built(self._catalog)
         why = status.last_error or f"It did not connect within {limit:g} s."
@@ -124,12 +137,12 @@ class Kit(AsyncResource, ToolProvider):
     async def _close(self) -> None:
         self._stage = _KitState.OVER
         async with self._turn:
-            self._servers, self._catalog = {}, None
+            self._servers, self._installing, self._catalog = {}, {}, None
             await asyncio.gather(self._pool.close(), *self._leaving)
 
     @property
     def connected(self) -> tuple[str, ...]:
-        """The servers that connected in time and were not disconnected, in the given order."""
+        """The servers that connected and were not disconnected, in the given order."""
         up = {name for name, server in self._servers.items() if server.status.state is not ServerState.STOPPED}
         return tuple(config.name for config in self._configs if config.name in up)
 
@@ -220,6 +233,15 @@ class Kit(AsyncResource, ToolProvider):
         return _ANEW if there is not None and there.status.state in (ServerState.STOPPED, ServerState.FAILED) else ""
 
     def _tools_changed(self, server: Server) -> None:
+        if self._installing.get(server.name) is server:
+            del self._installing[server.name]
+            if server.status.state is not ServerState.READY:
+                self._give_up(server, server.config.connect_timeout)
+                return
+            del self._missing[server.name]
+            # Read by the comparison below as the catalog before the change.
+            self._catalog = self.catalog
+            self._servers[server.name] = server
         if self._servers.get(server.name) is not server:
             return
         before = self.catalog

@@ -264,7 +264,8 @@ class Project:
                     await asyncio.gather(*(server.settled() for server in unseen))
 
     async def settled(self, names: Iterable[str] | None = None) -> None:
-        """Waits until the named servers (by default all) have finished their first attempt to connect."""
+        """Waits until the named servers (by default all) have finished their first attempt to connect; not to the end
+        for those that are being installed."""
         wanted = self.servers.values() if names is None else [self.servers[n] for n in names if n in self.servers]
         await asyncio.gather(*(server.settled() for server in wanted))
 

@@ -50,7 +50,11 @@ class Projects:
     ) -> None:
         here = crib.environment
         self.pool = ServerPool(
-            bus=crib.bus, on_tools=self._tools_changed, log_file=here.paths.server_log, mask=here.mask
+            bus=crib.bus,
+            on_tools=self._tools_changed,
+            log_file=here.paths.server_log,
+            mask=here.mask,
+            install_locks=here.paths.install_locks,
         )
         self.root = here.root
         """The home project's root."""

@@ -83,7 +83,7 @@ class ServerRegistry:
         """The connected server with the wanted tools; if it raises, nothing changes."""
         server = self._pool.acquire(config, self._projects.home.root)
         try:
-            await server.settled()
+            await server.settled(config.connect_timeout + 1)
             if server.tools is None:
                 raise _not_reached(server)
             _refuse_unknown(server, wanted)

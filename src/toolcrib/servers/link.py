@@ -212,6 +212,10 @@ class ServerLink(abc.ABC):
             raise RuntimeError("the link was used before negotiation")
         return self._peer
 
+    @property
+    def is_negotiated(self) -> bool:
+        return self._peer is not None
+
     async def request(
         self,
         method: str,

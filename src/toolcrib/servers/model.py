@@ -73,6 +73,8 @@ class ServerStatus:
     protocol_version: str | None = None
     pid: int | None = None
     tools: int = 0
+    installing: bool = False
+    """Connecting through a launcher that may be fetching the server."""
     since: float | None = None
     """When the current state began (seconds since the epoch)."""
     last_seen: float | None = None

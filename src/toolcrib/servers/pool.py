@@ -33,6 +33,7 @@ class ServerPool:
         on_tools: Callable[[Server], None],
         log_file: Callable[[str, Path | None], Path] | None = None,
         mask: Masker | None = None,
+        install_locks: Path | None = None,
     ) -> None:
         self._bus = bus
         self._on_tools = on_tools
@@ -41,6 +42,7 @@ class ServerPool:
         self._servers: dict[InstanceKey, Server] = {}
         self._holders: dict[InstanceKey, int] = {}
         self._mask = mask or Masker()
+        self._install_locks = install_locks
 
     @property
     def servers(self) -> Iterable[Server]:
@@ -65,6 +67,7 @@ class ServerPool:
                 log_file=self._log_file(config.name, key[-1]) if self._log_file else None,
                 mask=self._mask,
                 known_tools=known_tools,
+                install_locks=self._install_locks,
             )
             self._servers[key] = server
             server.start()

@@ -24,12 +24,13 @@ from typing import Any, ClassVar
 
 from toolcrib.config.auth import with_token
 from toolcrib.config.masking import Masker, secrets_of_server
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers import health
 from toolcrib.servers.breaker import Breaker
+from toolcrib.servers.installing import Installation
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
 from toolcrib.servers.model import (
     Era,
@@ -56,6 +57,8 @@ KEPT_ERRORS = 10
 _STOP = (3.0, 0.5, 0.5)
 """Seconds to wait for a connection to close. It is cancelled again after each, because a cancellation can get lost."""
 _ALIVE = frozenset({ServerState.CONNECTING, ServerState.READY})
+_INSTALLING_CALL = 30.0
+"""Seconds that a call waits for a server that is being installed."""
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
 
@@ -84,6 +87,7 @@ class Server:
         log_file: Path | None = None,
         mask: Masker | None = None,
         known_tools: tuple[bytes, ...] | None = None,
+        install_locks: Path | None = None,
     ) -> None:
         """`mask` removes secrets from all its output, also those of other servers: an agent may have passed it one."""
         self.config = config
@@ -97,6 +101,7 @@ class Server:
         self.mask = mask or Masker()
         self.mask.learn(secrets_of_server(config))
         self._stderr = StderrLog(log_file, self.mask.line)
+        self._installation = Installation(config, install_locks)
         self._state = ServerState.STOPPED
         self._since = time.time()
         self._last_error = ""
@@ -138,6 +143,7 @@ class Server:
             protocol_version=peer.version if peer else None,
             pid=link.pid if link else None,
             tools=len(self.tools or ()),
+            installing=self._installing,
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
             last_error=self.mask.line((link.last_error if link else "") or self._last_error),
@@ -145,6 +151,10 @@ class Server:
             server_info=peer.server_info if peer else {},
             instructions=peer.instructions if peer else "",
         )
+
+    @property
+    def _installing(self) -> bool:
+        return self._state is ServerState.CONNECTING and self._installation.is_due
 
     @property
     def era(self) -> Era | None:
@@ -164,12 +174,16 @@ class Server:
         self._enter(ServerState.CONNECTING)
         self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"server {self.name}")
 
-    async def settled(self) -> None:
-        """Returns when the first attempt to connect has succeeded or failed."""
+    async def settled(self, limit: float | None = None) -> None:
+        """Returns when the first attempt to connect has succeeded or failed, or after `limit` seconds.
+
+        By default, that is when the attempt must be over, but a server that is being installed is not waited for.
+        """
         if self._task is None:
             return
+        usual = self.config.connect_timeout + 1
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.connect_timeout + 1):
+            async with asyncio.timeout(limit or (min(usual, CONNECT_LIMIT) if self._installing else usual)):
                 await self._settled.wait()
 
     async def stop(self) -> None:
@@ -233,7 +247,8 @@ class Server:
         """Waits for a usable link. Triggers a retry if no attempt is running."""
         kicked = False
         try:
-            async with asyncio.timeout(self.config.connect_timeout):
+            limit = self.config.connect_timeout
+            async with asyncio.timeout(min(limit, _INSTALLING_CALL) if self._installing else limit):
                 while True:
                     link = self._link
                     if link is not None and not link.lost.done():
@@ -261,6 +276,8 @@ class Server:
             ServerState.STOPPED: "is stopped",
             ServerState.FAILED: "could not be reached; Toolcrib stopped trying",
         }.get(self._state, "is unavailable")
+        if self._installing:
+            state = f"is still installing ({time.time() - self._since:.0f} s)"
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = ""
         if self._state is ServerState.FAILED:
@@ -311,6 +328,7 @@ class Server:
                 if not isinstance(cause, EndedEarly):
                     break
         self._known_era = None
+        self._installation.failed()
         return why
 
     async def _connect_and_wait(self, era: Era | None) -> str | None:
@@ -324,7 +342,7 @@ class Server:
             on_tools_changed=self._tools_changed.set,
             known_era=era,
         )
-        async with contextlib.AsyncExitStack() as stack:
+        async with self._installation.turn(), contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(limit):
                 if Server._open_link is None:
                     Server._open_link = await asyncio.to_thread(_load_transports)
@@ -355,6 +373,7 @@ class Server:
         return config
 
     def _ready(self, link: ServerLink, tools: tuple[bytes, ...]) -> None:
+        self._installation.answered()
         self.tools = tools
         self._peer = link.peer
         self._known_era = link.peer.era

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from toolcrib.config.launchers import launch_of
 from toolcrib.config.launching import safe_launch
 from toolcrib.config.model import ServerConfig, StartFolder
 from toolcrib.errors import ServerUnavailable
@@ -119,6 +120,9 @@ _LEAVE_WHEN_ASKED = 0.8
 _LEAVE_WHEN_KILLED = 0.5
 _LAST_WORDS = 0.5
 """Seconds to wait for the remaining output after the process exits, or for its exit after the output ends."""
+_LEAVE_INSTALLING = 8.0
+"""Seconds that a launcher gets after SIGTERM, to undo a half installation and remove its locks. Killed, it may leave a
+broken cache."""
 _FULL = 1024 * 1024
 """Bytes to buffer for a child that does not read; beyond this, callers wait."""
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
@@ -141,6 +145,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Done when it has closed its stdin."""
         self.on_line: Callable[[bytes], bool] = lambda line: False
         """Returns whether the line answers a request."""
+        self.installing = False
+        """Whether it is a launcher that may be fetching the server."""
         self.budget: InputBudget | None = None
         self._unread: deque[tuple[int, bytes | None]] = deque()
         """Pieces from both output pipes in order; None marks the end of a pipe."""
@@ -278,13 +284,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return _how_it_ended(self.exited.result(), self._stderr.last_words(3))
 
     async def leave(self) -> None:
-        """Closes stdin, then sends SIGTERM to the group, then SIGKILL, with a wait after each."""
+        """Closes stdin, then sends SIGTERM to the group, then SIGKILL, with a wait after each; a launcher that is
+        installing ignores its stdin."""
         self._leaving = True
         self._flush()
         self.stdin.close()
         for number, patience in (
-            (None, _LEAVE_BY_ITSELF),
-            (signal.SIGTERM, _LEAVE_WHEN_ASKED),
+            (None, 0 if self.installing else _LEAVE_BY_ITSELF),
+            (signal.SIGTERM, _LEAVE_INSTALLING if self.installing else _LEAVE_WHEN_ASKED),
             (signal.SIGKILL, _LEAVE_WHEN_KILLED),
         ):
             if number is not None:
@@ -326,6 +333,7 @@ async def open_stdio(
             yield link
         finally:
             watching.cancel()
+            child.installing = not link.is_negotiated and launch_of(config.command, config.args) is not None
             if link.last_error == STOPPED:
                 # It would not react to anything else.
                 reaper_child.signal_group(child.pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.http import open_http
@@ -24,6 +25,9 @@ from toolcrib.servers.websocket import open_websocket
 
 _PROBE_SHARE = 0.4
 """The share of connect_timeout that a server gets to answer the modern probe before we try legacy."""
+_LAUNCHER_PROBE = 4.0
+"""Its limit in seconds for a launcher, which has more time to connect. Then the program gets `initialize` too. While it
+installs, both messages wait in its stdin: a legacy server rejects the first, a modern one the second."""
 _SUBSCRIBE_LIMIT = 2.0
 """Seconds to wait until a subscription is acknowledged, so that no change before the first list is missed."""
 
@@ -47,6 +51,8 @@ async def open_link(config: ServerConfig, context: LinkContext) -> AsyncIterator
 @contextlib.asynccontextmanager
 async def _opened(config: ServerConfig, context: LinkContext) -> AsyncIterator[tuple[ServerLink, SdkSession]]:
     probe_limit = config.connect_timeout * _PROBE_SHARE
+    if launch_of(config.command, config.args):
+        probe_limit = min(probe_limit, _LAUNCHER_PROBE)
     transport = effective_transport(config)
     if transport is Transport.HTTP:
         async with open_http(config, context.on_tools_changed, context.known_era, probe_limit) as opened:

@@ -1,0 +1,179 @@
+"""A server that a launcher fetches first: it is waited for, installed once at a time, and ended with patience."""
+
+import asyncio
+import fcntl
+import json
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts.fleet import SERVERS
+from parts.live_servers import LIMIT, LiveServers, call, live, odd_config, until
+from parts.waiting import wait_for
+from toolcrib.config.from_code import StdioServer, server_config
+from toolcrib.config.launchers import PackageLaunch, launch_of
+from toolcrib.config.model import ServerConfig
+from toolcrib.core.kit import Kit
+from toolcrib.errors import ServerUnavailable
+from toolcrib.servers import installing, server
+from toolcrib.servers.installing import Installation
+from toolcrib.servers.model import ServerState
+
+pytestmark = pytest.mark.req("BNS-9")
+__all__ = ["live"]
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher", "package"),
+    [
+        ("npx -y @scope/server .", "npx", "@scope/server"),
+        ("/usr/bin/npx --registry R -y server@1.2", "npx", "server@1.2"),
+        ("npx --package=a -p b -- run", "npx", "a b run"),
+        ("npx.cmd server", "npx", "server"),
+        ("uvx mcp-server-git", "uvx", "mcp-server-git"),
+        ("uvx --from git+https://h/r tool", "uvx", "git+https://h/r tool"),
+        ("uv --directory /d tool run --python 3.12 a", "uv tool run", "a"),
+        ("pipx run --spec a==1 b", "pipx run", "a==1 b"),
+        ("bunx a", "bunx", "a"),
+        ("bun x a", "bun x", "a"),
+        ("npm exec --yes a", "npm exec", "a"),
+        ("npm x a", "npm x", "a"),
+        ("pnpm dlx a", "pnpm dlx", "a"),
+        ("docker run -i --rm -e KEY mcp/fetch --flag", "docker run", "mcp/fetch"),
+        ("podman --log-level error container run -it -v a:b image", "podman container run", "image"),
+        ("npx", "npx", ""),
+    ],
+)
+def test_launchers_are_recognized_by_their_command_line(line, launcher, package):
+    command, *args = shlex.split(line)
+    assert launch_of(command, args) == PackageLaunch(launcher, package)
+    assert server_config("a", {"command": command, "args": args}).connect_timeout == 180
+    assert server_config("a", {"command": command, "args": args, "connect_timeout": 7}).connect_timeout == 7
+    assert StdioServer("a", command=command, args=args).config().connect_timeout == 180
+
+
+@pytest.mark.parametrize(
+    "line", ["node npx", "uv run server.py", "npm run dlx", "docker exec a b", "docker", "bun server.ts", "npxx a"]
+)
+def test_other_programs_are_no_launchers(line):
+    command, *args = shlex.split(line)
+    assert launch_of(command, args) is None
+    assert StdioServer("a", command=command, args=args).config().connect_timeout == 10
+
+
+class Npx:
+    """The command line of our own launcher, and what it did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program = folder / "npx"
+        launcher = str(SERVERS / "launcher.py")
+        self.program.write_text(f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({launcher!r})\n")
+        self.program.chmod(0o755)
+        self.launches = folder / "launches"
+        self.go = folder / "go"
+        self.lock = folder / "concurrency.lock"
+        self.words = ["-y", f"package-{folder}"]
+        self.env = {"LAUNCHES": str(self.launches), "GO": str(self.go)}
+
+    def config(self, **more: Any) -> ServerConfig:
+        return odd_config(command=str(self.program), args=tuple(self.words), env=self.env, **more)
+
+    def did(self) -> list[str]:
+        return self.launches.read_text().splitlines() if self.launches.exists() else []
+
+
+@pytest.fixture
+def npx(tmp_path):
+    return Npx(tmp_path)
+
+
+async def test_an_installing_server_is_waited_for_and_calls_say_so(live: LiveServers, npx, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="toolcrib")
+    monkeypatch.setattr(server, "_INSTALLING_CALL", 0.05)
+    found = live.make(npx.config())
+    found.start()
+    await until(npx.did)
+    assert found.status.installing
+    with pytest.raises(ServerUnavailable, match=r"'odd' is still installing \(\d+ s\)\. The call did not run\.$"):
+        await found.call(call("echo"))
+    npx.go.touch()
+    await found.settled(LIMIT)
+    assert (found.status.state, found.status.installing) == (ServerState.READY, False)
+    assert npx.did() == ["begin", "end"], "one process, which also got the second message of the negotiation"
+    began, ended = [record.message for record in caplog.records if record.name == installing.__name__]
+    assert began.startswith("odd: installing")
+    assert ended.startswith("odd: installed after ")
+    assert not Installation(npx.config()).is_due, "the next start of this package is not a cold one"
+
+
+async def test_a_package_is_installed_by_one_server_at_a_time(live: LiveServers, npx):
+    servers = [live.make(npx.config()) for _ in range(2)]
+    for one in servers:
+        one.start()
+    await until(npx.did)
+    assert all(one.status.installing for one in servers)
+    npx.go.touch()
+    await asyncio.gather(*(one.settled(LIMIT) for one in servers))
+    assert [one.status.state for one in servers] == [ServerState.READY] * 2
+    assert npx.did() == ["begin", "end"] * 2
+
+
+async def test_another_process_that_installs_the_package_is_waited_for(npx, tmp_path):
+    locks = tmp_path / "locks"
+    here = Installation(npx.config(), locks)
+    async with here.turn():
+        (file,) = locks.iterdir()
+    with file.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        entering = asyncio.ensure_future(here.turn().__aenter__())
+        assert not (await asyncio.wait({entering}, timeout=0.3))[0]
+    await entering
+    here.answered()
+
+
+async def test_an_installing_launcher_has_time_to_remove_its_lock(live: LiveServers, npx):
+    found = live.make(npx.config())
+    found.start()
+    await until(npx.did)
+    await found.stop()
+    assert npx.did() == ["begin", "asked to end"]
+    assert not npx.lock.exists()
+
+
+async def test_a_kit_goes_on_without_an_installing_server_and_adds_it_later(npx):
+    declared = StdioServer("late", command=npx.program, args=npx.words, env=npx.env)
+    async with Kit([declared], connect_limit=0.3) as kit:
+        assert kit.connected == ()
+        assert kit.missing == {"late": "It is still installing (0.3 s)."}
+        npx.go.touch()
+        await until(lambda: kit.connected)
+        assert kit.missing == {}
+        assert (await kit.call("late:echo")).text
+    assert npx.did() == ["begin", "end"]
+
+
+async def test_a_kit_that_closes_ends_what_is_still_installing(npx):
+    declared = StdioServer("late", command=npx.program, args=npx.words, env=npx.env)
+    async with Kit([declared], connect_limit=0.3) as kit:
+        assert kit.missing
+        await until(npx.did)
+    assert npx.did() == ["begin", "asked to end"]
+    assert not npx.lock.exists()
+
+
+def test_adding_a_server_shows_that_it_is_being_installed(daemon, cli, npx):
+    running = daemon({})
+    env = [word for name, value in npx.env.items() for word in ("--env", f"{name}={value}")]
+    with ThreadPoolExecutor() as beside:
+        adding = beside.submit(cli, "add", "files", "--connect-timeout", "60", *env, "--", str(npx.program), *npx.words)
+        wait_for(lambda: ((running.status()["servers"] or [{}])[0].get("installing") or 0) > 1.5, "2 s")
+        assert "installing… " in cli("servers").ok().out
+        npx.go.touch()
+        done = adding.result().ok()
+    assert "installing… " in done.err
+    assert "It is ready: 2 tools." in done.out
+    assert json.loads((running.home.toolcrib / "config.json").read_text())["servers"]["files"]["connect_timeout"] == 60
