@@ -98,6 +98,29 @@ class ConfigProblem(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfigReloaded(Event):
+    """The configuration was read again, and the differences are in effect: names of servers and settings."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+    """Settings that differ from those of the start, and apply only after a restart."""
+
+    def lines(self) -> list[str]:
+        """The differences, for people."""
+        found = (
+            ("added", self.added),
+            ("removed", self.removed),
+            ("changed", self.changed),
+            ("settings", self.settings),
+            ("take effect only after a restart", self.restart),
+        )
+        return [f"{what}: {', '.join(names)}" for what, names in found if names] or ["nothing changed"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolsListed(Event):
     agent: str
     tools: bytes = field(repr=False)

@@ -50,6 +50,12 @@ class Slow:
         text = str(request.project.root)
         return ServerAnswer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
 
+    def files(self, project: Project) -> tuple[Path, ...]:
+        return ()
+
+    def outdated(self, project: Project) -> bool:
+        return False
+
     async def refresh(self, crib: Crib) -> None: ...
 
     async def close(self) -> None: ...

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolcrib.config.paths import Paths
-from toolcrib.core import workspace as workspace_module
+from toolcrib.core.config_watch import watching
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.core.workspace import WorkspaceServer
@@ -19,13 +19,12 @@ MOST_MEMBERS = 19
 
 
 @pytest.fixture
-async def crib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crib]:
-    monkeypatch.setattr(workspace_module, "LOOK_AGAIN", 0.01)
+async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
     root = tmp_path / "project"
     (root / ".toolcrib").mkdir(parents=True)
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     made = Crib(paths=Paths.of_user(environ), root=root, environ=environ, builtins={"workspace": WorkspaceServer()})
-    async with made:
+    async with made, watching(made.projects):
         yield made
 
 

@@ -160,7 +160,7 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
     async def read_config(_: Path) -> Config:
         return Config(servers={config.name: config for config in servers})
 
-    paths = SimpleNamespace(server_log=lambda name, root: None, install_locks=None)
+    paths = SimpleNamespace(server_log=lambda name, root: None, install_locks=None, config_dir=tmp_path)
     crib = SimpleNamespace(
         bus=Bus(),
         environment=SimpleNamespace(root=tmp_path, mask=Masker(), paths=paths),

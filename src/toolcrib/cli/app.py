@@ -35,6 +35,12 @@ _COMMANDS = (
     ("add", "add_command", "Add a server and connect to it."),
     ("remove", "server_commands", "Remove a server and its tools from the configuration."),
     ("restart", "server_commands", "Reconnect a server in the running daemon."),
+    (
+        "refresh",
+        "server_commands",
+        "List a server's tools again in the running daemon, if it does not announce changes.",
+    ),
+    ("reload", "server_commands", "Read the configuration again in the running daemon and show what changed."),
     ("tools", "tool_commands", "List the tools of all servers, or of one."),
     ("call", "tool_commands", "Call a tool and print its result."),
     ("connect", "connect_command", "Connect a client to Toolcrib: show, write or remove its configuration entry."),

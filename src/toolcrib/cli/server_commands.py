@@ -14,6 +14,7 @@ import typer
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, table
 from toolcrib.cli.perform import from_daemon, perform
+from toolcrib.events import ConfigReloaded
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
 MAX_PROBLEMS = 10
@@ -108,6 +109,28 @@ def remove(name: ServerName, *, as_json: AsJson = False) -> int:
     """Remove a server and its tools from the configuration."""
     found = printed(perform("server:remove", {"name": name}), as_json=as_json)
     say(f"Removed {name} from {found['file']}.")
+    return 0
+
+
+@commands.command()
+def refresh(name: ServerName, *, as_json: AsJson = False) -> int:
+    """List a server's tools again in the running daemon, if it does not announce changes."""
+    found = printed(from_daemon("server:refresh", {"name": name}), as_json=as_json)
+    server_table([found])
+    return 0
+
+
+@commands.command()
+def reload(*, as_json: AsJson = False) -> int:
+    """Read the configuration again in the running daemon and show what changed.
+
+    The daemon notices changed files by itself, within two seconds. SIGHUP does the same as this command.
+    """
+    found = printed(from_daemon("config:reload"), as_json=as_json)
+    names: dict[str, Any] = {key: found[key] for key in ("added", "removed", "changed", "settings", "restart")}
+    for line in ConfigReloaded(**names).lines():
+        say(f"{line[0].upper()}{line[1:]}.")
+    hint_problems(found)
     return 0
 
 

@@ -18,6 +18,7 @@ import typer
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import TOOL_ERROR, hint, printed, result_text, say, table
 from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
+from toolcrib.cli.server_commands import hint_problems
 from toolcrib.errors import InvalidArguments
 from toolcrib.run_events import failure_in
 
@@ -210,6 +211,7 @@ def tools(
     else:
         say("No tools.")
         hint("`toolcrib servers` shows the servers and their state.")
+    hint_problems(found)
     return 0
 
 

@@ -6,6 +6,7 @@ In: a call from the door. Out: the command's result as an MCP tool result. In th
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -52,6 +53,12 @@ class CommandServer:
 
     async def refresh(self, crib: Crib) -> None:
         self.crib = crib
+
+    def files(self, project: Project) -> tuple[Path, ...]:
+        return ()
+
+    def outdated(self, project: Project) -> bool:
+        return False
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
+from toolcrib.commands.server import describe_problems
 from toolcrib.config.model import Severity
 from toolcrib.config.problems import sorted_problems
 from toolcrib.config.show import mask
@@ -33,6 +34,15 @@ async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
         "untrusted": [str(one.file) for one in waiting],
         "waiting": [{"file": str(one.file), "digest": one.digest, "effects": list(one.effects)} for one in waiting],
     }
+
+
+@registry.command("config:reload", CommandEffect.CHANGES, Availability.SOCKET)
+async def reload(context: CommandContext, _: Parameters) -> dict[str, Any]:
+    """Read the configuration again and apply what changed. The daemon does so by itself when a file changes."""
+    projects = context.crib.projects
+    async with projects.editing:
+        reloaded = asdict(await projects.reload(by=context.principal.name))
+    return {name: reloaded[name] for name in reloaded if name != "at"} | await describe_problems(context)
 
 
 @registry.command("config:show", CommandEffect.READS, Availability.SOCKET)

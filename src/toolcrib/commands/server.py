@@ -156,16 +156,17 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     read_server_entry(params.name, entry, around)
     file = crib.environment.paths.user_config if is_users else project_config(project.root)
     if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
-    within = await _in_project(context, file)
-    edited = add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
-    try:
-        await _trust_edited(context, file, edited)
-        runs = [entry["url"]] if "url" in entry else [entry["command"], *entry.get("args", ())]
-        await _record(context, "server added", params.name, file, runs=" ".join(mask_args(runs)))
-    except StoreError as error:
-        edited.undo()
-        raise nothing_changed(error) from error
-    await crib.projects.reload(by=context.principal.name, besides=params.name)
+    async with crib.projects.editing:
+        within = await _in_project(context, file)
+        edited = add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
+        try:
+            await _trust_edited(context, file, edited)
+            runs = [entry["url"]] if "url" in entry else [entry["command"], *entry.get("args", ())]
+            await _record(context, "server added", params.name, file, runs=" ".join(mask_args(runs)))
+        except StoreError as error:
+            edited.undo()
+            raise nothing_changed(error) from error
+        await crib.projects.reload(by=context.principal.name, besides=params.name)
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
@@ -224,13 +225,14 @@ class ServerName(Parameters):
 async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Remove an MCP server and its tools from the configuration."""
     file = _file_of(context, params.name)
-    try:
-        edited = remove_server(file, params.name, project=await _in_project(context, file))
-    except UnknownServer:
-        _configured(context, params.name)
-        raise
-    await _trust_edited(context, file, edited)
-    await context.crib.projects.reload(by=context.principal.name, besides=params.name)
+    async with context.crib.projects.editing:
+        try:
+            edited = remove_server(file, params.name, project=await _in_project(context, file))
+        except UnknownServer:
+            _configured(context, params.name)
+            raise
+        await _trust_edited(context, file, edited)
+        await context.crib.projects.reload(by=context.principal.name, besides=params.name)
     await _record(context, "server removed", params.name, file)
     return {"server": params.name, "file": str(file)}
 
@@ -245,6 +247,16 @@ def _file_of(context: CommandContext, name: str) -> Path:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
         raise ConfigError(f"{name} comes from {where}.", remedy="Restart without it.")
     return config.source.file
+
+
+@registry.command("server:refresh", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
+async def refresh(context: CommandContext, params: ServerName) -> dict[str, Any]:
+    """List an MCP server's tools again, for servers that do not announce changes."""
+    server = context.project.servers.get(params.name)
+    if server is None:
+        raise unknown_server(params.name, context.project.servers)
+    await server.refresh()
+    return describe_server(context, params.name)
 
 
 @registry.command("server:restart", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)

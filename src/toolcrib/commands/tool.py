@@ -20,7 +20,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
-from toolcrib.commands.server import unknown_server
+from toolcrib.commands.server import describe_problems, unknown_server
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.results import read_answer
 from toolcrib.errors import ToolError, UsageError
@@ -52,7 +52,8 @@ async def list_tools(context: CommandContext, params: ListTools) -> dict[str, An
             }
             for name, tool in project.catalog.by_public(style).items()
             if params.server in (None, tool.server)
-        ]
+        ],
+        **await describe_problems(context),
     }
 
 

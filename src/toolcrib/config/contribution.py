@@ -36,6 +36,8 @@ class Contribution:
     claimed: dict[str, str] = field(default_factory=dict)
     """By `server_key`: the name as written. An entry with an error claims its name too, so that a lower layer's server
     of the same name doesn't run in its place."""
+    invalid: dict[str, KeyPath] = field(default_factory=dict)
+    """Entries with an error, and the place of each."""
     settings: dict[str, Any] = field(default_factory=dict)
     unusable: dict[str, Problem] = field(default_factory=dict)
     """Settings with an invalid value, and the problem with each."""
@@ -117,13 +119,15 @@ def take_entry(
     server = read_server(entry.name, entry.entry, entry.path, unit=entry.unit, context=context, report=report)
     if entry.path in ambiguous:
         # It has a duplicate key, reported when the file was read, so its meaning is unclear.
-        return
-    if isinstance(server, DisabledServer):
+        server = None
+    if server is None:
+        result.invalid[entry.name] = entry.path
+    elif isinstance(server, DisabledServer):
         result.switched_off[entry.name] = server
-    elif server is not None and _is_our_bridge(server):
+    elif _is_our_bridge(server):
         found = "an entry that starts Toolcrib itself"
         report.warning(entry.path, found=found, expected="another server", suggestion="It is ignored.")
-    elif server is not None:
+    else:
         _warn_of_other_name(entry, report)
         result.servers[entry.name] = server
 

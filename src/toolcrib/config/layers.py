@@ -20,7 +20,7 @@ from toolcrib.config.contribution import SECTIONS, Contribution, ServerEntry, co
 from toolcrib.config.keys import ConfigField, nearest_key, normalized_key
 from toolcrib.config.masking import mask_args
 from toolcrib.config.model import Config, DaemonSettings, Flags, Layer, Problem, ServerConfig, Severity, UntrustedFile
-from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
+from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
 from toolcrib.config.problems import ProblemReport, describe, sorted_problems
 from toolcrib.config.read import ConfigDocument, parse_document, read_document
 from toolcrib.config.settings import TOP_KEYS
@@ -69,6 +69,26 @@ _VARIABLES = {
 }
 
 
+@dataclasses.dataclass(kw_only=True)
+class LastGood:
+    """The last valid versions, which stay in effect after a bad edit, as long as the process runs."""
+
+    files: dict[Path, bytes] = dataclasses.field(default_factory=dict)
+    """The user's file and the trusted project files."""
+    servers: dict[str, ServerConfig] = dataclasses.field(default_factory=dict)
+    """The entries of the user's file."""
+
+
+def files_read(paths: Paths, root: Path) -> tuple[Path, ...]:
+    """Every path where a configuration file would be read for this project."""
+    return (*(paths.config_dir / name for name in CONFIG_NAMES), *_project_files(root))
+
+
+def _project_files(root: Path) -> tuple[Path, ...]:
+    root = Path(os.path.realpath(root))
+    return (root / SHARED_PROJECT_FILE, *(root / PROJECT_FOLDER / name for name in CONFIG_NAMES))
+
+
 def trust_nothing(_path: Path, _digest: str) -> bool:
     return False
 
@@ -80,12 +100,14 @@ def load(
     environ: Mapping[str, str],
     flags: Flags | None = None,
     is_trusted: IsTrusted = trust_nothing,
-    last_good: dict[Path, bytes] | None = None,
+    last_good: LastGood | None = None,
 ) -> Config:
-    """`last_good` remembers the user's file: if it becomes unreadable, its previous content stays in effect."""
+    """`last_good` remembers what was valid: if a file or an entry of the user's becomes invalid, its last valid version
+    stays in effect."""
+    good = last_good or LastGood()
     context = EntryContext(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
-    user = list(_user(paths, context, {} if last_good is None else last_good))
-    project, waiting = _project(root, context, is_trusted, user)
+    user = list(_user(paths, context, good))
+    project, waiting = _project(root, context, is_trusted, user, good.files)
     return _merged(
         [*user, *project, _environment(context), _flags(flags or Flags(), context)], waiting=waiting, root=root
     )
@@ -99,28 +121,49 @@ def store_location(paths: Paths, environ: Mapping[str, str], flags: Flags) -> st
     return config.settings.store or default_store(paths)
 
 
-def _user(paths: Paths, context: EntryContext, last_good: dict[Path, bytes]) -> Iterator[Contribution]:
+def _user(paths: Paths, context: EntryContext, last_good: LastGood) -> Iterator[Contribution]:
     path = paths.user_config
     document = read_document(path)
     if document is None:
-        last_good.pop(path, None)
+        last_good.files.pop(path, None)
+        last_good.servers.clear()
         return
     warn_of_others(configs_in(paths.config_dir)[1:], document)
     warn_if_open(path, document)
     context = dataclasses.replace(context, file=path)
     found = contribution_of(document, context)
     if not _is_broken(found.report):
-        last_good[path] = document.content
-    elif path in last_good:
-        found = contribution_of(parse_document(str(path), last_good[path]), context)
-        found.report = document.report
-        found.report.warning(
-            (),
-            found="an error that disables all servers",
-            expected="a valid file",
-            suggestion="The last valid version stays in effect until you fix it.",
-        )
+        last_good.files[path] = document.content
+        _keep_entries(found, last_good)
+    elif path in last_good.files:
+        found = contribution_of(parse_document(str(path), last_good.files[path]), context)
+        _keep_entries(found, last_good)
+        found.report = _stays_in_effect(document)
     yield found
+
+
+def _keep_entries(found: Contribution, last_good: LastGood) -> None:
+    """Puts the last valid entry in the place of one with an error."""
+    for name, path in found.invalid.items():
+        if name in last_good.servers:
+            found.servers[name] = last_good.servers[name]
+            found.report.warning(
+                path,
+                found="an entry with an error",
+                expected="a valid entry",
+                suggestion="Its last valid version stays in effect until you fix it.",
+            )
+    last_good.servers = dict(found.servers)
+
+
+def _stays_in_effect(document: ConfigDocument) -> ProblemReport:
+    document.report.warning(
+        (),
+        found="an error that disables all servers",
+        expected="a valid file",
+        suggestion="The last valid version stays in effect until you fix it.",
+    )
+    return document.report
 
 
 def _is_broken(report: ProblemReport) -> bool:
@@ -154,19 +197,32 @@ def warn_if_open(path: Path, document: ConfigDocument) -> None:
 
 
 def _project(
-    root: Path | None, context: EntryContext, is_trusted: IsTrusted, user: list[Contribution]
+    root: Path | None,
+    context: EntryContext,
+    is_trusted: IsTrusted,
+    user: list[Contribution],
+    last_good: dict[Path, bytes],
 ) -> tuple[list[Contribution], tuple[UntrustedFile, ...]]:
     contributions: list[Contribution] = []
     waiting: list[UntrustedFile] = []
     users_names = {key: name for contribution in user for key, name in contribution.claimed.items()}
+    before = {path: last_good.pop(path, b"") for path in (_project_files(root) if root else ())}
     for path, document in _project_documents(root):
         digest = digest_of(path, document.content)
+        inside = dataclasses.replace(
+            context, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root)), neutral=None
+        )
         if not document.data:
-            contributions.append(Contribution(report=document.report))
+            good = before[path]
+            if document.content and document.report.errors and good and is_trusted(path, digest_of(path, good)):
+                # It can't be read, so it asks for nothing new: what the user trusted stays in effect.
+                last_good[path] = good
+                contributions.append(contribution_of(parse_document(str(path), good), inside))
+                contributions[-1].report = _stays_in_effect(document)
+            else:
+                contributions.append(Contribution(report=document.report))
         elif is_trusted(path, digest):
-            inside = dataclasses.replace(
-                context, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root)), neutral=None
-            )
+            last_good[path] = document.content
             contributions.append(contribution_of(document, inside))
         elif effects := effects_of(document, users_names, context.environ):
             waiting.append(UntrustedFile(file=path, digest=digest, effects=effects))

@@ -58,6 +58,14 @@ class BuiltinServer(Protocol):
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer: ...
 
+    def files(self, project: Project) -> tuple[Path, ...]:
+        """The files that its tools in this project depend on."""
+        ...
+
+    def outdated(self, project: Project) -> bool:
+        """Whether these files have changed since they were read. Reads the disk, in a thread."""
+        ...
+
     async def refresh(self, crib: Crib) -> None:
         """Called before the first project opens, and when the configuration is reloaded."""
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolcrib.config.from_code import OwnSource, with_servers_of
-from toolcrib.config.layers import load
+from toolcrib.config.layers import LastGood, files_read, load
 from toolcrib.config.masking import secrets_of
-from toolcrib.config.model import Config, NameStyle
+from toolcrib.config.model import Config, DaemonSettings, NameStyle
+from toolcrib.core.config_watch import Stamp, stamp_of
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
 from toolcrib.core.trust import trusted_files
-from toolcrib.events import AuditedChange, CatalogChanged, ConfigProblem
+from toolcrib.events import AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
 from toolcrib.servers.pool import ServerPool, instance_key
@@ -35,6 +37,15 @@ T = TypeVar("T")
 
 PROJECT_LINGER = 300.0
 """Seconds that a project's servers keep running after its last use."""
+
+
+_AT_START = frozenset({"port", "store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours"})
+"""Settings that are read when the daemon starts; a change needs a restart."""
+
+
+def _different(before: DaemonSettings, after: DaemonSettings) -> tuple[str, ...]:
+    names = (field.name for field in dataclasses.fields(DaemonSettings))
+    return tuple(name for name in names if getattr(before, name) != getattr(after, name))
 
 
 class Projects:
@@ -65,8 +76,14 @@ class Projects:
         self._builtins = builtins
         self._only = only
         self._source = source
-        self._last_readable: dict[Path, bytes] = {}
-        """The last readable content of the user's file, so that a mistake in it does not remove servers."""
+        self._last_good = LastGood()
+        self._stamps: dict[Path, Stamp] = {}
+        """By project: its configuration files, as they were when they were read."""
+        self._first_settings: DaemonSettings | None = None
+        """The settings of the start."""
+        self.editing = asyncio.Lock()
+        """Held by what changes a configuration file until the change is in effect, so that it is not taken for a hand
+        edit."""
         self._versions = itertools.count(1)
         self._listings: dict[NameStyle, ListingCache] = {}
         self._reported: set[str] = set()
@@ -126,29 +143,69 @@ class Projects:
         finally:
             self._plan_release(project)
 
-    async def reload(self, *, by: str = OWNER.name, besides: str = "") -> None:
-        """Reloads the configuration of every project and starts, stops or replaces only the changed servers.
+    async def reload(self, *, by: str = OWNER.name, besides: str = "") -> ConfigReloaded:
+        """Reloads the configuration of every project and starts, stops or replaces only the changed servers. A server
+        that is stopped finishes its calls first.
 
         The audit log records added, removed and changed servers, except `besides`, which it already has.
         """
-        before = self._configured()
+        before, settings = self._configured(), self.home.config.settings
         await self._to_its_end(self._reloaded())
-        after = self._configured()
+        after, now = self._configured(), self.home.config.settings
         found = {
-            "added": sorted(after.keys() - before.keys() - {besides}),
-            "removed": sorted(before.keys() - after.keys() - {besides}),
-            "changed": sorted(name for name in after.keys() & before.keys() - {besides} if after[name] != before[name]),
+            "added": after.keys() - before.keys(),
+            "removed": before.keys() - after.keys(),
+            "changed": {name for name in after.keys() & before.keys() if after[name] != before[name]},
         }
-        if detail := {what: names for what, names in found.items() if names}:
+        if detail := {what: sorted(names - {besides}) for what, names in found.items() if names - {besides}}:
             await self._crib.services.record(AuditedChange(what="servers changed in files", agent=by, detail=detail))
+        event = ConfigReloaded(
+            added=tuple(sorted(found["added"])),
+            removed=tuple(sorted(found["removed"])),
+            changed=tuple(sorted(found["changed"])),
+            settings=tuple(name for name in _different(settings, now) if name not in _AT_START),
+            restart=tuple(name for name in _different(self._first_settings or now, now) if name in _AT_START),
+        )
+        self._crib.bus.publish(event)
+        return event
 
-    def _configured(self) -> dict[str, frozenset[tuple[str, bool]]]:
-        """By server name, over all projects: its identities and whether they are enabled."""
+    def _configured(self) -> dict[str, frozenset[tuple[object, ...]]]:
+        """By server name, over all projects: what defines it, and whether it is enabled."""
         servers = [server for project in self for server in project.config.servers.values()]
         return {
-            name: frozenset((one.identity, one.enabled) for one in servers if one.name == name)
+            name: frozenset((one.identity, one.limits, one.enabled) for one in servers if one.name == name)
             for name in {one.name for one in servers}
         }
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """Every path whose change matters to an open project."""
+        return frozenset(
+            file
+            for project in self
+            for file in (
+                *files_read(self._crib.environment.paths, project.root),
+                *(file for builtin in self._builtins.values() for file in builtin.files(project)),
+            )
+        )
+
+    async def reload_edited(self) -> None:
+        """Reloads what changed on the disk since it was read: the configuration, or files of a built-in server."""
+        async with self.editing:
+            if await asyncio.to_thread(self.is_edited):
+                await self.reload()
+        for project in await asyncio.to_thread(self._outdated):
+            project.changed()
+
+    def _outdated(self) -> list[Project]:
+        return [one for one in self if any(builtin.outdated(one) for builtin in self._builtins.values())]
+
+    def is_edited(self) -> bool:
+        """Whether a configuration file has changed since it was read. Reads the disk."""
+        return any(self._stamps.get(project.root) != self._stamp(project.root) for project in self)
+
+    def _stamp(self, root: Path) -> Stamp:
+        return stamp_of(files_read(self._crib.environment.paths, root))
 
     async def read_config(self, root: Path) -> Config:
         """Loads the configuration from its files, without starting or stopping anything."""
@@ -163,7 +220,7 @@ class Projects:
             environ=here.variables,
             flags=here.flags,
             is_trusted=lambda _, digest: digest in trusted,
-            last_good=self._last_readable,
+            last_good=self._last_good,
         )
         if self._source is not None:
             config = with_servers_of(self._source, config, environ=here.variables)
@@ -203,7 +260,12 @@ class Projects:
                 await self._connect(project)
 
     async def _read(self, root: Path) -> Config:
+        # Taken first: an edit during the reading is noticed as a later one.
+        stamp = await asyncio.to_thread(self._stamp, root)
         config = await self.read_config(root)
+        self._stamps[root] = stamp
+        if root == self.root and self._first_settings is None:
+            self._first_settings = config.settings
         for problem in map(str, config.problems):
             if problem not in self._reported:
                 self._reported.add(problem)
@@ -227,7 +289,7 @@ class Projects:
                 server.config, project.root
             ):
                 del project.servers[name]
-                await self.pool.release(server)
+                await self.pool.retire(server)
                 await self._forget(server)
         for name, config in wanted.items():
             if name not in project.servers:
@@ -277,6 +339,7 @@ class Projects:
                 self._plan_release(project, None if project.users > 0 else rest)
                 return
             self.by_root.pop(project.root, None)
+            self._stamps.pop(project.root, None)
             servers, project.servers = list(project.servers.values()), {}
             for server in servers:
                 await self.pool.release(server)

@@ -2,8 +2,8 @@
 
 In: a call that came through the door. Out: the tool's result. An agent works in its folder; the owner and clients
 without an agent work in their project. A folder's workspace is created on first use and closed some time after its
-last use. Its settings are reloaded when their files change: each call checks the files, and a background task checks
-those of the projects, whose catalogs list the tools.
+last use. Its settings are reloaded when their files change: each call checks the files, and `config_watch` those of the
+projects, whose catalogs list the tools.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from toolcrib.config.model import WORKSPACE
+from toolcrib.core.config_watch import Stamp, stamp_of
 from toolcrib.core.project import Project
 from toolcrib.errors import CallTimeout, StoreError, ToolcribError, WorkspaceError
 from toolcrib.events import AuditedChange
@@ -36,12 +37,8 @@ log = logging.getLogger(__name__)
 
 WORKSPACE_LINGER = 300.0
 """Seconds that a folder's workspace stays open after its last use."""
-LOOK_AGAIN = 1.0
-"""Seconds between checks of the projects' settings files."""
 MOST_SESSIONS = 4096
 """Maximum number of conversations with a count; beyond it, the least recently used one starts again from zero."""
-
-Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(eq=False)
@@ -67,20 +64,14 @@ class WorkspaceServer:
         self._open: dict[Path, _OpenWorkspace] = {}
         self._sessions: OrderedDict[tuple[str, str, str], WorkspaceSession] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
-        self._watching: asyncio.Task[None] | None = None
 
     async def refresh(self, crib: Crib) -> None:
         self._crib = crib
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch(crib))
         self._trusted = await crib.trust.files()
         for root in list(self._open):
             self._let_go(root)
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
         for root in list(self._open):
             self._let_go(root, now=True)
         await asyncio.gather(*self._leaving)
@@ -205,23 +196,15 @@ class WorkspaceServer:
         opened.used = self._clock()
         return opened
 
-    async def _watch(self, crib: Crib) -> None:
-        """Rebuilds a project's catalog after its settings files change; checks them in a thread."""
-        while True:
-            await asyncio.sleep(LOOK_AGAIN)
-            projects = [project for project in crib.projects if project.root in self._open]
-            if not projects:
-                continue
-            stamps = await asyncio.to_thread(
-                lambda roots: [*map(self._stamp_of, roots)], [one.root for one in projects]
-            )
-            for project, stamp in zip(projects, stamps, strict=True):
-                opened = self._open.get(project.root)
-                if opened is not None and opened.stamp != stamp:
-                    project.changed()
+    def files(self, project: Project) -> tuple[Path, ...]:
+        return settings_files(project.root, self._home.environment.variables)
+
+    def outdated(self, project: Project) -> bool:
+        opened = self._open.get(project.root)
+        return opened is not None and opened.stamp != self._stamp_of(project.root)
 
     def _stamp_of(self, root: Path) -> Stamp:
-        return tuple(map(_stamp, settings_files(root, self._home.environment.variables)))
+        return stamp_of(settings_files(root, self._home.environment.variables))
 
     def _let_idle_go(self) -> None:
         now = self._clock()
@@ -245,14 +228,6 @@ class WorkspaceServer:
         if self._crib is None:
             raise RuntimeError("the workspace was used before `refresh`")
         return self._crib
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.lstat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _failed(text: str) -> bytes:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from toolcrib.config.masking import Masker
-from toolcrib.events import CallFailed, ConfigProblem, Event, ServerStateChanged
+from toolcrib.events import CallFailed, ConfigProblem, ConfigReloaded, Event, ServerStateChanged
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def log_to(file: Path, level: str, mask: Masker) -> logging.Handler:
     return handler
 
 
-LOGGED = (ServerStateChanged, CallFailed, ConfigProblem)
+LOGGED = (ServerStateChanged, CallFailed, ConfigProblem, ConfigReloaded)
 _TROUBLE = frozenset({"unavailable", "failed"})
 
 
@@ -55,6 +55,8 @@ def write_to_log(event: Event) -> None:
             log.info("%s is %s", _plain(server), state)
         case ConfigProblem(problem=problem):
             log.warning("configuration: %s", _plain(problem))
+        case ConfigReloaded() as reloaded:
+            log.info("configuration reloaded; %s", _plain("; ".join(reloaded.lines())))
         case CallFailed(server=""):
             # An unknown tool's name can be any text. The audit log has it, with secrets masked.
             return

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import stat
 import time
@@ -30,12 +31,13 @@ from toolcrib.config.layers import remember_store
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import WORKSPACE, Flags
 from toolcrib.config.paths import Paths, private_folder, unusable_path
+from toolcrib.core.config_watch import watching
 from toolcrib.core.crib import Crib
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime, daemon_lock, write_info
-from toolcrib.errors import ConfigError, PortTaken
-from toolcrib.events import Event, TokenReplaced
+from toolcrib.errors import ConfigError, PortTaken, ToolcribError
+from toolcrib.events import ConfigReloaded, Event, TokenReplaced
 from toolcrib.gateway.http import HttpGateway
 from toolcrib.http_server import AsgiServer
 from toolcrib.identity.agent import mint_token
@@ -99,6 +101,8 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._started_at = time.time()
         self._port = 0
+        self._in_terminal = _has_terminal()
+        self._reloading: asyncio.Task[None] | None = None
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -150,6 +154,20 @@ class Daemon:
 
         crib.bus.subscribe(replaced, TokenReplaced)
 
+    def _hang_up(self, crib: Crib) -> None:
+        """SIGHUP reloads the configuration, unless it means that the terminal is gone."""
+        if self._in_terminal and not _has_terminal():
+            self.stop()
+        elif self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.get_running_loop().create_task(self._reload(crib))
+
+    async def _reload(self, crib: Crib) -> None:
+        try:
+            async with crib.projects.editing:
+                await crib.projects.reload()
+        except ToolcribError as error:
+            log.warning("could not reload the configuration: %s", error.text())
+
     async def _until_stopped(self) -> None:
         if self.leases.lasts is DaemonLifetime.FOR_RUNS:
             asyncio.get_running_loop().call_later(_FIRST_RUN_WITHIN, self._stop_if_idle)
@@ -189,12 +207,15 @@ class Daemon:
             is_daemon=True,
             mask=self.mask,
         )
-        async with crib, self._minding_orphans(crib):
+        async with crib, self._minding_orphans(crib), watching(crib.projects):
             self.jobs.crib = crib
+            if signal.SIGHUP in ending_signals():
+                loop.add_signal_handler(signal.SIGHUP, self._hang_up, crib)
             remember_store(self._paths, self._flags.store)
             settings = crib.projects.home.config.settings
-            logging.getLogger("toolcrib").setLevel(settings.log_level.upper())
+            _set_log_level(crib)
             crib.bus.subscribe(write_to_log, *LOGGED)
+            crib.bus.subscribe(lambda _: _set_log_level(crib), ConfigReloaded)
             listener = bind(settings.port)
             self._port = listener.getsockname()[1]
             gateway = HttpGateway(crib, token=token, port=self._port)
@@ -225,6 +246,18 @@ class Daemon:
                 # Workers release their agents over the socket, which closes last.
                 await asyncio.gather(self.jobs.close(), server.stop(limit=_REQUESTS_MAY_END))
                 await control.stop()
+
+
+def _set_log_level(crib: Crib) -> None:
+    logging.getLogger("toolcrib").setLevel(crib.projects.home.config.settings.log_level.upper())
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _settle_memory() -> None:

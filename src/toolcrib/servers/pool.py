@@ -43,6 +43,8 @@ class ServerPool:
         self._holders: dict[InstanceKey, int] = {}
         self._mask = mask or Masker()
         self._install_locks = install_locks
+        self._retiring: dict[asyncio.Task[None], Server] = {}
+        """Released servers that finish their calls."""
 
     @property
     def servers(self) -> Iterable[Server]:
@@ -76,18 +78,35 @@ class ServerPool:
 
     async def release(self, server: Server) -> None:
         """Undoes one `acquire`; the last release stops the server."""
+        if self._let_go(server):
+            await server.stop()
+
+    async def retire(self, server: Server) -> None:
+        """The same, but calls in flight finish before the server stops. Waits only for a server without any."""
+        if self._let_go(server):
+            stopping = asyncio.create_task(server.retire())
+            self._retiring[stopping] = server
+            stopping.add_done_callback(self._retiring.pop)
+            if not server.calls:
+                await asyncio.wait({stopping})
+
+    def _let_go(self, server: Server) -> bool:
+        """Whether that was its last user."""
         key = instance_key(server.config, server.root)
         if self._servers.get(key) is not server:
-            return
+            return False
         self._holders[key] -= 1
-        if self._holders[key] <= 0:
-            del self._servers[key], self._holders[key]
-            await server.stop()
+        if self._holders[key] > 0:
+            return False
+        del self._servers[key], self._holders[key]
+        return True
 
     async def close(self) -> None:
         """Stops all servers concurrently."""
-        servers = tuple(self._servers.values())
+        servers = (*self._servers.values(), *self._retiring.values())
         self._servers.clear()
         self._holders.clear()
+        retiring = tuple(self._retiring)
         await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*retiring)
         await asyncio.to_thread(self.reaper.close)

@@ -59,6 +59,8 @@ _STOP = (3.0, 0.5, 0.5)
 _ALIVE = frozenset({ServerState.CONNECTING, ServerState.READY})
 _INSTALLING_CALL = 30.0
 """Seconds that a call waits for a server that is being installed."""
+_RETIRES = 0.05
+"""Seconds between checks whether the last call has finished."""
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
 
@@ -192,6 +194,15 @@ class Server:
         async with self._turning:
             await self._end("It was stopped.")
             self._enter(ServerState.STOPPED)
+
+    async def retire(self) -> None:
+        """Like `stop`, but calls in flight finish first. Each ends within its own time limit. It counts as stopped at
+        once, because another instance may take its place."""
+        self._released = True
+        self._enter(ServerState.STOPPED)
+        while self.calls:  # noqa: ASYNC110 - an event would cost each call more than this
+            await asyncio.sleep(_RETIRES)
+        await self.stop()
 
     async def restart(self) -> None:
         """Reconnects, also if the server is FAILED."""
@@ -430,7 +441,7 @@ class Server:
         self._settled.set()
 
     def _enter(self, state: ServerState) -> None:
-        if state is self._state:
+        if state is self._state or (self._released and self._state is ServerState.STOPPED):
             return
         self._state = state
         self._since = time.time()

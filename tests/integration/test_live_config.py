@@ -1,0 +1,201 @@
+"""The daemon applies hand edits of configuration files by itself, as a difference, and keeps the last good ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts.client import at_endpoint
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.recording_server import Notes
+from parts.waiting import during, until, wait_for
+
+WAITS = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    name = asked.get("params", {}).get("name")
+    info = {"name": "w", "version": "1"}
+    about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+    result = {"initialize": about, "tools/list": {"tools": [{"name": "wait", "inputSchema": {"type": "object"}}]}}
+    if asked["method"] == "tools/call":
+        with open(sys.argv[1]) as pipe:
+            answer = {"content": [{"type": "text", "text": pipe.read()}]}
+    else:
+        answer = result.get(asked["method"])
+    body = {"result": answer} if answer else {"error": {"code": -32601, "message": "no"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **body}), flush=True)
+"""
+"""Its tool answers when somebody writes into the pipe."""
+
+
+def pids(daemon: Daemon, root: Path | None = None) -> dict[str, int | None]:
+    return {row["name"]: row.get("pid") for row in daemon.command("server:list", root)["servers"]}
+
+
+def write(file: Path, servers: dict[str, Any], **settings: Any) -> None:
+    """As an editor does: a new file replaces the old one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}~")
+    fresh.write_text(json.dumps({"servers": servers, **settings}))
+    fresh.replace(file)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path / "notes")
+
+
+@pytest.fixture
+def edited(toolcrib_home: Home) -> Path:
+    return toolcrib_home.toolcrib / "config.json"
+
+
+async def test_a_hand_edit_adds_changes_and_removes_servers_and_leaves_the_others_alone(
+    daemon: StartDaemon, edited: Path, notes: Notes
+) -> None:
+    same, gone, other = notes.server("same"), notes.server("gone"), notes.server("other")
+    running = daemon({"servers": {"same": same, "gone": gone, "other": other}})
+    running.wait_until_ready()
+    before = pids(running)
+    listed: list[set[str]] = []
+
+    async with at_endpoint(running, "legacy") as client:
+        write(edited, {"same": same, "other": {**other, "env": {"A": "1"}}, "fresh": notes.server("fresh")})
+
+        async def names() -> set[str]:
+            return {tool.name for tool in (await client.list_tools()).tools}
+
+        while not listed or "fresh_fresh" not in listed[-1]:
+            async with asyncio.timeout(60):
+                listed.append(await names())
+        await during(running.wait_until_ready)
+    after = await during(pids, running)
+    assert set(after) == {"same", "other", "fresh"}
+    assert after["same"] == before["same"], "an untouched server is not touched"
+    assert after["other"] != before["other"]
+    assert not any(name.startswith("gone_") for name in listed[-1])
+
+
+async def test_calls_of_a_removed_and_of_a_changed_server_end_in_peace(
+    daemon: StartDaemon, edited: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    pipes = {name: tmp_path / name for name in ("removed", "changed")}
+    for pipe in pipes.values():
+        os.mkfifo(pipe)
+    entries = {name: {"command": sys.executable, "args": [str(script), str(pipe)]} for name, pipe in pipes.items()}
+    running = daemon({"servers": entries})
+    running.wait_until_ready()
+    before = pids(running)
+    async with at_endpoint(running, "modern") as client:
+        calls = {name: asyncio.create_task(client.call_tool(f"{name}_wait", {})) for name in entries}
+        # Opening a pipe for writing succeeds when the server reads it, so its call has begun.
+        ends = {name: await during(pipe.open, "w") for name, pipe in pipes.items()}
+        write(edited, {"changed": {**entries["changed"], "env": {"A": "1"}}})
+        await until(lambda: pids(running).get("changed") not in (None, before["changed"]), "the new process")
+        assert set(pids(running)) == {"changed"}
+        for name, end in ends.items():
+            end.write(f"{name} in peace")
+            end.close()
+        assert {name: (await call).content[0].text for name, call in calls.items()} == {
+            name: f"{name} in peace" for name in entries
+        }
+    for pid in before.values():
+        wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the old processes to end")
+
+
+def test_a_file_may_appear_in_a_new_folder_vanish_and_be_a_link(
+    toolcrib_home: Home, daemon: StartDaemon, edited: Path, notes: Notes, tmp_path: Path
+) -> None:
+    running = daemon({})
+    target = tmp_path / "dotfiles" / "config.json"
+    write(target, {"one": notes.server("one")})
+    edited.unlink()
+    edited.symlink_to(target)
+    wait_for(lambda: set(pids(running)) == {"one"}, "the link's server")
+    write(target, {"two": notes.server("two")})
+    wait_for(lambda: set(pids(running)) == {"two"}, "the server of the changed target")
+    edited.unlink()
+    wait_for(lambda: not pids(running), "the servers to go with their file")
+    shared = toolcrib_home.project / ".toolcrib" / "config.json"
+    write(shared, {"theirs": notes.server("theirs")})
+    wait_for(lambda: running.command("server:list")["untrusted"] == [str(shared)], "the project's new file")
+    log = (toolcrib_home.toolcrib / "state" / "toolcrib.log").read_text()
+    assert "configuration reloaded; removed: one" in log or "added: two" in log
+
+
+def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
+    daemon: StartDaemon, cli: Cli, edited: Path, notes: Notes
+) -> None:
+    one, two = notes.server("one"), notes.server("two")
+    running = daemon({"servers": {"one": one, "two": two}})
+    running.wait_until_ready()
+    before = pids(running)
+
+    def shown(*words: str) -> str:
+        return cli(*words).ok().err
+
+    edited.write_text('{"servers": {\n"one": {\n')
+    wait_for(lambda: "configuration reloaded" in running.log_tail(), "the edit to be noticed")
+    for words in (["servers"], ["tools"], ["status"]):
+        assert f"{edited}:2" in shown(*words) or f"{edited}:3" in shown(*words)
+        assert "The last valid version stays in effect" in shown(*words)
+        assert any("stays in effect" in one for one in cli(*words, "--json").ok().json["problems"])
+    assert pids(running) == before
+    edited.write_text(json.dumps({"servers": {"one": {"comand": "x"}, "two": two}}, indent=1))
+    wait_for(lambda: "comand" in running.log_tail(), "the second edit to be noticed")
+    assert pids(running) == before, "the server with the invalid entry keeps its last valid one"
+    said = shown("servers")
+    assert f"{edited}:4: servers.one.comand" in said
+    assert "Its last valid version stays in effect" in said
+    edited.write_text(json.dumps({"servers": {"two": two}}))
+    wait_for(lambda: set(pids(running)) == {"two"}, "the removed entry")
+
+
+def test_a_projects_file_loses_its_effect_when_it_changes_but_not_when_it_cannot_be_read(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, notes: Notes
+) -> None:
+    shared = toolcrib_home.project / ".toolcrib" / "config.json"
+    write(shared, {"theirs": notes.server("theirs")})
+    good = shared.read_text()
+    running = daemon({})
+    cli("trust", "--yes").ok()
+    running.wait_until_ready("theirs")
+    before = pids(running)
+    shared.write_text("<<<<<<< HEAD\n" + good)
+    wait_for(lambda: "stays in effect" in running.log_tail(), "the edit to be noticed")
+    assert pids(running) == before
+    write(shared, {"theirs": {**notes.server("theirs"), "env": {"A": "1"}}})
+    wait_for(lambda: not pids(running), "the server of the changed file to go")
+    shared.write_text("<<<<<<< HEAD\n" + good)
+    wait_for(lambda: running.command("config:reload")["problems"], "the broken file")
+    assert not pids(running), "what was trusted before does not come back"
+
+
+def test_sighup_and_reload_apply_edits_and_say_what_changed(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, edited: Path, notes: Notes
+) -> None:
+    running = daemon({"servers": {"one": notes.server("one")}})
+    running.wait_until_ready()
+    assert cli("reload").ok().out == "Nothing changed.\n"
+    running.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: running.log_tail().count("configuration reloaded; nothing changed") == 2, "the second reload")
+    assert running.status()["pid"] == running.pid
+    write(edited, {}, audit_values=True, names="plain", log_level="debug")
+    found = wait_for(lambda: running.command("config:reload")["restart"], "the setting that needs a restart")
+    assert found == ["audit_values"]
+    assert "Take effect only after a restart: audit_values." in cli("reload").ok().out
+    assert (
+        "removed: one; settings: names, log_level; take effect only after a restart: audit_values" in running.log_tail()
+    )
