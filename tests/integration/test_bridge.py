@@ -428,5 +428,17 @@ def test_bridges_share_one_real_daemon_and_survive_its_end(toolcrib_home: Home, 
         assert modern.process.wait(LIMIT) == 0
 
         cli("down").ok()
-        assert not toolcrib_home.socket.exists()
-        assert client.ask("tools/list", 5)["result"]["tools"]
+        for request_id in (5, 6):
+            held = client.ask("tools/list", request_id)["error"]["message"]
+            assert held.startswith("The daemon was stopped with `toolcrib down`. Start it with `toolcrib up")
+        assert not toolcrib_home.socket.exists(), "an open bridge does not start it again"
+        client = BridgeClient(start, environ, toolcrib_home.project)
+        stack.callback(client.close)
+        calls(client, 1, _meta=META)
+        calls(legacy[0], 7)
+        cli("down").ok()
+        assert "stopped with" in client.ask("tools/list", 2)["error"]["message"]
+        cli("up", "--detach", "--port", "0").ok()
+        calls(client, 3, _meta=META)
+        os.kill(pid(), signal.SIGKILL)
+        wait_for(lambda: "result" in client.ask("tools/list", 4, _meta=META), "the bridge to start it after a crash")

@@ -8,7 +8,7 @@ After that it only forwards lines. Nothing heavy is imported here.
 Only complete lines are forwarded, so a daemon that dies in the middle of one can't corrupt the client's stream. When
 the connection to the daemon is lost, pending requests get an error. The next request reconnects, starts a daemon if
 none is running, and repeats a legacy client's handshake. Only a request does so: notifications and responses belong to
-the lost connection.
+the lost connection. After `toolcrib down`, only a bridge that starts then starts a daemon; the others refuse requests.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from toolcrib.cli.bridge_messages import BridgeMessage, BridgeReader, MessageKind, complaint, messages
 from toolcrib.config.paths import Paths, project_root, working_folder
-from toolcrib.daemon_client.starting import START, connect_or_start
-from toolcrib.errors import SERVER_UNAVAILABLE, NotFound, ToolcribError
+from toolcrib.daemon_client.starting import START, connect_or_start, try_connect
+from toolcrib.errors import SERVER_UNAVAILABLE, DaemonNotRunning, NotFound, ToolcribError
 
 CHUNK = 1 << 18
 DRAIN_SECONDS = 5.0
@@ -225,7 +225,7 @@ class Bridge:
     def _open(self, *, replay: bool) -> DaemonLink:
         # First, because an unknown agent is no reason to start a daemon.
         hello = self._hello()
-        sock = connect_or_start(self._paths.socket, environ=self._environ, start=self._start)
+        sock = self._connected()
         link = DaemonLink(sock)
         try:
             sock.sendall(hello)
@@ -242,6 +242,16 @@ class Bridge:
         self._reader = threading.Thread(target=self._read_daemon, args=(link, early), daemon=True)
         self._reader.start()
         return link
+
+    def _connected(self) -> socket.socket:
+        if self._link is not None and self._paths.stopped.exists():
+            if (sock := try_connect(self._paths.socket)) is not None:
+                return sock
+            raise DaemonNotRunning(
+                "The daemon was stopped with `toolcrib down`.",
+                remedy="Start it with `toolcrib up --detach`; this client then continues.",
+            )
+        return connect_or_start(self._paths.socket, environ=self._environ, start=self._start)
 
     def _hello(self) -> bytes:
         """The first line of a connection. The token is read each time, because it may have been rotated."""

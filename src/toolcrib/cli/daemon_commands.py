@@ -35,7 +35,22 @@ commands = typer.Typer(rich_markup_mode=None)
 
 @commands.command()
 def down(*, as_json: AsJson = False) -> int:
-    """Stop the daemon and every server it started."""
+    """Stop the daemon and every server it started.
+
+    Connected clients don't start it again: `toolcrib up` does, and so does a client that starts afterwards.
+    """
+    mark = paths().stopped
+    with contextlib.suppress(FileNotFoundError):
+        # Without the folder, no daemon has ever run here.
+        mark.touch(mode=0o600)
+    try:
+        return _down(as_json=as_json)
+    except BaseException:
+        mark.unlink(missing_ok=True)
+        raise
+
+
+def _down(*, as_json: bool) -> int:
     if not daemon_runs():
         printed({"stopped": False, "pid": None, "killed": False}, as_json=as_json)
         say("No daemon is running.")

@@ -131,6 +131,11 @@ class Paths:
         return self.run_dir / "installing"
 
     @property
+    def stopped(self) -> Path:
+        """Exists after `toolcrib down`, until the next daemon runs: open bridges don't start one."""
+        return self.state_dir / "stopped"
+
+    @property
     def lock(self) -> Path:
         return self.run_dir / "daemon.lock"
 

@@ -227,6 +227,7 @@ class Daemon:
                 await control.start(self._paths.socket)
                 await server.start(listener)
                 write_info(self._paths, self.describe())
+                self._paths.stopped.unlink(missing_ok=True)
                 for file in (self._paths.socket, self._paths.daemon_info):
                     crib.servers.reaper.unlink(file)
                 _settle_memory()
