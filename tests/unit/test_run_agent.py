@@ -398,10 +398,10 @@ async def test_a_call_of_an_unknown_tool_gets_the_known_names(monkeypatch: pytes
 @pytest.mark.parametrize("call", [Calls(tool="luk"), Calls(tool="look", arguments="{"), Calls(tool="fail")])
 async def test_a_model_may_make_as_many_mistakes_as_it_has_steps(monkeypatch: pytest.MonkeyPatch, call: Calls) -> None:
     kit = desk(look=lambda _: "x", fail=raising(RuntimeError("no")))
-    model = in_memory(monkeypatch, *([[call]] * 40), ["At last."], kit=kit)
-    events = await run(**SERVERS, max_steps=50)
+    model = in_memory(monkeypatch, *([[call]] * 60), ["At last."], kit=kit)
+    events = await run(**SERVERS, max_steps=70)
     assert only(RunFinished, events).text == "At last."
-    assert len(calls_of(events)) == len(model.results) == 40
+    assert len(calls_of(events)) == len(model.results) == 60
 
 
 @pytest.mark.parametrize("name", ["functions.look", "", "ä" * 200, "look\n", "x" * 500])
