@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,15 @@ class AuditedChange(Event):
     """Such as "agent added", "rule added", "token rotated" …"""
     agent: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefinitionsChanged(Event):
+    """A server lists tools that differ from the accepted ones. Published once per difference."""
+
+    server: str
+    tools: Mapping[str, Sequence[str]]
+    """Names, by "new", "changed" and "removed"."""
 
 
 class Bus:

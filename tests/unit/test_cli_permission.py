@@ -208,12 +208,19 @@ def test_only_a_servers_command_gets_the_hint_about_dashes(cli):
 
 
 def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
-    for tools, count, names in ((["wipe"], "1 tool is", "wipe"), ([*"abcdef"], "6 tools are", "a, b, c, d, e …")):
-        server_table([{"name": "my files", "trusted": True, "new_or_changed": tools}])
+    for pins, named in (
+        ({"new": ["wipe"]}, "1 new: wipe"),
+        ({"new": [*"abcdef"], "changed": ["g"]}, "1 changed: g; 6 new: a, b, c, d, e …"),
+    ):
+        server_table([{"name": "my files", "trusted": True, "pins": pins}])
         assert capsys.readouterr().err == (
-            f"my files: {count} new or changed since you trusted it, and untrusted until you run "
-            f"`toolcrib trust --server 'my files'`: {names}\n"
+            f"my files: tools that differ from the accepted ones ({named}). "
+            "`toolcrib pins 'my files'` shows the difference.\n"
         )
+    server_table([{"name": "my files", "pins": {"flagged": {"re\u200bad": ["hides this", "and that"]}}}])
+    assert capsys.readouterr().err == (
+        "my files: the definition of re\\u200bad is suspicious: it hides this; it and that.\n"
+    )
     server_table([{"name": "lab", "tasks_only": ["research"]}])
     assert "lab: tools not listed, because they run only as tasks (not supported): research." in capsys.readouterr().err
 

@@ -208,7 +208,7 @@ async def test_why_shows_the_deciding_rule_and_all_matching_rules(commands):
         "unjudged": [],
         "folder": None,
         "trusted": False,
-        "new_or_changed": False,
+        "pin": "",
         "claimed": {},
         "counts_as": {"read_only": False, "destructive": True, "idempotent": False, "open_world": True},
         "remedies": ["`toolcrib deny reviewer files:write --when 'path under src' --remove`"],
@@ -339,7 +339,7 @@ async def test_why_also_answers_for_unknown_tools(commands):
 
 async def test_a_servers_annotations_count_while_it_is_trusted(commands):
     assert (await commands.servers())[0]["trusted"] is False
-    expected = {"server": "files", "trusted": True, "changed": True, "tools": 3, "read_only": 2}
+    expected = {"server": "files", "trusted": True, "changed": True, "tools": 3, "read_only": 2, "flagged": {}}
     assert await commands.run("server:trust", name="files") == expected
     assert [await commands.verdict(f"files:{tool}") for tool in ("read", "write")] == ["allow", "deny"]
     assert (await commands.why("files:read"))["trusted"] is True
@@ -454,11 +454,11 @@ async def test_trust_covers_only_the_tool_definitions_it_was_given_for(scripted)
     assert await commands.verdict("files:read") == "allow"
     await lists(definition("read", readOnlyHint=True, title="Reads more"), *FILES[1:], WIPE)
     (server,) = await commands.servers()
-    assert (server["trusted"], server["new_or_changed"]) == (True, ["read", "wipe"])
+    assert (server["trusted"], server["pins"]) == (True, {"new": ["wipe"], "changed": ["read"]})
     verdicts = {name: await commands.verdict(f"files:{name}") for name in ("read", "write", "list", "wipe")}
     assert verdicts == {"read": "deny", "write": "deny", "list": "allow", "wipe": "deny"}
     found = await commands.why("files:wipe")
-    assert (found["trusted"], found["new_or_changed"]) == (False, True)
+    assert (found["trusted"], found["pin"]) == (False, "new")
     assert TRUST in found["remedies"]
     assert (await commands.run("server:trust", name="files"))["changed"] is True
     assert await commands.verdict("files:wipe") == "allow"
@@ -484,17 +484,17 @@ async def test_a_server_that_was_trusted_before_it_listed_tools_is_trusted_with_
         changed.clear()
     await lists(*FILES, WIPE)
     assert await commands.verdict("files:wipe") == "deny"
-    assert (await commands.servers())[0]["new_or_changed"] == ["wipe"]
+    assert (await commands.servers())[0]["pins"] == {"new": ["wipe"]}
 
 
 async def test_only_the_first_of_two_concurrent_lists_is_trusted(commands):
     files, trust = commands.crib.projects.home.config.servers["files"], commands.crib.trust
     await trust.add_server(files, ())
-    await asyncio.gather(trust.cover_first(files, FILES), trust.cover_first(files, [*FILES, WIPE]))
+    await asyncio.gather(trust.take_up(files, None, FILES), trust.take_up(files, None, (*FILES, WIPE)))
     assert len(trust.trusted(files) or ()) == len(FILES)
     await trust.remove_server(files)
     await trust.add_server(files, ())
-    await asyncio.gather(trust.cover_first(files, FILES), trust.remove_server(files))
+    await asyncio.gather(trust.take_up(files, None, FILES), trust.remove_server(files))
     assert trust.trusted(files) is None
     assert files.identity not in await commands.crib.services.store.read(trusted_servers)
 

@@ -22,6 +22,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.config.model import Config
 from toolcrib.core.crib import Crib
 from toolcrib.core.kit import Kit
+from toolcrib.core.pins import PinnedServer, review_of
 from toolcrib.core.project import Project
 from toolcrib.core.projects import Projects
 from toolcrib.core.server_registry import ServerRegistry
@@ -164,7 +165,14 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
     crib = SimpleNamespace(
         bus=Bus(),
         environment=SimpleNamespace(root=tmp_path, mask=Masker(), paths=paths),
-        trust=SimpleNamespace(trusted=lambda config: None, cover_first=nothing),
+        trust=SimpleNamespace(
+            trusted=lambda config: None,
+            take_up=nothing,
+            is_pinned=lambda config: True,
+            must_wait=lambda *_, **__: False,
+            offered=lambda config, root, tools, hold: tools,
+            review=lambda config, root, tools: review_of({}, PinnedServer(tools={})),
+        ),
         services=SimpleNamespace(last_known=SimpleNamespace(of=nothing, keep=nothing, forget=nothing)),
     )
     projects = Projects(cast(Crib, crib), builtins={})

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import StoreError
-from toolcrib.store import identity, servers
+from toolcrib.store import identity, pins, servers
 from toolcrib.store.database import Database
 from toolcrib.store.identity import AgentRow, LegacySessionRow, ProfileRow, SessionRow
+from toolcrib.store.pins import PinChange, PinRow
 from toolcrib.store.schema import storable
 
 DEFINITIONS = (b'{"name": "a",\n "x": 1.10}', b'{"name":"\xc3\xa9"}', b"\xff\x00 not even JSON")
@@ -73,17 +74,44 @@ def test_trust_is_bound_to_a_path_and_its_content(database: Database) -> None:
 
 
 @pytest.mark.req("KSI-5")
-def test_a_server_is_trusted_with_its_definitions_until_trust_is_removed(database: Database) -> None:
-    for server, name, digests in (("one", "files", {"a": "x"}), ("two", "git", {}), ("one", "files", {"b": "x"})):
-        database.write(servers.trust_server, server, name, digests)
-    assert database.read(servers.all_trusted_servers) == {"one": {"a", "b"}, "two": frozenset()}
-    database.write(servers.untrust_definitions, "one", ["a"])
-    assert database.read(servers.all_trusted_servers)["one"] == {"b"}
+def test_a_server_is_trusted_until_trust_is_removed(database: Database) -> None:
+    for server, name in (("one", "files"), ("two", "git"), ("one", "files")):
+        database.write(servers.trust_server, server, name)
+    assert database.read(servers.all_trusted_servers) == {"one", "two"}
     assert database.write(servers.untrust_server, "one") is True
     assert database.write(servers.untrust_server, "one") is False
-    assert database.read(servers.all_trusted_servers) == {"two": frozenset()}
-    database.write(servers.trust_server, "one", "files", {})
-    assert database.read(servers.all_trusted_servers)["one"] == frozenset(), "earlier definitions stay untrusted"
+    assert database.read(servers.all_trusted_servers) == {"two"}
+
+
+def pin(sha256: str, tool: str = "read", **values: Any) -> PinRow:
+    known = {"definition": b"\x00\xff", "accepted_at": 1.5, "accepted_by": ""}
+    return PinRow(sha256=sha256, tool=tool, **known | values)
+
+
+@pytest.mark.req("KSI-5")
+def test_pins_are_added_replaced_and_dropped_per_server_and_can_be_undone(database: Database) -> None:
+    first, second = pin("aa"), pin("bb", accepted_at=2.5, accepted_by="owner")
+    assert database.write(pins.change_pins, "one", PinChange(add=[first], kept_out=["wipe"])) == ()
+    database.write(pins.change_pins, "two", PinChange(add=[pin("aa", "other")], kept_out=[]))
+    reviewed = pin("aa", accepted_by="owner")
+    dropped = database.write(pins.change_pins, "one", PinChange(add=[second, reviewed], drop=["zz"], kept_out=["read"]))
+    assert dropped == (first,)
+    assert database.read(pins.pins_of, "one", ["read"]) == (reviewed, second)
+    assert database.read(pins.load_kept_out) == {"one": {"read"}}
+    database.write(pins.change_pins, "one", PinChange(add=dropped, drop=["bb"], kept_out=[]))
+    assert database.read(pins.pins_of, "one", ["read"]) == (first,)
+    assert {one: [row.tool for row in rows] for one, rows in database.read(pins.load_pins).items()} == {
+        "one": ["read"],
+        "two": ["other"],
+    }
+    assert database.read(pins.load_kept_out) == {}
+
+
+def test_the_last_reported_difference_is_kept_per_server_and_root(database: Database) -> None:
+    for digest in ("aa", "bb"):
+        database.write(pins.note_difference, "one", "/root", digest)
+    assert database.read(pins.noted_difference, "one", "/root") == "bb"
+    assert database.read(pins.noted_difference, "one", "") == ""
 
 
 def agent(name: str, **values: Any) -> AgentRow:

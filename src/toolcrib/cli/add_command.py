@@ -17,7 +17,7 @@ import typer
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import ANSWER_WITHIN, daemon_pid, perform, root
-from toolcrib.cli.server_commands import has_stderr, logs_hint
+from toolcrib.cli.server_commands import has_stderr, hint_pins, logs_hint
 from toolcrib.config.launchers import INSTALL_LIMIT
 from toolcrib.config.launching import needs_project, portable_words
 from toolcrib.config.paths import working_folder
@@ -117,6 +117,7 @@ def _explain_missing_variables(error: RemoteError) -> None:
 
 
 def _say_added(name: str, found: Mapping[str, Any]) -> None:
+    hint_pins({"name": name, "pins": found.get("pins")})
     match found.get("state"):
         case "ready":
             count = found.get("tools", 0)

@@ -216,10 +216,10 @@ def _annotations_line(found: Mapping[str, Any]) -> str:
     quoted = shlex.quote(server)
     if found["trusted"]:
         return f"{server} is trusted (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."
-    if found["new_or_changed"]:
+    if found["pin"]:
         return (
-            f"The tool is new or changed since {server} was trusted, so it counts as {counts}; "
-            f"`toolcrib trust --server {quoted}` accepts it."
+            f"The tool is {found['pin']} since the definitions of {server} were accepted, so it counts as {counts}; "
+            f"`toolcrib pins {quoted}` shows the difference."
         )
     return (
         f"{server} is not trusted, so the tool counts as {counts}; "

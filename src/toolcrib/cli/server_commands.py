@@ -14,6 +14,7 @@ import typer
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, table
 from toolcrib.cli.perform import from_daemon, perform
+from toolcrib.config.show import visible
 from toolcrib.events import ConfigReloaded
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
@@ -21,6 +22,8 @@ MAX_PROBLEMS = 10
 """Problems shown along with other output; `config check` shows all."""
 MAX_TOOL_NAMES = 5
 """Tool names shown for a server; `servers --json` shows all."""
+
+PIN_STATUSES = ("changed", "new", "removed", "kept_out")
 
 _PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "protocol"))
 
@@ -48,20 +51,24 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     if cut is TableCut.SOME:
         hint("`toolcrib servers --json` shows everything.")
     for row in servers:
-        if changed := row.get("new_or_changed"):
-            hint(_untrusted(row["name"], changed))
+        hint_pins(row)
         if tasks := row.get("tasks_only"):
             hint(f"{row['name']}: tools not listed, because they run only as tasks (not supported): {_named(tasks)}.")
         if row.get("last_error") and has_stderr(row):
             hint(logs_hint(row["name"]))
 
 
-def _untrusted(server: str, tools: Sequence[str]) -> str:
-    are = "1 tool is" if len(tools) == 1 else f"{len(tools)} tools are"
-    return (
-        f"{server}: {are} new or changed since you trusted it, and untrusted until you run "
-        f"`toolcrib trust --server {shlex.quote(server)}`: {_named(tools)}"
-    )
+def hint_pins(row: Mapping[str, Any]) -> None:
+    """Names a server's tools that await review."""
+    name, pins = row["name"], row.get("pins") or {}
+    found = [f"{len(tools)} {why}: {_named(tools)}" for why in PIN_STATUSES if (tools := pins.get(why))]
+    if found:
+        hint(
+            f"{name}: tools that differ from the accepted ones ({'; '.join(found)}). "
+            f"`toolcrib pins {shlex.quote(name)}` shows the difference."
+        )
+    for tool, reasons in list(pins.get("flagged", {}).items())[:MAX_TOOL_NAMES]:
+        hint(visible(f"{name}: the definition of {tool} is suspicious: it {'; it '.join(reasons)}."))
 
 
 def _named(tools: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from toolcrib.cli.config_commands import project_files
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import paths, perform, root
+from toolcrib.cli.server_commands import hint_pins
 from toolcrib.config.layers import load
 from toolcrib.errors import NotFound, UsageError
 from toolcrib.workspace.settings.load import load_settings
@@ -74,6 +75,7 @@ def _trust_server(command: str, name: str, file: Path | None, *, as_json: bool) 
     if file is not None:
         raise UsageError("A file and --server can't be used together.", remedy="Use one of them.")
     found = printed(perform(command, {"name": name}), as_json=as_json)
+    hint_pins({"name": name, "pins": {"flagged": found.get("flagged", {})}})
     if not found["trusted"]:
         say(f"{name} is no longer trusted." if found["changed"] else f"{name} was not trusted.")
     else:

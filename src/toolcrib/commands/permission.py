@@ -19,6 +19,7 @@ from pydantic import Field
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.commands.pins import pin_status
 from toolcrib.commands.registry import (
     VERBATIM,
     Availability,
@@ -311,7 +312,7 @@ async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
         "unjudged": case.unjudged(),
         "folder": permission.folder_of(tool),
         "trusted": tool.trusted,
-        "new_or_changed": not tool.trusted and _is_trusted(context, project, tool.server),
+        "pin": pin_status(project, tool),
         "claimed": tool.annotations,
         "counts_as": trusted_annotations(tool),
         "remedies": [] if decision.verdict is Verdict.ALLOW else list(case.ways()),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from toolcrib.commands.pins import describe_pins
 from toolcrib.commands.registry import (
     Availability,
     CommandContext,
@@ -46,7 +47,7 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         "state": "disabled",
         "source": str(config.source),
         "trusted": context.crib.trust.trusted(config) is not None,
-        "new_or_changed": _new_or_changed(context, config),
+        "pins": describe_pins(context.project, name),
         "tasks_only": [tool.name for tool in context.project.catalog.of_server(name) if tool.needs_task],
         "tools": 0,
         "last_error": "",
@@ -63,13 +64,6 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         "server_info": mask_tree(status.server_info, context.crib.environment.mask.line),
         "stderr": server.stderr_tail(5),
     }
-
-
-def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
-    """Tools of a trusted server that were added or changed after it was trusted."""
-    if context.crib.trust.trusted(config) is None:
-        return []
-    return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.trusted]
 
 
 @registry.command("server:list", CommandEffect.READS, Availability.EVERYWHERE, servers=ServersNeeded.SETTLED)
@@ -293,7 +287,8 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
             f"Server {params.name!r} lists no tools, so there is nothing to trust.",
             remedy="Trust it when `toolcrib servers` shows that it has tools.",
         )
-    changed = await context.crib.trust.add_server(config, listed or ())
+    flagged = describe_pins(context.project, params.name).get("flagged", {})
+    changed = await context.crib.trust.add_server(config, listed or (), by=context.principal.name)
     tools = context.project.catalog.of_server(params.name)
     return {
         "server": params.name,
@@ -301,6 +296,7 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
         "changed": changed,
         "tools": len(tools),
         "read_only": sum(tool.reads_only for tool in tools),
+        "flagged": flagged,
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from toolcrib.config.entries import DisabledServer, TimeUnit, check_name, read_server
 from toolcrib.config.keys import ConfigField, normalized_key, report_unknown
-from toolcrib.config.model import KeyPath, Layer, Problem, ServerConfig, ToolRule
+from toolcrib.config.model import KeyPath, Layer, PinMode, Problem, ServerConfig, ToolRule
 from toolcrib.config.paths import server_key
 from toolcrib.config.problems import ProblemReport, describe, describe_type
 from toolcrib.config.read import ConfigDocument
@@ -155,6 +155,9 @@ def _take_settings(top: Iterable[tuple[str, ConfigField]], result: Contribution,
             )
         elif name in SETTINGS:
             take_setting(name, given, result, ValueReader(context, result.report))
+    if context.layer is Layer.PROJECT and result.settings.get("pins") is PinMode.WARN:
+        # A project's file can only tighten it.
+        del result.settings["pins"]
 
 
 def take_setting(name: str, given: ConfigField, result: Contribution, values: ValueReader) -> None:

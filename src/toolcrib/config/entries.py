@@ -31,6 +31,7 @@ from toolcrib.config.model import (
 )
 from toolcrib.config.paths import server_key
 from toolcrib.config.problems import ProblemReport, describe, describe_type, key_text
+from toolcrib.config.settings import pin_mode
 from toolcrib.config.values import EntryContext, ValueReader
 
 _LONGEST_NAME = 128
@@ -318,6 +319,8 @@ def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueRead
         limits["call_timeouts"] = _call_timeouts(fields["call_timeouts"], values)
     if "retry" in fields:
         limits["retry"] = _retry(fields["retry"], values)
+    if "pins" in fields:
+        limits["pins"] = pin_mode(fields["pins"], values)
     return limits
 
 

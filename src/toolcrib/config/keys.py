@@ -55,6 +55,7 @@ SERVER_KEYS = {
     "max_waiting_calls": "max_waiting_calls",
     "max_message_mb": "max_message_mb",
     "retry": "retry",
+    "pins": "pins",
 }
 """Each accepted spelling (after `normalized_key`) and Toolcrib's name for it."""
 

@@ -19,7 +19,17 @@ from types import MappingProxyType
 from toolcrib.config.contribution import SECTIONS, Contribution, ServerEntry, contribution_of, take_entry, take_setting
 from toolcrib.config.keys import ConfigField, nearest_key, normalized_key
 from toolcrib.config.masking import mask_args
-from toolcrib.config.model import Config, DaemonSettings, Flags, Layer, Problem, ServerConfig, Severity, UntrustedFile
+from toolcrib.config.model import (
+    Config,
+    DaemonSettings,
+    Flags,
+    Layer,
+    PinMode,
+    Problem,
+    ServerConfig,
+    Severity,
+    UntrustedFile,
+)
 from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
 from toolcrib.config.problems import ProblemReport, describe, sorted_problems
 from toolcrib.config.read import ConfigDocument, parse_document, read_document
@@ -333,7 +343,7 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, 
                 else:
                     servers[name] = dataclasses.replace(below, name=name, enabled=False, source=off.source)
             elif name in contribution.servers:
-                servers[name] = contribution.servers[name]
+                servers[name] = _kept_strict(contribution.servers[name], below)
             by_key[key] = name
         settings = dataclasses.replace(settings, **contribution.settings)
         unusable = {name: why for name, why in unusable.items() if name not in contribution.settings}
@@ -348,3 +358,10 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, 
         waiting=waiting,
         root=root,
     )
+
+
+def _kept_strict(server: ServerConfig, below: ServerConfig | None) -> ServerConfig:
+    """A project's entry in place of yours can't let in tools that yours holds."""
+    if below is None or below.pins is not PinMode.HOLD or server.source.layer is not Layer.PROJECT:
+        return server
+    return dataclasses.replace(server, pins=PinMode.HOLD)

@@ -74,6 +74,15 @@ class NameStyle(enum.StrEnum):
     SERVER = "server"
 
 
+class PinMode(enum.StrEnum):
+    """What happens to tools whose definitions differ from the accepted ones."""
+
+    WARN = "warn"
+    """They are offered, without trust."""
+    HOLD = "hold"
+    """They are kept out until they are accepted."""
+
+
 def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(mapping))
 
@@ -137,6 +146,8 @@ class ServerConfig:
     max_message_mb: float = 64.0
     """The largest message that is accepted from it, over any transport."""
     retry: Retry = Retry()
+    pins: PinMode | None = None
+    """None means the setting for all servers."""
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values with `${VAR}`, as written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
     supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
@@ -318,6 +329,7 @@ class DaemonSettings:
     session_idle_hours: float = 168
     workspace: bool = True
     """Whether the workspace tools are offered."""
+    pins: PinMode = PinMode.WARN
     jobs: JobSettings = JobSettings()
 
 
@@ -358,6 +370,15 @@ class Config:
     """Project files that are not trusted, and what each would do."""
     root: Path | None = None
     """The project that this configuration was read for."""
+
+    def pins_of(self, server: ServerConfig) -> PinMode:
+        """What happens to the server's new and changed tools. A project's entry can only tighten the setting."""
+        if "pins" in self.unusable:
+            # Someone meant to restrict them.
+            return PinMode.HOLD
+        if server.pins is None or (server.source.layer is Layer.PROJECT and self.settings.pins is PinMode.HOLD):
+            return self.settings.pins
+        return server.pins
 
     @property
     def untrusted(self) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from toolcrib.config.keys import ConfigField, known_fields
-from toolcrib.config.model import JobSettings, NameStyle, Severity
+from toolcrib.config.model import JobSettings, NameStyle, PinMode, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
 
@@ -133,6 +133,11 @@ def _names(given: ConfigField, values: ValueReader) -> NameStyle | None:
     return None if word is None else NameStyle(word)
 
 
+def pin_mode(given: ConfigField, values: ValueReader) -> PinMode | None:
+    word = _one_of(tuple(PinMode), "pins", given, values)
+    return None if word is None else PinMode(word)
+
+
 def _one_of(allowed: tuple[str, ...], name: str, given: ConfigField, values: ValueReader) -> str | None:
     word = values.text(given, into=(name,)) if isinstance(given.value, str) else ""
     if word is None:
@@ -181,9 +186,10 @@ SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
     "session_idle_hours": lambda given, values: values.number(given, least=0.01, most=87_600),
     "workspace": lambda given, values: values.flag(given),
     "jobs": read_jobs,
+    "pins": pin_mode,
 }
 
 TOP_KEYS = {key: key for key in ("servers", "mcp_servers", *SETTINGS, "tools")}
 
-USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names"})
+USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names", "pins"})
 """Settings that not even a trusted project's file may have, because they affect all projects."""

@@ -105,6 +105,7 @@ def _masked(config: Config) -> dict[str, Any]:
             "audit_keep_mb": config.settings.audit_keep_mb,
             "session_idle_hours": config.settings.session_idle_hours,
             "workspace": config.settings.workspace,
+            "pins": str(config.settings.pins),
             "jobs": _jobs(config.settings.jobs),
         },
         "tools": [shown_rule(rule.written) for rule in config.tools],
@@ -145,6 +146,7 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
         "max_waiting_calls": server.max_waiting_calls,
         "max_message_mb": server.max_message_mb,
         "retry": retry,
+        **({"pins": str(server.pins)} if server.pins is not None else {}),
     }
 
 

@@ -35,7 +35,6 @@ from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
 from toolcrib.store.database import Store
 from toolcrib.store.lock import StoreHolder
-from toolcrib.store.servers import all_trusted_servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +150,9 @@ class Crib(AsyncResource, ToolProvider):
         self._services = await self._exit.enter_async_context(
             open_services(store, self.bus, here.paths, settings, here.mask)
         )
-        self._trust = Trust(
+        self._trust = await Trust.load(
             store,
-            await store.read(all_trusted_servers),
+            bus=self.bus,
             note=self._services.record,
             on_change=self.projects.changed,
         )

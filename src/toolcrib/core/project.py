@@ -22,7 +22,7 @@ from toolcrib.calls.door import CallTarget
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
+from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode
 from toolcrib.config.paths import slug
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import RequestContext
@@ -32,6 +32,8 @@ from toolcrib.servers.server import Server
 
 if TYPE_CHECKING:
     from toolcrib.core.crib import Crib
+    from toolcrib.core.pins import PinReview
+    from toolcrib.core.trust import Trust
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ class Project:
         builtins: Mapping[str, BuiltinServer],
         next_version: Callable[[], int],
         listings_in: Callable[[NameStyle], ListingCache],
-        trusted: Callable[[ServerConfig], frozenset[str] | None],
+        trust: Trust,
     ) -> None:
         self.root = root
         self.config = config
@@ -130,7 +132,7 @@ class Project:
         self._builtins = builtins
         self._next_version = next_version
         self._listings_in = listings_in
-        self._trusted = trusted
+        self._trust = trust
         self._announced_version = 0
         self._logged_unmatched: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
@@ -147,10 +149,12 @@ class Project:
     def _built(self) -> Catalog:
         """A new snapshot, or the current one if clients see no difference."""
         listed = {
-            name: self._shown(name, server.tools) for name, server in self.servers.items() if server.tools is not None
+            name: self._shown(name, server, server.tools)
+            for name, server in self.servers.items()
+            if server.tools is not None
         }
         listed.update({name: builtin.tools_in(self) for name, builtin in self._builtins.items()})
-        covered = {name: self._trusted(server.config) for name, server in self.servers.items()}
+        covered = {name: self._trust.trusted(server.config) for name, server in self.servers.items()}
         trusted = {name: digests for name, digests in covered.items() if digests is not None}
         folders = {name: server.config.reads_from(self.root) for name, server in self.servers.items()}
         folders[WORKSPACE] = self.root
@@ -175,11 +179,29 @@ class Project:
             self._logged_unmatched |= unmatched
         return made
 
-    def _shown(self, server: str, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        chosen = self.chosen.get(server)
+    def _shown(self, name: str, server: Server, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        offered = self._trust.offered(server.config, server.root, definitions, hold=self.holds(server))
+        chosen = self.chosen.get(name)
         if chosen is None:
-            return definitions
-        return tuple(raw for raw in definitions if msgspec.json.decode(raw)["name"] in chosen)
+            return offered
+        return tuple(raw for raw in offered if msgspec.json.decode(raw)["name"] in chosen)
+
+    def holds(self, server: Server) -> bool:
+        """Whether tools that differ from the accepted ones are kept out in this project."""
+        # The server may be shared with a project that has another setting.
+        return self.config.pins_of(self.config.servers.get(server.name, server.config)) is PinMode.HOLD
+
+    def review(self, name: str) -> PinReview | None:
+        """How the server's tools differ from the accepted ones. None if it has listed none."""
+        server = self.servers.get(name)
+        if server is None or server.tools is None:
+            return None
+        return self._trust.review(server.config, server.root, server.tools)
+
+    def kept_out(self, name: str) -> frozenset[str]:
+        """The server's tools that are left out because of their definitions."""
+        review = self.review(name)
+        return frozenset() if review is None else review.held(all_differing=self.holds(self.servers[name]))
 
     def knows(self, name: str) -> bool:
         return name in self.catalog
@@ -195,7 +217,18 @@ class Project:
                 server = self.servers.get(meant)
                 if server is not None and server.tools is None:
                     raise server.unavailable() from None
+            for found in [meant] if meant else self.servers:
+                self._refuse_kept_out(found, tool, shown)
             raise
+
+    def _refuse_kept_out(self, server: str, name: str, shown: Callable[[Tool], bool] | None) -> None:
+        for tool in sorted(self.kept_out(server)):
+            if name in (tool, slug(tool)) and (shown is None or shown(harmless_stand_in(server, tool))):
+                raise UnknownTool(
+                    f"{server}:{tool} is kept out: its definition is not the one that was accepted.",
+                    remedy=f"Review the difference with `toolcrib pins`, then `toolcrib pins accept {server}:{tool}`.",
+                    data={"name": tool, "nearest": []},
+                )
 
     def _meant(self, name: str) -> tuple[str, str]:
         """The server that a name starts with, or "", and the rest of the name."""

@@ -239,7 +239,7 @@ class Projects:
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
-                trusted=self._crib.trust.trusted,
+                trust=self._crib.trust,
             )
             self.by_root[root] = project
             project.subscribe(lambda: self._announce(project))
@@ -295,17 +295,27 @@ class Projects:
             if name not in project.servers:
                 known = await self._crib.services.last_known.of(config.identity, project.root)
                 project.servers[name] = server = self.pool.acquire(config, project.root, known_tools=known)
-                if server.tools is not None:
-                    await self._crib.trust.cover_first(config, server.tools)
+                if server.tools is not None and not self._crib.trust.is_pinned(config):
+                    await self._crib.trust.take_up(config, server.root, server.tools)
         project.changed()
 
     def _tools_changed(self, server: Server) -> None:
-        if server.tools is not None:
-            self._spawn(self._crib.trust.cover_first(server.config, server.tools))
-        for project in self:
-            if server in project.servers.values():
-                project.changed()
-                self._spawn(self._crib.services.last_known.keep(server, project.root))
+        trust, tools = self._crib.trust, server.tools
+        users = [project for project in self if server in project.servers.values()]
+        hold = any(project.holds(server) for project in users)
+        if tools is not None and trust.must_wait(server.config, server.root, tools, hold=hold):
+            self._spawn(self._prepared(server, tools))
+            return
+        if tools is not None:
+            self._spawn(trust.take_up(server.config, server.root, tools))
+        for project in users:
+            project.changed()
+            self._spawn(self._crib.services.last_known.keep(server, project.root))
+
+    async def _prepared(self, server: Server, tools: tuple[bytes, ...]) -> None:
+        """Reads many new definitions before anything shows them."""
+        await self._crib.trust.prepare(server.config, server.root, tools)
+        self._tools_changed(server)
 
     async def _forget(self, server: Server) -> None:
         """Deletes the last known tools of a server that is in no configuration any more."""

@@ -94,15 +94,33 @@ trusted_servers = sa.Table(
     sa.Column("trusted_at", sa.Double, nullable=False),
 )
 
-trusted_definitions = sa.Table(
-    "trusted_definitions",
+pins = sa.Table(
+    "pins",
     metadata,
     sa.Column("identity", Text, primary_key=True),
     sa.Column("sha256", Text, primary_key=True),
     sa.Column("tool", Text, nullable=False),
-    sa.Column("trusted_at", sa.Double, nullable=False),
+    sa.Column("definition", sa.LargeBinary, nullable=False),
+    sa.Column("accepted_at", sa.Double, nullable=False),
+    sa.Column("accepted_by", Text, nullable=False),
 )
-"""The tool definitions that a server is trusted with."""
+"""The accepted definitions of a server's tools. `accepted_by` is empty for those remembered at first use."""
+
+kept_out_tools = sa.Table(
+    "kept_out_tools",
+    metadata,
+    sa.Column("identity", Text, primary_key=True),
+    sa.Column("tool", Text, primary_key=True),
+)
+
+pin_notices = sa.Table(
+    "pin_notices",
+    metadata,
+    sa.Column("identity", Text, primary_key=True),
+    sa.Column("root", Text, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+)
+"""The differences that were reported last, so that each is reported once."""
 
 clock = sa.Table(
     "clock",
@@ -219,8 +237,8 @@ jobs = sa.Table(
 )
 
 
-SCHEMA_VERSION = 6
-"""Increases with every change of the tables. Versions 1 to 5 predate the first release."""
+SCHEMA_VERSION = 7
+"""Increases with every change of the tables. Versions 1 to 6 predate the first release."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962
 """`toolcrib` in ASCII: two processes that open the same new database must not both create it."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
 
-from toolcrib.store.schema import known_tools, trusted_definitions, trusted_files, trusted_servers, upsert
+from toolcrib.store.schema import known_tools, trusted_files, trusted_servers, upsert
 
 log = logging.getLogger(__name__)
 
@@ -76,39 +76,19 @@ def all_trusted_files(connection: sa.Connection) -> tuple[TrustedFile, ...]:
     return tuple(TrustedFile(**row._mapping) for row in rows)
 
 
-def trust_server(connection: sa.Connection, identity: str, name: str, definitions: Mapping[str, str]) -> None:
-    """Trust is bound to the server's current identity: a changed command or address makes it another server.
-
-    `definitions` maps digests of its tools' definitions to the tools' names. They are added to those trusted before.
-    """
-    now = time.time()
-    upsert(connection, trusted_servers, [{"identity": identity, "name": name, "trusted_at": now}])
-    rows = [
-        {"identity": identity, "sha256": digest, "tool": tool, "trusted_at": now}
-        for digest, tool in definitions.items()
-    ]
-    upsert(connection, trusted_definitions, rows)
+def trust_server(connection: sa.Connection, identity: str, name: str) -> None:
+    """Trust is bound to the server's current identity: a changed command or address makes it another server."""
+    upsert(connection, trusted_servers, [{"identity": identity, "name": name, "trusted_at": time.time()}])
 
 
 def untrust_server(connection: sa.Connection, identity: str) -> bool:
     """False if it was not trusted."""
-    connection.execute(trusted_definitions.delete().where(trusted_definitions.c.identity == identity))
     return bool(connection.execute(trusted_servers.delete().where(trusted_servers.c.identity == identity)).rowcount)
 
 
-def untrust_definitions(connection: sa.Connection, identity: str, definitions: Collection[str]) -> None:
-    of_server = trusted_definitions.c.identity == identity
-    connection.execute(trusted_definitions.delete().where(of_server, trusted_definitions.c.sha256.in_(definitions)))
-
-
-def all_trusted_servers(connection: sa.Connection) -> dict[str, frozenset[str]]:
-    """The digests of the trusted definitions, by server identity."""
-    found: dict[str, set[str]] = {
-        one: set() for one in connection.execute(sa.select(trusted_servers.c.identity)).scalars()
-    }
-    for row in connection.execute(sa.select(trusted_definitions.c.identity, trusted_definitions.c.sha256)):
-        found.setdefault(row.identity, set()).add(row.sha256)
-    return {identity: frozenset(digests) for identity, digests in found.items()}
+def all_trusted_servers(connection: sa.Connection) -> frozenset[str]:
+    """By identity."""
+    return frozenset(connection.execute(sa.select(trusted_servers.c.identity)).scalars())
 
 
 def _absolute(path: str | Path) -> str:
