@@ -242,6 +242,7 @@ class Daemon:
                 for file in (self._paths.daemon_info, self._paths.socket):
                     file.unlink(missing_ok=True)
                 crib.services.store.hurry()
+                crib.projects.pool.hurry()
                 gateway.close()
                 crib.services.approvals.close()
                 # Workers release their agents over the socket, which closes last.

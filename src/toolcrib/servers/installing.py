@@ -22,6 +22,11 @@ from toolcrib.config.model import ServerConfig, Transport
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 8.0
+"""Seconds that a launcher gets after SIGTERM, to undo a half installation and remove its locks. Killed, it may leave a
+broken cache."""
+STOP_PATIENCE = 4.5
+"""The same when the server is stopped: the daemon's stop must not wait longer for it. npm needs up to four."""
 _LOOK_AGAIN = 0.1
 
 _fetched: set[object] = set()

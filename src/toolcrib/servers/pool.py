@@ -17,6 +17,9 @@ from toolcrib.events import Bus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
+_HURRIED = 3.8
+"""Seconds that a launcher gets then, of the five that the daemon's stop may take."""
+
 InstanceKey = tuple[str, tuple[object, ...], Path | None]
 
 
@@ -45,6 +48,7 @@ class ServerPool:
         self._install_locks = install_locks
         self._retiring: dict[asyncio.Task[None], Server] = {}
         """Released servers that finish their calls."""
+        self._stopping: list[asyncio.Task[None]] = []
 
     @property
     def servers(self) -> Iterable[Server]:
@@ -101,12 +105,17 @@ class ServerPool:
         del self._servers[key], self._holders[key]
         return True
 
+    def hurry(self) -> None:
+        """Begins to stop the servers that are being installed, because `close` must be quick."""
+        due = [server for server in self._servers.values() if server.installing]
+        self._stopping = [asyncio.create_task(server.stop(patience=_HURRIED)) for server in due]
+
     async def close(self) -> None:
         """Stops all servers concurrently."""
         servers = (*self._servers.values(), *self._retiring.values())
         self._servers.clear()
         self._holders.clear()
         retiring = tuple(self._retiring)
-        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*self._stopping, *(server.stop() for server in servers))
         await asyncio.gather(*retiring)
         await asyncio.to_thread(self.reaper.close)

@@ -30,7 +30,8 @@ from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers import health
 from toolcrib.servers.breaker import Breaker
-from toolcrib.servers.installing import Installation
+from toolcrib.servers.installing import STOP_PATIENCE, Installation
+from toolcrib.servers.last_words import fetch_failed
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
 from toolcrib.servers.model import (
     Era,
@@ -145,7 +146,7 @@ class Server:
             protocol_version=peer.version if peer else None,
             pid=link.pid if link else None,
             tools=len(self.tools or ()),
-            installing=self._installing,
+            installing=self.installing,
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
             last_error=self.mask.line((link.last_error if link else "") or self._last_error),
@@ -155,7 +156,7 @@ class Server:
         )
 
     @property
-    def _installing(self) -> bool:
+    def installing(self) -> bool:
         return self._state is ServerState.CONNECTING and self._installation.is_due
 
     @property
@@ -185,14 +186,17 @@ class Server:
             return
         usual = self.config.connect_timeout + 1
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit or (min(usual, CONNECT_LIMIT) if self._installing else usual)):
+            async with asyncio.timeout(limit or (min(usual, CONNECT_LIMIT) if self.installing else usual)):
                 await self._settled.wait()
 
-    async def stop(self) -> None:
-        """Closes the connection for good, and ends the server's process and its descendants."""
+    async def stop(self, *, patience: float = STOP_PATIENCE) -> None:
+        """Closes the connection for good, and ends the server's process and its descendants.
+
+        A launcher that is installing gets `patience` seconds to clean up.
+        """
         self._released = True
         async with self._turning:
-            await self._end("It was stopped.")
+            await self._end("It was stopped.", patience)
             self._enter(ServerState.STOPPED)
 
     async def retire(self) -> None:
@@ -259,7 +263,7 @@ class Server:
         kicked = False
         try:
             limit = self.config.connect_timeout
-            async with asyncio.timeout(min(limit, _INSTALLING_CALL) if self._installing else limit):
+            async with asyncio.timeout(min(limit, _INSTALLING_CALL) if self.installing else limit):
                 while True:
                     link = self._link
                     if link is not None and not link.lost.done():
@@ -287,7 +291,7 @@ class Server:
             ServerState.STOPPED: "is stopped",
             ServerState.FAILED: "could not be reached; Toolcrib stopped trying",
         }.get(self._state, "is unavailable")
-        if self._installing:
+        if self.installing:
             state = f"is still installing ({time.time() - self._since:.0f} s)"
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = ""
@@ -336,11 +340,14 @@ class Server:
                     log.exception("%s: connecting failed", self.name, exc_info=cause)
                 why = explain(cause, self.config.connect_timeout)
                 # Some legacy servers exit if the first message is not `initialize`, so try again as legacy.
-                if not isinstance(cause, EndedEarly):
+                if not isinstance(cause, EndedEarly) or self._fetch_failed():
                     break
         self._known_era = None
         self._installation.failed()
         return why
+
+    def _fetch_failed(self) -> bool:
+        return self._installation.by_launcher and fetch_failed(self._stderr.last_words())
 
     async def _connect_and_wait(self, era: Era | None) -> str | None:
         self._tools_changed.clear()
@@ -421,14 +428,15 @@ class Server:
             self.tools = tools
             self._publish_tools()
 
-    async def _end(self, reason: str) -> None:
+    async def _end(self, reason: str, patience: float = STOP_PATIENCE) -> None:
         """Stops the supervisor and everything it opened. Calls in flight fail with the reason."""
         for link in tuple(self._links):
             link.end_calls(reason)
         task = self._task
         if task is None:
             return
-        for seconds in _STOP:
+        due = self._link is None and self._installation.is_due
+        for seconds in (patience if due else _STOP[0], *_STOP[1:]):
             task.cancel()
             await asyncio.wait({task}, timeout=seconds)
             if task.done():

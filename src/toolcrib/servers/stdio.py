@@ -18,7 +18,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,8 @@ from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
 from toolcrib.servers.health import STOPPED
+from toolcrib.servers.installing import PATIENCE
+from toolcrib.servers.last_words import ProbeNoise, cache_remedy, explanation
 from toolcrib.servers.link import PIECE, InputBudget, PipeLink, pieces
 from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.servers.wire import LineSplitter
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 MAX_KEPT_LINES = 500
 MAX_LINE_LENGTH = 2000
+_LAST_LINES = 60
+"""Lines of a process that are searched for the reason of its end."""
 MAX_FILE_SIZE = 1024 * 1024
 """At this size the file is renamed to `<name>.1`, replacing the previous one."""
 
@@ -52,6 +56,7 @@ class StderrLog:
         self._lines = LineSplitter(
             limit=64 * 1024, on_overlong=lambda _: self._keep(["(a very long line was omitted)"])
         )
+        self._noise = ProbeNoise()
         self._writable = file is not None
         self._out: io.FileIO | None = None
 
@@ -60,7 +65,7 @@ class StderrLog:
         self._of_this_process = 0
 
     def feed(self, chunk: bytes) -> None:
-        lines = [self._text(line) for line in self._lines.feed(chunk)]
+        lines = self._noise.removed([self._text(line) for line in self._lines.feed(chunk)])
         if lines:
             self._keep(lines)
 
@@ -73,9 +78,9 @@ class StderrLog:
     def tail(self, count: int) -> list[str]:
         return list(self._kept)[-count:] if count > 0 else []
 
-    def last_words(self, count: int) -> list[str]:
+    def last_words(self) -> list[str]:
         """The last lines of the newest process only."""
-        return self.tail(min(count, self._of_this_process))
+        return self.tail(min(_LAST_LINES, self._of_this_process))
 
     def _text(self, line: bytes) -> str:
         text = self._mask(line.decode(errors="replace").rstrip().expandtabs())
@@ -120,9 +125,6 @@ _LEAVE_WHEN_ASKED = 0.8
 _LEAVE_WHEN_KILLED = 0.5
 _LAST_WORDS = 0.5
 """Seconds to wait for the remaining output after the process exits, or for its exit after the output ends."""
-_LEAVE_INSTALLING = 8.0
-"""Seconds that a launcher gets after SIGTERM, to undo a half installation and remove its locks. Killed, it may leave a
-broken cache."""
 _FULL = 1024 * 1024
 """Bytes to buffer for a child that does not read; beyond this, callers wait."""
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
@@ -281,7 +283,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         await asyncio.wait({self.exited, self.silent}, timeout=_LAST_WORDS)
         if not self.exited.done():
             return f"Its process has closed its {'output' if self.silent.done() else 'input'}."
-        return _how_it_ended(self.exited.result(), self._stderr.last_words(3))
+        return _how_it_ended(self.exited.result(), self._stderr.last_words())
 
     async def leave(self) -> None:
         """Closes stdin, then sends SIGTERM to the group, then SIGKILL, with a wait after each; a launcher that is
@@ -291,7 +293,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.stdin.close()
         for number, patience in (
             (None, 0 if self.installing else _LEAVE_BY_ITSELF),
-            (signal.SIGTERM, _LEAVE_INSTALLING if self.installing else _LEAVE_WHEN_ASKED),
+            (signal.SIGTERM, PATIENCE if self.installing else _LEAVE_WHEN_ASKED),
             (signal.SIGKILL, _LEAVE_WHEN_KILLED),
         ):
             if number is not None:
@@ -306,10 +308,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._pausing.cancel()
 
 
-def _how_it_ended(code: int, lines: Iterable[str]) -> str:
+def _how_it_ended(code: int, lines: Sequence[str]) -> str:
     how = f"Its process was killed by signal {-code}" if code < 0 else f"Its process exited with code {code}"
-    output = " | ".join(line for line in lines if line)
-    return f"{how}: {output}." if output else f"{how}."
+    why = explanation(lines).rstrip(".")
+    return " ".join(filter(None, (f"{how}: {why}." if why else f"{how}.", cache_remedy(lines))))
 
 
 @contextlib.asynccontextmanager
