@@ -470,6 +470,16 @@ async def test_trust_covers_only_the_tool_definitions_it_was_given_for(scripted)
     assert await commands.verdict("files:wipe") == "deny", "untrust also ends the trust in earlier definitions"
 
 
+async def test_a_server_whose_name_looks_like_anothers_is_named(commands):
+    commands.configure(files=remote("mcp"), fi1es=remote("other"))
+    await commands.crib.projects.reload()
+    assert [(row["name"], row["pins"]) for row in await commands.servers()] == [
+        ("fi1es", {"looks_like": "files"}),
+        ("files", {"looks_like": "fi1es"}),
+    ]
+    assert [row["looks_like"] for row in (await commands.run("pins:list"))["servers"]] == ["fi1es"]
+
+
 async def test_a_server_that_was_trusted_before_it_listed_tools_is_trusted_with_its_first_list(scripted):
     commands, lists = scripted
     await lists()

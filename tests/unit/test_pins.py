@@ -1,11 +1,13 @@
 """Accepted definitions: what differs, what is kept out, and the flags of suspicious definitions."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from toolcrib.catalog.flags import flags_of, look_alikes
+from toolcrib.cli.app import run
 from toolcrib.config.from_code import server_config
 from toolcrib.config.layers import load
 from toolcrib.config.model import Layer, PinMode
@@ -291,3 +293,52 @@ def test_the_users_setting_holds_and_a_project_can_only_tighten_it(tmp_path: Pat
     assert modes({**mine, "pins": "hold"}, loose) == {"a": "hold", "b": "warn", "c": "hold", "d": "hold"}
     assert modes(mine, loose) == {"a": "warn", "b": "warn", "c": "hold", "d": "warn"}
     assert modes({**mine, "pins": "hodl"}, {})["a"] == PinMode.HOLD, "a misspelled restriction restricts"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+SHOWN = {
+    "server": "my files",
+    "mode": "warn",
+    "trusted": False,
+    "digest": "ab" * 32,
+    "looks_like": "",
+    "tools": [
+        {
+            "tool": "re\u0430d",
+            "status": "changed",
+            "digest": "cd" * 32,
+            "kept_out": True,
+            "flags": ["has a name that looks like read"],
+            "accepted_at": 0.0,
+            "accepted_by": "first use",
+            "differences": [{"field": "description", "diff": ["@@ -1 +1 @@", "-Reads.", "+Reads\x1b[2J."]}],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1)])
+def test_the_difference_is_shown_in_colour_and_accepted_only_after_a_yes(monkeypatch, answer, code):
+    sent = []
+
+    def perform(name, params=None):
+        sent.append((name, params))
+        return {"servers": [SHOWN]} if name == "pins:list" else {"accepted": ["re\u0430d"]}
+
+    screen, keys = Screen(), Screen(answer)
+    monkeypatch.setattr("toolcrib.cli.pins_commands.perform", perform)
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", keys)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run(["pins", "accept", "my files:re\u0430d"]) == code
+    lines = screen.getvalue().splitlines()
+    assert "\x1b[32m      +Reads\\x1b[2J.\x1b[0m" in lines, "the server's escape codes are shown, not obeyed"
+    assert "\x1b[31m      -Reads.\x1b[0m" in lines
+    assert any("re\\u0430d: changed, kept out, accepted 19" in line for line in lines)
+    accepted = ("pins:accept", {"name": "my files", "tool": "re\u0430d", "digest": "cd" * 32})
+    assert (accepted in sent) is (code == 0)

@@ -13,8 +13,6 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# ruff: noqa: RUF001 - the table of look-alike letters
-
 _USER = r"(?:the |your )?(?:human|end[- ]?user|user|person|operator)s?\b"
 _TEXTS: tuple[tuple[str, str, str], ...] = (
     (
@@ -127,8 +125,8 @@ def _hidden(text: str) -> str:
 
 
 _LIKE = str.maketrans(
-    "аеорсухіјѕһԁԛԝӏвкмнтґαγικνορυχωτεβηζϲϳօսհոցզքıɑɡɩɪɴʀʏʙʜʟ0",
-    "aeopcyxijshdqwlbkmhtrayiknopuxwtebhzcjouhngqpiagiinrybhlo",
+    "аеорсухіјѕһԁԛԝӏвкмнтгαγικνορυχωτεβηζϲϳօսհոցզքıɑɡɩɪɴʀʏʙʜʟ",
+    "aeopcyxijshdqwlbkmhtrayikvopuxwtebnzcjouhngqpiagiinrybhl",
 )
 """Letters of other scripts, and the Latin letter that each looks like, after case is folded."""
 
@@ -138,8 +136,8 @@ def skeleton(name: str) -> str:
     plain = name.casefold()
     if not plain.isascii():
         plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain).casefold())
-        plain = "".join(c for c in plain if unicodedata.category(c)[0] != "M" and c.isprintable())
-    return plain.translate(_LIKE).replace("1", "l").replace("|", "l").replace("rn", "m").replace("vv", "w")
+        plain = "".join(c for c in plain if unicodedata.category(c)[0] != "M" and c.isprintable()).translate(_LIKE)
+    return plain.replace("0", "o").replace("1", "l").replace("|", "l").replace("rn", "m").replace("vv", "w")
 
 
 def look_alikes(names: Iterable[str]) -> dict[str, str]:

@@ -67,6 +67,8 @@ def hint_pins(row: Mapping[str, Any]) -> None:
             f"{name}: tools that differ from the accepted ones ({'; '.join(found)}). "
             f"`toolcrib pins {shlex.quote(name)}` shows the difference."
         )
+    if other := pins.get("looks_like"):
+        hint(visible(f"{name}: the name of this server looks like {other}."))
     for tool, reasons in list(pins.get("flagged", {}).items())[:MAX_TOOL_NAMES]:
         hint(visible(f"{name}: the definition of {tool} is suspicious: it {'; it '.join(reasons)}."))
 

@@ -10,10 +10,12 @@ import difflib
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
 from toolcrib.catalog.flags import look_alikes
+from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool, decode_definition
 from toolcrib.commands.registry import (
     Availability,
@@ -29,21 +31,26 @@ from toolcrib.core.project import Project
 from toolcrib.errors import ServerUnavailable, UnknownServer
 from toolcrib.servers.server import Server
 from toolcrib.store.pins import PinRow
+from toolcrib.store.schema import storable
 
 SHORTEST_DIGEST = 16
 """Hexadecimal digits, which nobody can produce on purpose."""
 _CONTEXT_LINES = 2
+_alike: WeakKeyDictionary[Catalog, dict[str, str]] = WeakKeyDictionary()
+"""Computed once per catalog. A tool that is kept out or no longer so changes the catalog."""
 _NOT_COMPARED = frozenset({"name", "icons"})
 
 
 def describe_pins(project: Project, server: str) -> dict[str, Any]:
     """The tools that await review, in short: names by status, flagged ones with their reasons."""
+    alike = server_look_alikes(project).get(server)
+    named = {} if alike is None else {"looks_like": alike}
     review = project.review(server)
     if review is None:
-        return {}
+        return named
     by_status = {why.value: [name for name, one in review.status.items() if one is why] for why in PinStatus}
     by_status.pop(PinStatus.FLAGGED.value)
-    found: dict[str, Any] = {why: names for why, names in by_status.items() if names}
+    found: dict[str, Any] = {**named, **{why: names for why, names in by_status.items() if names}}
     if held := sorted(project.kept_out(server)):
         found["kept_out"] = held
     if flagged := dict(_flagged(project, server, review)):
@@ -54,18 +61,27 @@ def describe_pins(project: Project, server: str) -> dict[str, Any]:
 def pin_status(project: Project, tool: Tool) -> str:
     """Why the tool awaits review: "new" or "changed". Empty if its definition is the accepted one."""
     review = project.review(tool.server)
-    status = None if review is None else review.status.get(tool.name)
+    status = None if review is None else review.status.get(storable(tool.name))
     return status.value if status in (PinStatus.NEW, PinStatus.CHANGED) else ""
 
 
 def _flagged(project: Project, server: str, review: PinReview) -> Iterator[tuple[str, list[str]]]:
     """The flagged tools whose definitions no person has accepted, with the reasons."""
-    alike = look_alikes([tool.name for tool in project.catalog.tools] + list(review.differing()))
+    alike = _look_alikes(project)
     for name, tool in sorted(review.tools.items()):
         if tool.sha256 not in review.pinned.reviewed:
             looks = [f"has a name that looks like {alike[name]}"] if name in alike else []
             if reasons := [*looks, *tool.flags]:
                 yield name, reasons
+
+
+def _look_alikes(project: Project) -> dict[str, str]:
+    """Tools whose names look like another one's, in the whole project."""
+    found = _alike.get(project.catalog)
+    if found is None:
+        kept_out = [name for server in project.servers for name in project.kept_out(server)]
+        found = _alike[project.catalog] = look_alikes([tool.name for tool in project.catalog.tools] + kept_out)
+    return found
 
 
 def server_look_alikes(project: Project) -> dict[str, str]:

@@ -22,7 +22,7 @@ from toolcrib.catalog.tool import BadDefinition, decode_definition, digest_of
 from toolcrib.store.pins import PinChange, PinRow
 from toolcrib.store.schema import storable
 
-_MANY = 200
+_MANY = 50
 """More new definitions than this are read in a thread."""
 
 
