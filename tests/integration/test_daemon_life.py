@@ -142,7 +142,7 @@ def test_a_call_works_without_a_daemon_and_without_a_file(toolcrib_home: Home, c
     listed = cli("tools", "--mcp-server", two, "--json").ok().json["tools"]
     assert {"one:tool_00000", "two:tool_00000"} <= {tool["display"] for tool in listed}
     rows = cli("servers", "--mcp-server", two, "--json").ok().json["servers"]
-    assert [(row["name"], row["state"]) for row in rows] == [("one", "ready"), ("two", "ready")]
+    assert [(row["name"], row["state"]) for row in rows] == [("one", "idle"), ("two", "idle")]
     health = cli("call", "crib:system_health", "--mcp-server", two, "--json").ok().json["structuredContent"]
     assert (health["healthy"], health["servers"]) == (True, {"ready": 2, "all": 2})
 

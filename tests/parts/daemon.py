@@ -140,13 +140,13 @@ class Daemon:
         return {"Authorization": f"Bearer {self.token}"}
 
     def wait_until_ready(self, *names: str, limit: float = START_LIMIT) -> dict[str, Any]:
-        """Waits until the named servers (by default all) are ready; returns the status."""
+        """Waits until the named servers (by default all) are ready, or idle: ready to start; returns the status."""
 
         def ready() -> dict[str, Any] | None:
             status = self.status()
             states = {server["name"]: server["state"] for server in status["servers"]}
             wanted = names or tuple(states)
-            return status if all(states.get(name) == "ready" for name in wanted) else None
+            return status if all(states.get(name) in ("ready", "idle") for name in wanted) else None
 
         try:
             return wait_for(ready, f"servers {names or 'all'} to be ready", limit)

@@ -351,3 +351,54 @@ def test_an_entry_that_starts_toolcrib_itself_is_ignored(words, tmp_path):
     config = load_entry(tmp_path, {"command": command, "args": args}, key="mcpServers")
     assert set(config.servers) == {"before", "after"}
     assert "Toolcrib itself" in str(config.problems[0])
+
+
+@pytest.mark.req("BNS-7")
+@pytest.mark.parametrize(
+    ("entry", "on_demand", "idle", "per_project"),
+    [
+        ({"command": "x"}, True, 600, False),
+        ({"command": "x", "start": "eager"}, False, 0, False),
+        ({"command": "x", "start": "eager", "idleMinutes": 1}, False, 60, False),
+        ({"command": "x", "idle_minutes": 0}, True, 0, False),
+        ({"command": "x", "share": "all"}, True, 600, False),
+        ({"command": "x", "share": "project"}, True, 600, True),
+        ({"command": "x", "share": "agent"}, True, 600, True),
+        ({"command": "x", "cwd": "project"}, True, 600, True),
+        ({"url": URL}, False, 0, False),
+        ({"url": URL, "start": "on-demand", "share": "agent"}, True, 600, True),
+    ],
+)
+def test_an_entry_says_when_its_server_runs_and_who_shares_it(tmp_path, entry, on_demand, idle, per_project):
+    server = the_server(load_entry(tmp_path, entry))
+    assert (server.starts_on_demand, server.idle_seconds, server.is_per_project) == (on_demand, idle, per_project)
+    assert server.identity == the_server(load_entry(tmp_path, {**entry, "start": "eager"})).identity
+
+
+@pytest.mark.req("BNS-7")
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        ({"share": "all", "cwd": "project"}, "starts in each project's folder"),
+        ({"share": "all", "args": ["${workspaceFolder}"]}, "differs between projects"),
+        ({"share": "everyone"}, "everyone"),
+        ({"share": True}, "true"),
+        ({"start": "lazy"}, "lazy"),
+        ({"idle_minutes": -1}, "-1"),
+        ({"idle_minutes": "soon"}, "soon"),
+    ],
+)
+def test_a_server_that_cannot_run_as_its_entry_says_is_refused(tmp_path, entry, found):
+    problem = the_error(load_entry(tmp_path, {"command": "x", **entry}))
+    assert found in problem.found
+    assert problem.key.startswith("servers.it.")
+
+
+@pytest.mark.req("BNS-7", "BNS-10")
+def test_a_projects_file_cannot_share_its_server_with_other_projects(tmp_path):
+    file = tmp_path / "project" / ".toolcrib" / "config.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"servers": {"it": {"command": "x", "cwd": "/", "share": "all"}}}))
+    paths = Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)})
+    config = load(paths=paths, root=tmp_path / "project", environ={}, is_trusted=lambda *_: True)
+    assert "share: all in a project's file" in str(the_error(config))

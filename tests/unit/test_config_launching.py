@@ -10,7 +10,7 @@ import pytest
 
 from toolcrib.config.launching import needs_project, portable_words, safe_launch
 from toolcrib.config.layers import load
-from toolcrib.config.model import Config, ServerConfig, StartFolder
+from toolcrib.config.model import Config, ServerConfig, ShareMode, StartFolder
 from toolcrib.config.paths import Paths, empty_folder
 from toolcrib.servers.pool import instance_key
 
@@ -52,7 +52,7 @@ def test_a_server_without_a_cwd_starts_in_an_empty_folder_and_is_shared_by_all_p
     server = one(tmp_path, "python -m mymcp")
     folder = tmp_path / "home" / "state" / "start"
     assert server.works_in(tmp_path / "project") == folder
-    assert server.start is StartFolder.NEUTRAL
+    assert server.start_folder is StartFolder.NEUTRAL
     assert instance_key(server, Path("/a")) == instance_key(server, Path("/b"))
     assert server.reads_from(tmp_path / "project") is None, "rules can't check relative paths"
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_a_server_without_a_cwd_starts_in_an_empty_folder_and_is_shared_by_all_p
 
 def test_a_server_with_cwd_project_starts_in_each_projects_folder(tmp_path):
     server = one(tmp_path, "uvx mcp-server-git", cwd="project")
-    assert server.start is StartFolder.PROJECT
+    assert server.start_folder is StartFolder.PROJECT
     assert server.works_in(Path("/a")) == server.reads_from(Path("/a")) == Path("/a")
     assert instance_key(server, Path("/a")) != instance_key(server, Path("/b"))
     assert refusal(tmp_path, "mymcp", cwd=f"{HERE}/sub") == "servers.it.cwd"
@@ -163,7 +163,7 @@ def test_commands_that_load_code_from_the_project_cannot_start_there(tmp_path, l
 
 @pytest.mark.parametrize("line", commands(SAFE_IN_PROJECT))
 def test_other_commands_can_start_in_the_projects_folder(tmp_path, line):
-    assert one(tmp_path, line, cwd="project").start is StartFolder.PROJECT
+    assert one(tmp_path, line, cwd="project").start_folder is StartFolder.PROJECT
 
 
 def test_an_entry_of_a_trusted_project_runs_in_its_root(tmp_path):
@@ -237,3 +237,24 @@ def test_add_knows_the_servers_that_need_the_projects_folder():
         assert needs_project(words)
     for words in (["npx", "-y", "@modelcontextprotocol/server-filesystem"], ["echo", "mcp-server-git"]):
         assert not needs_project(words)
+
+
+@pytest.mark.req("BNS-7")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "npx -y @playwright/mcp@latest --headless",
+        "node /srv/node_modules/@playwright/mcp/cli.js",
+        "docker run -i --rm mcr.microsoft.com/playwright/mcp:v1",
+        "npx chrome-devtools-mcp@1",
+        "npx -y @modelcontextprotocol/server-puppeteer",
+        "uvx browser-use==0.5 --mcp",
+    ],
+)
+def test_each_agent_has_its_own_browser_unless_the_entry_says_otherwise(tmp_path, line):
+    assert one(tmp_path, line).share is ShareMode.AGENT
+    assert one(tmp_path, line, share="project").share is ShareMode.PROJECT
+
+
+def test_a_folder_named_like_a_browser_makes_no_browser(tmp_path):
+    assert one(tmp_path, "npx -y @modelcontextprotocol/server-filesystem /srv/browser-use").share is None

@@ -21,7 +21,7 @@ from parts.gateway_harness import (
     modern_headers,
     opened,
 )
-from toolcrib.core import projects as projects_module
+from toolcrib.core import project as project_module
 from toolcrib.errors import ANSWERS, ErrorCase
 from toolcrib.gateway import auth
 from toolcrib.gateway.messages import SMALL_BODY
@@ -128,7 +128,8 @@ async def test_a_missing_folder_is_an_error(
 async def test_only_unused_projects_are_released(
     harness: GatewayHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(projects_module, "PROJECT_LINGER", 0.1)
+    monkeypatch.setattr(project_module, "PRESENCE", 0.1)
+    monkeypatch.setattr(project_module, "GRACE", 0.1)
     folder = tmp_path / "project"
     folder.mkdir()
     token = await harness.agent("a", workdir=folder)

@@ -99,7 +99,7 @@ async def collect_tools(
         with missing.reported_at_once(options.crib):
             await wait_until_settled(options.crib, CONNECT_LIMIT)
         for server, status in options.crib.status().items():
-            if status.state is ServerState.READY:
+            if status.state in (ServerState.READY, ServerState.IDLE):
                 connected.append(server)
             elif status.state in WHY_MISSING:
                 why = _INSTALLING if status.installing else WHY_MISSING[status.state]

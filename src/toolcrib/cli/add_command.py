@@ -82,7 +82,7 @@ def add(
     except RemoteError as error:
         _explain_missing_variables(error)
         raise
-    code = 0 if found.get("state") in ("ready", "disabled") else ServerUnavailable.exit_code
+    code = 0 if found.get("state") in ("ready", "idle", "disabled") else ServerUnavailable.exit_code
     _say_added(name, printed(found, as_json=as_json, exit_code=code))
     return code
 

@@ -149,7 +149,7 @@ _UNBOUNDED = 100_000
 """A width at which nothing is cut or wrapped, for output to a pipe."""
 _YELLOW = ("connecting", "unavailable", "running", "queued", "cancelled", "interrupted")
 _STATE_COLOURS = {
-    **dict.fromkeys(("ready", "finished", "done"), "green"),
+    **dict.fromkeys(("ready", "idle", "finished", "done"), "green"),
     **dict.fromkeys(_YELLOW, "yellow"),
     **dict.fromkeys(("failed", "timeout", "revoked", "no tools", "killed"), "red"),
 }

@@ -324,10 +324,13 @@ def _warnings(project: Project) -> Iterator[str]:
         yield f"The server {name} is unavailable: {why}"
 
 
+_USABLE = frozenset({ServerState.READY, ServerState.IDLE})
+
+
 def _unavailable(project: Project) -> Iterator[tuple[str, str]]:
     for name, server in sorted(project.servers.items()):
         state = server.status.state
-        if state is not ServerState.READY and (state is not ServerState.CONNECTING or server.tools is None):
+        if state not in _USABLE and (state is not ServerState.CONNECTING or server.tools is None):
             yield name, server.status.last_error or state
 
 

@@ -56,6 +56,8 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
     if server is None:
         return row
     status = server.status
+    if own := context.project.agent_servers.by_agent(name):
+        row["agents"] = {agent: {"state": one.status.state, "pid": one.status.pid} for agent, one in own.items()}
     return {
         **row,
         **{name: getattr(status, name) for name in _STATUS_FIELDS},
@@ -172,10 +174,13 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
 
 
 async def _until_settled(context: CommandContext, name: str) -> None:
-    """Waits for the first attempt to connect, and tells a person how long the installation takes."""
+    """Starts it, waits for the first attempt to connect, and tells a person how long the installation takes."""
     server = context.project.servers.get(name)
-    if server is None or context.via is Via.MCP:
-        await context.project.settled([name])
+    if server is None:
+        return
+    server.start_if_idle()
+    if context.via is Via.MCP:
+        await server.settled()
         return
     waiting = asyncio.create_task(server.settled(server.config.connect_timeout + 1))
     try:

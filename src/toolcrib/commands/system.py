@@ -32,8 +32,9 @@ from toolcrib.errors import UnknownServer
 from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER
 from toolcrib.servers.model import ServerState
-from toolcrib.servers.pool import instance_key
 from toolcrib.store.clock import keep
+
+_USABLE = frozenset({ServerState.READY, ServerState.IDLE})
 
 
 @registry.command(
@@ -51,7 +52,7 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     unavailable = [
         {"server": status.name, "state": status.state, "reason": status.last_error}
         for status in states
-        if status.state is not ServerState.READY
+        if status.state not in _USABLE
     ]
     config = await current_config(context)
     wrong = [str(problem) for problem in config.problems if problem.severity is Severity.ERROR]
@@ -68,9 +69,7 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
 def _health_for_agent(context: CommandContext) -> dict[str, Any]:
     """Covers the servers that the caller can use. Leaves out reasons, which may show what other agents did."""
     servers = [describe_for_agent(context, name) for name in usable_servers(context)]
-    unavailable = [
-        {"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY
-    ]
+    unavailable = [{"server": one["name"], "state": one["state"]} for one in servers if one["state"] not in _USABLE]
     writable = context.services.audit.failure is None
     return {
         "healthy": not unavailable and writable,
@@ -156,7 +155,8 @@ async def tail(context: CommandContext, params: TailLog) -> dict[str, Any]:
     if params.server is None:
         file = paths.log
     else:
-        *_, root = instance_key(context.project.config.servers[params.server], context.project.root)
+        per_project = context.project.config.servers[params.server].is_per_project
+        root = context.project.root if per_project else None
         file = paths.server_log(params.server, root)
     lines, place = await asyncio.to_thread(_last_lines, file, params.lines)
     if not params.follow:

@@ -66,6 +66,7 @@ class CallToolParameters(Parameters):
 @registry.command("tool:call", CommandEffect.CHANGES, Availability.SOCKET, servers=ServersNeeded.NAMED)
 async def call(context: CommandContext, params: CallToolParameters) -> dict[str, Any]:
     """Call a tool by any of its names."""
+    context.project.seen(context.principal.name)
     if not context.project.knows(params.tool):
         # Its server may still be connecting.
         await context.project.settled()

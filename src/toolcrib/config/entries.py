@@ -12,21 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from toolcrib.config.auth import auth_header
 from toolcrib.config.keys import RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
 from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
-from toolcrib.config.launching import misplaced
+from toolcrib.config.launching import keeps_session, misplaced
 from toolcrib.config.model import (
     RESERVED_SERVER_NAMES,
     WORKSPACE_FOLDER,
     ConfigSource,
     KeyPath,
+    Layer,
     Retry,
     ServerConfig,
+    ShareMode,
     StartFolder,
+    StartMode,
     Transport,
 )
 from toolcrib.config.paths import server_key
@@ -101,12 +104,12 @@ def read_server(
     far = transport is not Transport.STDIO
     _report_useless(fields, ("args", "env", "cwd") if far else ("headers", "auth", "verify_tls"), report)
     reach = _far_side(fields, values) if far else _process(fields, values)
-    common = _limits(fields, unit, values)
+    common = {**_limits(fields, unit, values), **_lifetime(fields, values)}
     if not far and launch_of(reach["command"], reach["args"]):
         common.setdefault("connect_timeout", INSTALL_LIMIT)
     if report.errors > errors:
         return None
-    return ServerConfig(
+    config = ServerConfig(
         name=name,
         transport=_by_scheme(transport, reach.get("url", ""), fields, report),
         source=source,
@@ -116,6 +119,7 @@ def read_server(
         **reach,
         **common,
     )
+    return config if _may_be_shared(config, fields, report) else None
 
 
 def _enabled(fields: Mapping[str, ConfigField], values: ValueReader) -> bool:
@@ -202,7 +206,7 @@ def _process(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str
         "args": args or (),
         "env": MappingProxyType(env or {}),
         "cwd": str(cwd) if cwd else None,
-        "start": start,
+        "start_folder": start,
     }
 
 
@@ -330,6 +334,53 @@ def _call_timeouts(field: ConfigField, values: ValueReader) -> Mapping[str, floa
         return {}
     given = {str(tool): values.number(one, least=0.001, most=_DAY) for tool, one in field.parts().items()}
     return MappingProxyType({tool: seconds for tool, seconds in given.items() if seconds is not None})
+
+
+def _lifetime(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str, Any]:
+    """When its process starts and stops, and who shares it."""
+    chosen: dict[str, Any] = {}
+    if (field := fields.get("start")) and (start := _one_of(StartMode, field, values)):
+        chosen["start"] = start
+    if (field := fields.get("share")) and (share := _one_of(ShareMode, field, values)):
+        chosen["share"] = share
+    elif "command" in fields and keeps_session([str(word) for word in _words(fields)]):
+        chosen["share"] = ShareMode.AGENT
+    if (field := fields.get("idle_minutes")) and (idle := values.number(field, least=0, most=_DAY / 60)) is not None:
+        chosen["idle_minutes"] = idle
+    return chosen
+
+
+def _words(fields: Mapping[str, ConfigField]) -> list[Any]:
+    args = fields["args"].value if "args" in fields else []
+    return [fields["command"].value, *(args if isinstance(args, list) else [])]
+
+
+_Choice = TypeVar("_Choice", bound=enum.StrEnum)
+
+
+def _one_of(choices: type[_Choice], field: ConfigField, values: ValueReader) -> _Choice | None:
+    word = field.value
+    known = {choice.value: choice for choice in choices}
+    found = known.get(normalized_key(word)) if isinstance(word, str) else None
+    if found is None:
+        values.report.error(field.path, found=describe(word), expected=f"one of {', '.join(known)}")
+    return found
+
+
+def _may_be_shared(config: ServerConfig, fields: Mapping[str, ConfigField], report: ProblemReport) -> bool:
+    """Refuses `share: all` for a server that belongs to a project, or differs between projects."""
+    if config.share is not ShareMode.ALL:
+        return True
+    if config.source.layer is Layer.PROJECT:
+        why = "share: all in a project's file"
+    elif config.names_project:
+        why = f"share: all with {WORKSPACE_FOLDER}, which differs between projects"
+    elif config.depends_on_project:
+        why = "share: all for a server that starts in each project's folder"
+    else:
+        return True
+    report.error(fields["share"].path, found=why, expected="share: project, or no share")
+    return False
 
 
 def _warn_of_unit(given: float, unit: TimeUnit, field: ConfigField, report: ProblemReport) -> None:

@@ -56,6 +56,9 @@ SERVER_KEYS = {
     "max_message_mb": "max_message_mb",
     "retry": "retry",
     "pins": "pins",
+    "start": "start",
+    "idle_minutes": "idle_minutes",
+    "share": "share",
 }
 """Each accepted spelling (after `normalized_key`) and Toolcrib's name for it."""
 

@@ -20,6 +20,18 @@ from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath
 NEEDS_PROJECT = frozenset({"mcp-server-git", "mcp_server_git", "mcp-server-sqlite", "mcp_server_sqlite"})
 """Popular servers that resolve their files relative to the folder they start in."""
 
+_KEEPS_SESSION = frozenset(
+    name
+    for names in (
+        "@playwright/mcp playwright/mcp mcp/playwright playwright-mcp playwright-mcp-server mcp-server-playwright",
+        "@executeautomation/playwright-mcp-server chrome-devtools-mcp @browserbasehq/mcp browser-use mcp-browser-use",
+        "@modelcontextprotocol/server-puppeteer mcp-server-puppeteer puppeteer-mcp-server mcp/puppeteer",
+        "@browserbasehq/mcp-server-browserbase @browsermcp/mcp mcp-server-browsermcp @agentdeskai/browser-tools-mcp",
+    )
+    for name in names.split()
+)
+"""Popular servers that keep a session for their caller, such as a browser with its pages: each agent needs its own."""
+
 
 class _Kind(enum.Enum):
     INTERPRETER = enum.auto()
@@ -263,5 +275,16 @@ def _settled(word: str, folder: Path, root: Path, *, is_code: bool) -> str:
 
 def needs_project(words: Sequence[str]) -> bool:
     """Whether it is a server that must start in the project's folder."""
-    names = {re.sub(r"(?<=.)@[^/]*$|==.*", "", word) for word in words[: _code_words(words)]}
+    names = {_unversioned(word) for word in words[: _code_words(words)]}
     return bool(NEEDS_PROJECT & (names | {name.rpartition(os.sep)[2] for name in names}))
+
+
+def keeps_session(words: Sequence[str]) -> bool:
+    """Whether it is a server of `_KEEPS_SESSION`, by its package, image or program, or installed in a folder of that
+    name."""
+    code = words if _name(words[0]) in ("docker", "podman") else words[: _code_words(words)]
+    return any(f"/{known}/" in f"/{_unversioned(word)}/" for word in code for known in _KEEPS_SESSION)
+
+
+def _unversioned(word: str) -> str:
+    return re.sub(r"(?<=.)@[^/]*$|==.*|(?<=[\w-]):[\w.-]+$", "", word)

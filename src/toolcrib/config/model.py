@@ -36,6 +36,8 @@ WORKSPACE_FOLDER = "${workspaceFolder}"
 
 CONNECT_LIMIT = 10.0
 """The default `connect_timeout`, except for launchers."""
+IDLE_MINUTES = 10.0
+"""The default of `idle_minutes` for servers that start on demand."""
 
 KeyPath = tuple[str | int, ...]
 """The path to a value inside a file: keys and list positions."""
@@ -66,6 +68,26 @@ class StartFolder(enum.StrEnum):
     """The project's root, because the user's own entry has `cwd: project`."""
     NEUTRAL = "neutral"
     """An empty folder of Toolcrib, which becomes the `cwd`, because the user's own entry has none."""
+
+
+class StartMode(enum.StrEnum):
+    """When a server whose tools are known starts. One whose tools are unknown starts at once, to be listed."""
+
+    EAGER = "eager"
+    """At once."""
+    ON_DEMAND = "on_demand"
+    """With its first call."""
+
+
+class ShareMode(enum.StrEnum):
+    """Who shares one instance of a server."""
+
+    PROJECT = "project"
+    """All clients of one project."""
+    ALL = "all"
+    """All clients of all projects."""
+    AGENT = "agent"
+    """Nobody: each agent has its own."""
 
 
 class NameStyle(enum.StrEnum):
@@ -130,7 +152,7 @@ class ServerConfig:
     env: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     cwd: str | None = None
     """An absolute folder; None means the project's root."""
-    start: StartFolder = StartFolder.NAMED
+    start_folder: StartFolder = StartFolder.NAMED
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     """Includes the header from `auth`."""
@@ -148,6 +170,12 @@ class ServerConfig:
     retry: Retry = Retry()
     pins: PinMode | None = None
     """None means the setting for all servers."""
+    start: StartMode | None = None
+    """None: on demand if it is a process, at once if it is remote."""
+    idle_minutes: float | None = None
+    """Minutes without a call after which it stops until the next one; 0 means never. None: see `idle_seconds`."""
+    share: ShareMode | None = None
+    """None: one instance per project if it depends on the project, otherwise one for all."""
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values with `${VAR}`, as written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
     supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
@@ -161,12 +189,30 @@ class ServerConfig:
 
     def reads_from(self, root: Path | None) -> Path | None:
         """The folder that relative paths in its calls start at. None if unknown, as for a server in an empty folder."""
-        return None if self.start is StartFolder.NEUTRAL else self.works_in(root)
+        return None if self.start_folder is StartFolder.NEUTRAL else self.works_in(root)
+
+    @property
+    def depends_on_project(self) -> bool:
+        """Whether its process differs between projects."""
+        return self.transport is Transport.STDIO and (self.cwd is None or self.names_project)
 
     @property
     def is_per_project(self) -> bool:
-        """Whether each project has its own process, instead of one for all projects."""
-        return self.transport is Transport.STDIO and (self.cwd is None or self.names_project)
+        """Whether each project has its own instance, instead of one for all projects."""
+        return self.depends_on_project if self.share is None else self.share is not ShareMode.ALL
+
+    @property
+    def starts_on_demand(self) -> bool:
+        """Whether it starts with its first call if its tools are known."""
+        chosen = self.start or (StartMode.ON_DEMAND if self.transport is Transport.STDIO else StartMode.EAGER)
+        return chosen is StartMode.ON_DEMAND
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds without a call after which it stops until the next one; 0 means never."""
+        if self.idle_minutes is None:
+            return IDLE_MINUTES * 60 if self.starts_on_demand else 0.0
+        return self.idle_minutes * 60
 
     @property
     def names_project(self) -> bool:
@@ -190,7 +236,8 @@ class ServerConfig:
     def limits(self) -> tuple[object, ...]:
         """If two projects use the same server with different limits, each has its own connection."""
         of_calls = self.call_timeout, tuple(sorted(self.call_timeouts.items())), self.max_waiting_calls
-        return self.connect_timeout, *of_calls, self.max_message_mb, self.retry
+        lifetime = self.start, self.idle_minutes, self.share
+        return self.connect_timeout, *of_calls, self.max_message_mb, self.retry, *lifetime
 
     @property
     def max_message(self) -> int:
@@ -210,7 +257,7 @@ class ServerConfig:
             list(self.args),
             sorted(self.env.items()),
             self.cwd,
-            self.start,
+            self.start_folder,
             self.url,
             sorted(self._lasting_headers().items()),
             self.verify_tls,

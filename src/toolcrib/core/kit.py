@@ -24,7 +24,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
 from toolcrib.config.launchers import launch_of
-from toolcrib.config.model import NameStyle, ServerConfig
+from toolcrib.config.model import NameStyle, ServerConfig, StartMode
 from toolcrib.config.paths import server_key
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
@@ -104,8 +104,9 @@ class Kit(AsyncResource, ToolProvider):
             return
         limit = min(self._limit, config.connect_timeout)
         allowed = config.connect_timeout if launch_of(config.command, config.args) else limit
+        eager = replace(config, connect_timeout=allowed, start=StartMode.EAGER)
         server = self._installing.pop(config.name, None) or self._pool.acquire(
-            replace(config, connect_timeout=allowed), self._root, known_tools=before.tools if before else None
+            eager, self._root, known_tools=before.tools if before else None
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):

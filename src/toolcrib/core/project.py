@@ -22,10 +22,11 @@ from toolcrib.calls.door import CallTarget
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode
+from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode, ShareMode
 from toolcrib.config.paths import slug
+from toolcrib.core.agent_servers import AgentServers
 from toolcrib.errors import ServerUnavailable, UnknownTool
-from toolcrib.identity.principal import RequestContext
+from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
 from toolcrib.servers.model import OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from toolcrib.core.trust import Trust
 
 log = logging.getLogger(__name__)
+
+GRACE = 5.0
+"""Seconds after its last client that a project stays in use: clients reconnect, and commands follow each other."""
+PRESENCE = 300.0
+"""Seconds after its last request that a caller without a lasting connection counts as present."""
 
 
 class BuiltinServer(Protocol):
@@ -114,10 +120,12 @@ class Project:
         next_version: Callable[[], int],
         listings_in: Callable[[NameStyle], ListingCache],
         trust: Trust,
+        agent_servers: AgentServers,
     ) -> None:
         self.root = root
         self.config = config
         self.servers: dict[str, Server] = {}
+        self.agent_servers = agent_servers
         self.chosen: dict[str, frozenset[str]] = {}
         """By server, the only tools to show; all tools of other servers are shown."""
         self.catalog = Catalog(version=0)
@@ -125,7 +133,9 @@ class Project:
         self.users = 0
         """Connections and requests that use this project now."""
         self.touched = 0.0
-        """The last use, by the monotonic clock. `Projects` closes it some time after that."""
+        """The last use, by the monotonic clock."""
+        self.callers: dict[str, float] = {}
+        """Callers without a lasting connection, over HTTP or the command line, and when each made its last request."""
         self.listings = listings_in(config.settings.names)
         """In the project's naming style."""
         self._in_use = _InUse(self)
@@ -145,6 +155,21 @@ class Project:
     def touch(self) -> None:
         """Keeps the project open for some more time, like a use."""
         self.touched = time.monotonic()
+
+    def seen(self, caller: str) -> None:
+        """Counts a caller without a lasting connection as present for some time."""
+        self.callers[caller] = time.monotonic()
+
+    def seconds_needed(self) -> float:
+        """How long its servers are still needed if nobody uses it any more; 0 if they are not."""
+        now = time.monotonic()
+        if self.users:
+            # The callers' requests may be among those in flight.
+            self.callers = dict.fromkeys(self.callers, now)
+            return GRACE
+        self.callers = {caller: at for caller, at in self.callers.items() if now - at < PRESENCE}
+        latest = max(self.callers.values(), default=0.0)
+        return max(0.0, self.touched + GRACE - now, latest + PRESENCE - now if latest else 0.0)
 
     def _built(self) -> Catalog:
         """A new snapshot, or the current one if clients see no difference."""
@@ -260,7 +285,17 @@ class Project:
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
+        if found.config.share is ShareMode.AGENT and request.principal.name != OWNER.name:
+            return self.agent_servers.of(found, request.principal.name)
         return found
+
+    def take_tools(self, server: Server) -> bool:
+        """Whether this server's tools are listed here. Those of an agent's own instance replace the listed ones."""
+        listed = self.servers.get(server.name)
+        if listed is not None and server in self.agent_servers.all():
+            listed.tools = server.tools
+            return True
+        return listed is server
 
     def rebuild(self) -> None:
         """Builds the catalog from the servers' current tools."""

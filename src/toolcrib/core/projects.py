@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from toolcrib.config.from_code import OwnSource, with_servers_of
 from toolcrib.config.layers import LastGood, files_read, load
 from toolcrib.config.masking import secrets_of
-from toolcrib.config.model import Config, DaemonSettings, NameStyle
+from toolcrib.config.model import Config, DaemonSettings, NameStyle, ShareMode
+from toolcrib.core.agent_servers import AgentServers
 from toolcrib.core.config_watch import Stamp, stamp_of
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
 from toolcrib.core.trust import trusted_files
-from toolcrib.events import AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
+from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
 from toolcrib.servers.pool import ServerPool, instance_key
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-PROJECT_LINGER = 300.0
-"""Seconds that a project's servers keep running after its last use."""
 
 
 _AT_START = frozenset({"port", "store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours"})
@@ -93,9 +90,11 @@ class Projects:
         self._closed = False
         self._wiring = asyncio.Lock()
         """Held while projects gain and lose servers, so that two simultaneous callers get one project, not two."""
+        self._unsubscribe = crib.bus.subscribe(self._agent_ended, AgentEnded)
 
     async def close(self) -> None:
         self._closed = True
+        self._unsubscribe()
         for timer in self._releases.values():
             timer.cancel()
         await self.pool.close()
@@ -135,7 +134,7 @@ class Projects:
 
     @contextlib.asynccontextmanager
     async def working_in(self, root: Path) -> AsyncIterator[Project]:
-        """The project, kept open while entered; its servers stop some time after the last use."""
+        """The project, kept open while entered; its servers stop soon after its last client has left."""
         project = await self.at(root)
         try:
             with project.in_use():
@@ -240,13 +239,16 @@ class Projects:
                 next_version=lambda: next(self._versions),
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
                 trust=self._crib.trust,
+                agent_servers=AgentServers(self.pool, root),
             )
             self.by_root[root] = project
             project.subscribe(lambda: self._announce(project))
             # Readers that arrive while the servers are acquired get the built-in tools.
             project.rebuild()
-            # The caller may be gone by now and would never release it.
-            self._plan_release(project)
+            if root != self.root:
+                # The caller may be gone by now and would never release it.
+                project.touch()
+                self._plan_release(project)
             await self._connect(project)
             return project
 
@@ -290,10 +292,12 @@ class Projects:
             ):
                 del project.servers[name]
                 await self.pool.retire(server)
+                await project.agent_servers.release(server=name)
                 await self._forget(server)
         for name, config in wanted.items():
             if name not in project.servers:
-                known = await self._crib.services.last_known.of(config.identity, project.root)
+                root = project.root if config.depends_on_project else None
+                known = await self._crib.services.last_known.of(config.identity, root)
                 project.servers[name] = server = self.pool.acquire(config, project.root, known_tools=known)
                 if server.tools is not None and not self._crib.trust.is_pinned(config):
                     await self._crib.trust.take_up(config, server.root, server.tools)
@@ -301,7 +305,7 @@ class Projects:
 
     def _tools_changed(self, server: Server) -> None:
         trust, tools = self._crib.trust, server.tools
-        users = [project for project in self if server in project.servers.values()]
+        users = [project for project in self if project.take_tools(server)]
         hold = any(project.holds(server) for project in users)
         if tools is not None and trust.must_wait(server.config, server.root, tools, hold=hold):
             self._spawn(self._prepared(server, tools))
@@ -310,12 +314,29 @@ class Projects:
             self._spawn(trust.take_up(server.config, server.root, tools))
         for project in users:
             project.changed()
-            self._spawn(self._crib.services.last_known.keep(server, project.root))
+        if users:
+            self._spawn(self._crib.services.last_known.keep(server))
+        if server.config.share is ShareMode.AGENT and not server.was_used:
+            # It was started only to be listed.
+            self._rest_if_on_demand(server)
 
     async def _prepared(self, server: Server, tools: tuple[bytes, ...]) -> None:
         """Reads many new definitions before anything shows them."""
         await self._crib.trust.prepare(server.config, server.root, tools)
         self._tools_changed(server)
+
+    def _rest_if_on_demand(self, server: Server) -> None:
+        if server.config.starts_on_demand:
+            self._spawn(server.rest())
+
+    def _agent_ended(self, event: Any) -> None:
+        if event.returns:
+            return
+        for project in self:
+            project.callers.pop(event.agent, None)
+            self._spawn(project.agent_servers.release(agent=event.agent))
+            if project.root in self._releases:
+                self._plan_release(project)
 
     async def _forget(self, server: Server) -> None:
         """Deletes the last known tools of a server that is in no configuration any more."""
@@ -327,32 +348,35 @@ class Projects:
     def _announce(self, project: Project) -> None:
         self._crib.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))
 
-    def _plan_release(self, project: Project, delay: float | None = None) -> None:
-        """Schedules the release, which is postponed if the project is in use or was used recently."""
-        if project.root != self.root and not self._closed:
+    def _plan_release(self, project: Project) -> None:
+        """Schedules the release, which is postponed while the project is needed."""
+        if not self._closed:
             if (earlier := self._releases.pop(project.root, None)) is not None:
                 earlier.cancel()
-            later = asyncio.get_running_loop().call_later(
-                PROJECT_LINGER if delay is None else delay, self._begin_release, project
-            )
-            self._releases[project.root] = later
+            loop = asyncio.get_running_loop()
+            self._releases[project.root] = loop.call_later(project.seconds_needed(), self._begin_release, project)
 
     def _begin_release(self, project: Project) -> None:
         self._releases.pop(project.root, None)
         self._spawn(self.release_unused(project))
 
     async def release_unused(self, project: Project) -> None:
-        """Closes the project, unless it is in use or was used recently."""
+        """Stops the servers that only this project uses, unless it is needed. Closes it, unless it is the home
+        project."""
         async with self._wiring:
-            rest = PROJECT_LINGER - (time.monotonic() - project.touched)
-            if project.users > 0 or rest > 0:
-                self._plan_release(project, None if project.users > 0 else rest)
-                return
-            self.by_root.pop(project.root, None)
-            self._stamps.pop(project.root, None)
-            servers, project.servers = list(project.servers.values()), {}
-            for server in servers:
-                await self.pool.release(server)
+            if project.seconds_needed():
+                self._plan_release(project)
+            elif project.root == self.root:
+                for server in (*project.servers.values(), *project.agent_servers.all()):
+                    if not self.pool.is_shared(server):
+                        self._rest_if_on_demand(server)
+            else:
+                self.by_root.pop(project.root, None)
+                self._stamps.pop(project.root, None)
+                servers, project.servers = list(project.servers.values()), {}
+                await project.agent_servers.release()
+                for server in servers:
+                    await self.pool.release(server)
 
     def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

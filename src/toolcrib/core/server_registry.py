@@ -115,7 +115,7 @@ class ServerRegistry:
         reached."""
         async with self._turn:
             server = await self._connected(self._known(name))
-            if server.status.state is not ServerState.READY:
+            if server.status.state not in (ServerState.READY, ServerState.IDLE):
                 raise _not_reached(server)
 
     async def connect_all(self) -> None:
@@ -131,10 +131,12 @@ class ServerRegistry:
                 server = self._pool.acquire(server.config, home.root, known_tools=server.tools)
                 home.servers[server.name] = server
                 home.changed()
+                server.start_if_idle()
                 await server.settled()
             case ServerState.UNAVAILABLE | ServerState.FAILED:
                 await server.restart()
             case _:
+                server.start_if_idle()
                 await server.settled()
         return server
 

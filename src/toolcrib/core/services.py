@@ -45,19 +45,20 @@ class LastKnownTools:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def of(self, identity: str, root: Path) -> tuple[bytes, ...] | None:
-        """None if the server has never listed its tools."""
+    async def of(self, identity: str, root: Path | None) -> tuple[bytes, ...] | None:
+        """None if the server has never listed its tools. `root` is None if it is the same in all projects."""
         try:
-            return await self._store.read(servers.load_tools, identity, str(root))
+            return await self._store.read(servers.load_tools, identity, str(root) if root else None)
         except StoreError as error:
             log.warning("could not read the last known tools: %s", error.text())
             return None
 
-    async def keep(self, server: Server, root: Path) -> None:
+    async def keep(self, server: Server) -> None:
         if server.tools is None:
             return
         try:
-            await self._store.write(servers.remember_tools, server.config.identity, str(root), server.tools)
+            root = str(server.root) if server.config.depends_on_project else None
+            await self._store.write(servers.remember_tools, server.config.identity, root, server.tools)
         except StoreError as error:
             log.warning("could not store the tools of %s: %s", server.name, error.text())
 

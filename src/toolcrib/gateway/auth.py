@@ -119,9 +119,9 @@ class Authenticator:
     async def project(self, principal: Principal) -> Project:
         """The project of the principal's folder, or the daemon's own."""
         workdir = principal.workdir
-        if workdir is None:
-            return self._home
-        return await self._crib.projects.at(self.root_of(principal, workdir))
+        project = self._home if workdir is None else await self._crib.projects.at(self.root_of(principal, workdir))
+        project.seen(principal.name)
+        return project
 
     def root_of(self, principal: Principal, workdir: Path) -> Path:
         root, seen = self._roots.get(workdir, (workdir, 0.0))

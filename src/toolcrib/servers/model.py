@@ -25,6 +25,8 @@ class Era(enum.StrEnum):
 
 
 class ServerState(enum.StrEnum):
+    IDLE = "idle"
+    """Not running; it starts with its next call."""
     CONNECTING = "connecting"
     READY = "ready"
     UNAVAILABLE = "unavailable"

@@ -1,8 +1,9 @@
 """The running servers: one shared instance per (server, its configuration, project root).
 
-In: configurations and roots as projects open and close. Out: started `Server`s. A server stops when its last user
-releases it. Servers that do not depend on a project are shared by all roots: network servers, and processes that
-neither start in the project's folder nor name it (`${workspaceFolder}`). Used by `core`.
+In: configurations and roots as projects open and close; agents, for servers that each agent has for itself. Out:
+`Server`s, started at once or with their first call. A server stops when its last user releases it. By default, servers
+that do not depend on a project are shared by all roots: network servers, and processes that neither start in the
+project's folder nor name it (`${workspaceFolder}`). `share` in the entry changes that. Used by `core`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from toolcrib.servers.server import Server
 _HURRIED = 3.8
 """Seconds that a launcher gets then, of the five that the daemon's stop may take."""
 
-InstanceKey = tuple[str, tuple[object, ...], Path | None]
+InstanceKey = tuple[str, tuple[object, ...], Path | None, str]
 
 
-def instance_key(config: ServerConfig, root: Path | None) -> InstanceKey:
+def instance_key(config: ServerConfig, root: Path | None, agent: str = "") -> InstanceKey:
     """Requests with the same key share one instance."""
-    return config.identity, config.limits, root if config.is_per_project else None
+    return config.identity, config.limits, root if config.is_per_project else None, agent
 
 
 class ServerPool:
@@ -55,30 +56,42 @@ class ServerPool:
         return tuple(self._servers.values())
 
     def acquire(
-        self, config: ServerConfig, root: Path | None = None, *, known_tools: tuple[bytes, ...] | None = None
+        self,
+        config: ServerConfig,
+        root: Path | None = None,
+        *,
+        agent: str = "",
+        known_tools: tuple[bytes, ...] | None = None,
     ) -> Server:
-        """The started instance for this configuration and root. Each `acquire` needs one `release`.
+        """The instance for this configuration, root and agent. Each `acquire` needs one `release`.
 
-        `known_tools` are the tools that a new instance lists until it has connected.
+        `known_tools` are the tools that a new instance lists until it has connected. Without them, it starts at once.
         """
-        key = instance_key(config, root)
+        key = instance_key(config, root, agent)
         server = self._servers.get(key)
         if server is None:
             server = Server(
                 config,
-                root=key[-1],
+                root=key[2],
                 on_tools=self._on_tools,
                 bus=self._bus,
                 reaper=self.reaper,
-                log_file=self._log_file(config.name, key[-1]) if self._log_file else None,
+                log_file=self._log_file(config.name, key[2]) if self._log_file else None,
                 mask=self._mask,
                 known_tools=known_tools,
                 install_locks=self._install_locks,
             )
             self._servers[key] = server
-            server.start()
+            if known_tools is None or not config.starts_on_demand:
+                server.start()
+            else:
+                server.start_on_demand()
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
+
+    def is_shared(self, server: Server) -> bool:
+        """Whether it was acquired more than once."""
+        return any(self._holders[key] > 1 for key, one in self._servers.items() if one is server)
 
     async def release(self, server: Server) -> None:
         """Undoes one `acquire`; the last release stops the server."""
@@ -96,8 +109,8 @@ class ServerPool:
 
     def _let_go(self, server: Server) -> bool:
         """Whether that was its last user."""
-        key = instance_key(server.config, server.root)
-        if self._servers.get(key) is not server:
+        key = next((key for key, one in self._servers.items() if one is server), None)
+        if key is None:
             return False
         self._holders[key] -= 1
         if self._holders[key] > 0:

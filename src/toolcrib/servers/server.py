@@ -5,7 +5,8 @@ state changes. Below: `transports` opens a link, `tool_listing` lists. Above: `S
 reads `tools`, `calls` calls.
 
 The supervisor task connects, lists the tools, and waits until the connection ends; then it retries with growing
-pauses. Servers never affect each other. A call that may have run is never repeated.
+pauses. Servers never affect each other. A call that may have run is never repeated. A server that is idle has no
+supervisor and no process; its next call starts both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 import weakref
 from collections import deque
@@ -28,8 +28,9 @@ from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
-from toolcrib.servers import health
+from toolcrib.servers import health, refused_calls
 from toolcrib.servers.breaker import Breaker
+from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
 from toolcrib.servers.last_words import fetch_failed
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
@@ -62,7 +63,7 @@ _INSTALLING_CALL = 30.0
 """Seconds that a call waits for a server that is being installed."""
 _RETIRES = 0.05
 """Seconds between checks whether the last call has finished."""
-_QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
+_QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED, ServerState.IDLE})
 
 
 OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContextManager[ServerLink]]
@@ -134,6 +135,13 @@ class Server:
         self._wake = asyncio.Event()
         self._tools_changed = asyncio.Event()
         self._listing = asyncio.Lock()
+        self._idle = IdleTimer(config.idle_seconds, lambda: self.calls > 0, self._rest_soon)
+        self._resting: asyncio.Task[None] | None = None
+
+    @property
+    def was_used(self) -> bool:
+        """Whether any call was made."""
+        return bool(self.calls or self._idle.used_at)
 
     @property
     def status(self) -> ServerStatus:
@@ -177,6 +185,28 @@ class Server:
         self._enter(ServerState.CONNECTING)
         self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"server {self.name}")
 
+    def start_on_demand(self) -> None:
+        """Instead of `start`: its first call starts it; until then, its known tools are listed."""
+        self._state = ServerState.IDLE
+
+    def start_if_idle(self) -> None:
+        if self._state is ServerState.IDLE:
+            self.start()
+
+    async def rest(self) -> None:
+        """Ends the connection and the process until the next call, unless a call is in flight. The tools stay
+        listed."""
+        async with self._turning:
+            if self._state is not ServerState.READY or self.calls:
+                return
+            # From here on, calls wait for the next connection.
+            self._link = None
+            await self._end("It was idle.")
+            self._enter(ServerState.STOPPED if self._released else ServerState.IDLE)
+
+    def _rest_soon(self) -> None:
+        self._resting = asyncio.get_running_loop().create_task(self.rest())
+
     async def settled(self, limit: float | None = None) -> None:
         """Returns when the first attempt to connect has succeeded or failed, or after `limit` seconds.
 
@@ -217,8 +247,12 @@ class Server:
         await self.settled()
 
     async def refresh(self) -> None:
-        """Lists the tools again. Raises ServerFailure."""
-        await self._list(await self._connected())
+        """Lists the tools again, also of an idle server. Raises ServerFailure."""
+        self.calls += 1
+        try:
+            await self._list(await self._connected())
+        finally:
+            self.calls -= 1
 
     async def health(self, limit: float) -> ServerHealth:
         """Exchanges one message with the server, within `limit` seconds. Never connects or starts it."""
@@ -235,14 +269,14 @@ class Server:
         config = self.config
         limit = config.call_timeouts.get(call.name, config.call_timeout) if timeout is None else timeout
         if self.calls >= config.max_waiting_calls:
-            raise self._overloaded()
+            raise refused_calls.overloaded(self.name, self.calls)
         params: Mapping[str, Any] = {**call.params, "name": call.name}
         how: Any = {"meta": call.meta, "limit": limit, "headers": call.headers, "on_progress": on_progress}
         self.calls += 1
         try:
             link = self._link
             if link is None or link.lost.done():
-                link = await self._connected()
+                link = await self._connected_for(call.name)
             return await link.request("tools/call", params, **how)
         except SessionExpired:
             # The server did not know the session, so the call did not run and can be sent again.
@@ -250,13 +284,15 @@ class Server:
             return await link.request("tools/call", params, **how)
         finally:
             self.calls -= 1
+            self._idle.used_at = time.monotonic()
 
-    def _overloaded(self) -> ServerUnavailable:
-        return ServerUnavailable(
-            f"Server '{self.name}' is at its limit of {self.calls} running or waiting calls. The call did not run.",
-            remedy="Try again later, or raise max_waiting_calls in the server's entry.",
-            data={"server": self.name},
-        )
+    async def _connected_for(self, tool: str) -> ServerLink:
+        """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""
+        listed = self.tools
+        link = await self._connected()
+        if self.config.starts_on_demand and self.tools != listed:
+            refused_calls.refuse_changed(self.name, tool, listed, self.tools)
+        return link
 
     async def _connected(self) -> ServerLink:
         """Waits for a usable link. Triggers a retry if no attempt is running."""
@@ -268,6 +304,7 @@ class Server:
                     link = self._link
                     if link is not None and not link.lost.done():
                         return link
+                    self.start_if_idle()
                     if self._state is ServerState.UNAVAILABLE and not kicked:
                         kicked = self._kick()
                     if self._state not in _ALIVE or (self._breaker.is_open and not kicked):
@@ -286,21 +323,12 @@ class Server:
 
     def unavailable(self) -> ServerUnavailable:
         """Why a call cannot be made now."""
-        state = {
-            ServerState.CONNECTING: "is still connecting",
-            ServerState.STOPPED: "is stopped",
-            ServerState.FAILED: "could not be reached; Toolcrib stopped trying",
-        }.get(self._state, "is unavailable")
-        if self.installing:
-            state = f"is still installing ({time.time() - self._since:.0f} s)"
-        reason = f": {self.status.last_error}" if self._last_error else "."
-        remedy = ""
-        if self._state is ServerState.FAILED:
-            remedy = f"Restart it with: toolcrib restart {self.name}"
-        elif self._state is ServerState.UNAVAILABLE and (seconds := math.ceil(self._breaker.next_attempt)) > 1:
-            remedy = f"Toolcrib tries again in {seconds} s."
-        return ServerUnavailable(
-            f"Server '{self.name}' {state}{reason} The call did not run.", remedy=remedy, data={"server": self.name}
+        return refused_calls.unavailable(
+            self.name,
+            self._state,
+            error=self.status.last_error if self._last_error else "",
+            installing=time.time() - self._since if self.installing else None,
+            next_attempt=self._breaker.next_attempt,
         )
 
     # Below: the supervisor.
@@ -370,6 +398,7 @@ class Server:
             try:
                 why = await self._until_lost(link)
             finally:
+                self._idle.stop()
                 self._link = None
                 self._last_seen = link.last_seen
                 self._misbehaved = link.misbehaved
@@ -401,6 +430,7 @@ class Server:
         self._links.add(link)
         self.connections += 1
         self._breaker.connected()
+        self._idle.start()
         self._enter(ServerState.READY)
         self._settled.set()
 

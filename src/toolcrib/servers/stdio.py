@@ -373,7 +373,7 @@ async def _running(
 
 async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: StderrLog) -> ChildProcess:
     command, env = config.launched(root)
-    if config.start is not StartFolder.NAMED:
+    if config.start_folder is not StartFolder.NAMED:
         command, safe = safe_launch(command)
         env = {**safe, **env}
     environment = child_environment(env, os.environ, marker)

@@ -1,12 +1,14 @@
 """tools/list, page by page → the tools' raw definitions.
 
 In: a link. Out: each tool's exact JSON bytes, in the server's order. Invalid tools (not an object, no name) and
-duplicate names are skipped and logged; they never hide the others. Used only by `server`.
+duplicate names are skipped and logged; they never hide the others. Used by `server`, and by
+`refused_calls` to compare two lists.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -133,3 +135,12 @@ def _header_fault(raw: bytes) -> str | None:
         return header_fault(_tools.decode(raw).inputSchema)
     except (msgspec.MsgspecError, RecursionError) as error:
         return str(error)
+
+
+def definition_of(listed: tuple[bytes, ...] | None, tool: str) -> bytes | None:
+    """The tool's raw definition, if it is listed."""
+    for definition in listed or ():
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            if _names.decode(definition).name == tool:
+                return definition
+    return None

@@ -1,0 +1,39 @@
+"""The instances of one project's servers that agents have for themselves: `share: agent`.
+
+In: a server as the project lists it, and an agent's first call. Out: that agent's own instance, which shows the listed
+tools until it has connected. `Project` routes calls here; `Projects` releases the instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from toolcrib.servers.pool import ServerPool
+from toolcrib.servers.server import Server
+
+
+class AgentServers:
+    def __init__(self, pool: ServerPool, root: Path) -> None:
+        self._pool = pool
+        self._root = root
+        self._held: dict[tuple[str, str], Server] = {}
+        """By server and agent."""
+
+    def of(self, listed: Server, agent: str) -> Server:
+        """The agent's instance of this server; its first call starts it."""
+        key = listed.name, agent
+        if key not in self._held:
+            self._held[key] = self._pool.acquire(listed.config, self._root, agent=agent, known_tools=listed.tools)
+        return self._held[key]
+
+    def by_agent(self, server: str) -> dict[str, Server]:
+        return {agent: held for (name, agent), held in self._held.items() if name == server}
+
+    def all(self) -> tuple[Server, ...]:
+        return tuple(self._held.values())
+
+    async def release(self, *, server: str | None = None, agent: str | None = None) -> None:
+        """Releases the instances of this server, of this agent, or all."""
+        leaving = [key for key in self._held if server in (None, key[0]) and agent in (None, key[1])]
+        await asyncio.gather(*(self._pool.release(self._held.pop(key)) for key in leaving))
