@@ -375,6 +375,23 @@ async def test_a_refused_connection_is_explained_without_secrets(transport: Tran
             assert "hunter2" not in server.status.last_error
 
 
+async def test_http_falls_back_to_the_older_sse_if_the_server_offers_only_that(live: LiveServers) -> None:
+    async with live.web("legacy", Transport.HTTP, "/sse") as (odd, server):
+        assert server.status.state is ServerState.READY, server.status.last_error
+        assert server.status.transport == "sse"
+        assert (await server.call(call("echo"))).result
+        assert [seen.message["method"] for seen in odd.requests][-2:] == ["tools/list", "tools/call"]
+
+
+async def test_a_stream_that_names_no_endpoint_is_not_taken_for_the_older_sse(live: LiveServers) -> None:
+    odd = OddWeb("legacy")
+    odd.status, odd.status_for_get = 405, 200
+    async with live.web(odd, Transport.HTTP, connect_timeout=2.0, retry=Retry(max_attempts=1)) as (_, server):
+        assert server.status.state is ServerState.FAILED
+        assert "HTTP 405" in server.status.last_error
+    assert odd.gets >= 1
+
+
 def token_settings(file: Path, token: str) -> dict[str, Any]:
     file.touch(0o600)
     file.write_text(token)

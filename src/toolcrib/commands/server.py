@@ -33,7 +33,18 @@ from toolcrib.identity.principal import OWNER
 from toolcrib.identity.state import nothing_changed
 from toolcrib.servers.model import ServerState
 
-_STATUS_FIELDS = ("state", "protocol_version", "tools", "pid", "since", "last_seen", "last_error", "attempts", "root")
+_STATUS_FIELDS = (
+    "state",
+    "transport",
+    "protocol_version",
+    "tools",
+    "pid",
+    "since",
+    "last_seen",
+    "last_error",
+    "attempts",
+    "root",
+)
 _TELL_AGAIN = 1.0
 """Seconds between two events about an installation."""
 

@@ -47,6 +47,8 @@ _FORGOTTEN = re.compile(
     r"|mcp-session-id header is required)\.?"
 )
 """How SDKs reject an unknown session before running anything. Must match the whole text: tools may mention sessions."""
+_OLDER = frozenset({400, 404, 405})
+"""How servers of the older transport answer a POST to the address of their stream."""
 _RELIST_AFTER = 2.0
 """Seconds until the tools are listed again, for changes before the notification stream was open."""
 
@@ -284,6 +286,10 @@ class HttpLink(ServerLink):
         )
 
 
+class NotStreamable(ServerUnavailable):
+    """The server rejects our messages as one of an older transport does."""
+
+
 class _Position:
     """The position in an event stream, and how long to wait before resuming."""
 
@@ -381,5 +387,6 @@ async def _negotiate(
     except ServerUnavailable:
         check()
         if observer.status is not None and observer.status >= 400:
-            raise ServerUnavailable(explain_status(observer.status, config.url)) from None
+            kind = NotStreamable if observer.status in _OLDER else ServerUnavailable
+            raise kind(explain_status(observer.status, config.url)) from None
         raise

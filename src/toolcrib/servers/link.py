@@ -180,6 +180,8 @@ class ServerLink(abc.ABC):
     """Sends our requests over one connection. A transport opens and closes it, in the supervisor's task."""
 
     pid: int | None = None
+    transport: str = ""
+    """The transport that was found if it is not the configured one."""
 
     def __init__(self, name: str, *, on_tools_changed: Callable[[], None]) -> None:
         self.name = name

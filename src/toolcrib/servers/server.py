@@ -149,7 +149,7 @@ class Server:
         return ServerStatus(
             name=self.name,
             state=self._state,
-            transport=self.config.transport.value,
+            transport=(link.transport if link else "") or self.config.transport.value,
             root=str(self.root) if self.root else None,
             protocol_version=peer.version if peer else None,
             pid=link.pid if link else None,

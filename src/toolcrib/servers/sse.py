@@ -47,6 +47,9 @@ class _Stream:
         if response.status != 200:
             response.close()
             raise ServerUnavailable(explain_status(response.status, self._url))
+        if response.content_type != "text/event-stream":
+            response.close()
+            raise ServerUnavailable(f"{web.shown_url(self._url)} answers without an event stream. Check the address.")
         return response
 
     async def read(self, response: PostResponse, link: PipeLink) -> None:

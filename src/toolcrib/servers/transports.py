@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
-from toolcrib.servers.http import open_http
+from toolcrib.servers.http import NotStreamable, open_http
 from toolcrib.servers.link import EndedEarly, LinkContext, PipeLink, ServerLink, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.sdk import SdkSession, open_session
 from toolcrib.servers.sse import open_sse
 from toolcrib.servers.stdio import open_stdio
+from toolcrib.servers.web import root_cause
 from toolcrib.servers.websocket import open_websocket
 
 _PROBE_SHARE = 0.4
@@ -55,12 +56,41 @@ async def _opened(config: ServerConfig, context: LinkContext) -> AsyncIterator[t
         probe_limit = min(probe_limit, _LAUNCHER_PROBE)
     transport = effective_transport(config)
     if transport is Transport.HTTP:
-        async with open_http(config, context.on_tools_changed, context.known_era, probe_limit) as opened:
+        async with _over_http(config, context, probe_limit) as opened:
             yield opened
         return
     # The modern era has no SSE transport.
     known = Era.LEGACY if transport is Transport.SSE else context.known_era
     async with _pipe(config, transport, context) as link, _negotiated(link, known, probe_limit) as session:
+        yield link, session
+
+
+@contextlib.asynccontextmanager
+async def _over_http(
+    config: ServerConfig, context: LinkContext, probe_limit: float
+) -> AsyncIterator[tuple[ServerLink, SdkSession]]:
+    """A server that rejects our messages gets a GET, as the specification requires: it may offer only the older SSE."""
+    async with contextlib.AsyncExitStack() as stack:
+        rejection: NotStreamable | None = None
+        link: ServerLink
+        try:
+            link, session = await stack.enter_async_context(
+                open_http(config, context.on_tools_changed, context.known_era, probe_limit)
+            )
+        except Exception as error:
+            cause = root_cause(error)
+            if not isinstance(cause, NotStreamable) or config.transport is not Transport.HTTP:
+                raise
+            rejection = cause
+        if rejection is not None:
+            try:
+                async with asyncio.timeout(probe_limit):
+                    pipe = await stack.enter_async_context(open_sse(config, context.on_tools_changed))
+            except (ServerUnavailable, TimeoutError):
+                raise rejection from None
+            pipe.transport = Transport.SSE.value
+            link = pipe
+            session = await stack.enter_async_context(_negotiated(pipe, Era.LEGACY, probe_limit))
         yield link, session
 
 

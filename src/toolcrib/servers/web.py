@@ -201,7 +201,7 @@ def explain_status(status: int, url: str) -> str:
     if status in {404, 405}:
         return (
             f"{where} is not an MCP endpoint of this transport (HTTP {status}). "
-            "Check the address; an older server may need transport: sse."
+            "Check the address, and the transport if you set it (http, sse or websocket)."
         )
     if status == 429:
         return f"{where} received too many requests (HTTP 429). Try again later."
