@@ -130,6 +130,11 @@ def client(clients: dict[str, Client], era: str) -> Client:
     return clients[era]
 
 
+async def test_the_probe_leaves_nothing_in_the_log_of_an_older_server(bench: Bench) -> None:
+    [row] = [row for row in bench.daemon.command("server:list")["servers"] if row["name"] == "v1stdio"]
+    assert (row["state"], row["stderr"], row["last_error"]) == ("ready", [], "")
+
+
 async def use(client: Client, tool: str, **arguments: Any) -> Any:
     async with asyncio.timeout(LIMIT):
         return await client.call_tool(tool, arguments)

@@ -162,7 +162,7 @@ def test_the_line_that_explains_the_end_is_found(printed, shown):
         (NODE_IN_CACHE, "Delete /home/u/.npm/_npx/15b07286cbcc3329, then"),
         (NPM_COMPROMISED, "`npm config get cache`"),
         ("Error: Cannot find module '/home/u/mine/server.js'", ""),
-        ("Error: Cannot find module '/home/u/_npx/Documents/a.js'", ""),
+        ("Error: Cannot find module '/home/u/_npx.js'", ""),
         (NPM_MISSING, ""),
     ],
 )

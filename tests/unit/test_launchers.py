@@ -14,6 +14,7 @@ import pytest
 from parts.fleet import SERVERS
 from parts.live_servers import LIMIT, LiveServers, call, live, odd_config, until
 from parts.waiting import wait_for
+from toolcrib.cli.server_commands import server_table
 from toolcrib.config.from_code import StdioServer, server_config
 from toolcrib.config.launchers import PackageLaunch, launch_of
 from toolcrib.config.model import ServerConfig
@@ -165,13 +166,17 @@ async def test_a_kit_that_closes_ends_what_is_still_installing(npx):
     assert not npx.lock.exists()
 
 
+def test_a_server_that_is_being_installed_is_listed_with_its_seconds(capsys):
+    server_table([{"name": "files", "state": "connecting", "installing": 14.2, "transport": "stdio"}])
+    assert "files  installing… 14 s  " in capsys.readouterr().out
+
+
 def test_adding_a_server_shows_that_it_is_being_installed(daemon, cli, npx):
     running = daemon({})
     env = [word for name, value in npx.env.items() for word in ("--env", f"{name}={value}")]
     with ThreadPoolExecutor() as beside:
         adding = beside.submit(cli, "add", "files", "--connect-timeout", "60", *env, "--", str(npx.program), *npx.words)
         wait_for(lambda: ((running.status()["servers"] or [{}])[0].get("installing") or 0) > 1.5, "2 s")
-        assert "installing… " in cli("servers").ok().out
         npx.go.touch()
         done = adding.result().ok()
     assert "installing… " in done.err

@@ -73,12 +73,14 @@ def cache_remedy(lines: Sequence[str]) -> str:
     """What to delete if npx's copy of a package is incomplete or locked; empty otherwise."""
     if not any(map(_BROKEN_CACHE.search, lines)):
         return ""
-    folder = next(filter(None, map(_NPX_FOLDER.search, lines)), None)
-    if folder is not None:
-        return f"npx's copy of the package is broken. Delete {folder[1]}, then restart the server."
-    if any(map(_NPM.fullmatch, lines)):
-        return "npm's cache is broken. Delete the folder _npx in `npm config get cache`, then restart the server."
-    return ""
+    if folder := next(filter(None, map(_NPX_FOLDER.search, lines)), None):
+        place = folder[1]
+    elif any(map(_NPM.fullmatch, lines)) or any("/_npx/" in line for line in lines):
+        # The path is not printed, or masked as a value of the configuration.
+        place = "the folder _npx in `npm config get cache`"
+    else:
+        return ""
+    return f"npx's copy of the package is broken. Delete {place}, then restart the server."
 
 
 _COMPLAINT = re.compile(r"Failed to validate request: \d+ validation errors? for ClientRequest")
