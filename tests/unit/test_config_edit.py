@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config.edit import IfExists, ProjectEdit, add_server, remove_server
+from toolcrib.config.edit import IfExists, ProjectEdit, ServerSwitch, add_server, remove_server, switch_server
 from toolcrib.config.layers import load
 from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths
@@ -307,3 +307,62 @@ def test_the_configuration_is_shown_without_secrets_but_with_variables(tmp_path)
     assert b["headers"] == {"Authorization": "Bearer ${KEY}", "X-Other": "****"}
     assert c["headers"] == {"Authorization": "Bearer ${KEY}"}
     assert d["args"] == ["--password", "****"]
+
+
+SWITCHED = """\
+servers:  # mine
+  one:
+    command: x   # runs
+    # about it
+    args: [a]
+  two: {command: y, enabled: false}  # off
+  three:
+    enabled: true   # why
+    command: z
+    disabled_tools:
+      - a
+      - b
+"""
+
+
+def test_switching_servers_and_tools_changes_only_their_keys(tmp_path):
+    path = tmp_path / "config.yml"
+    path.write_text(SWITCHED)
+
+    def switched(name: str, switch: ServerSwitch, tool: str = "") -> str:
+        assert switch_server(path, name, switch, tool=tool).changed
+        return path.read_text()
+
+    off = SWITCHED.replace("    args: [a]\n", "    args: [a]\n    enabled: false\n")
+    assert switched("one", ServerSwitch.OFF) == off
+    assert not switch_server(path, "one", ServerSwitch.OFF).changed
+    off = off.replace("    args: [a]\n    enabled: false\n", "    args: [a]\n    enabled: true\n")
+    assert switched("one", ServerSwitch.ON) == off
+    off = off.replace("enabled: false}  # off", "enabled: true}  # off")
+    assert switched("two", ServerSwitch.ON) == off
+    off = off.replace("enabled: true}", "enabled: true, disabled_tools: [t]}")
+    assert switched("two", ServerSwitch.OFF, "t") == off
+    off = off.replace("enabled: true   # why", "enabled: false   # why")
+    assert switched("three", ServerSwitch.OFF) == off
+    off = off.replace("disabled_tools:\n      - a\n      - b", "disabled_tools: [b]")
+    assert switched("three", ServerSwitch.ON, "a") == off
+    off = off.replace("    disabled_tools: [b]\n", "")
+    assert switched("three", ServerSwitch.ON, "b") == off
+    assert switched("two", ServerSwitch.ON, "t") == off.replace(", disabled_tools: [t]", "")
+    with pytest.raises(UnknownServer, match="four"):
+        switch_server(path, "four", ServerSwitch.OFF)
+
+
+@pytest.mark.parametrize("before", [{"servers": {}}, {"servers": []}, {"mcpServers": {}}])
+def test_an_entry_that_only_switches_off_is_added_and_removed_again(tmp_path, before):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(before))
+    switch_server(path, "far", ServerSwitch.OFF, below=True)
+    switch_server(path, "far", ServerSwitch.OFF, tool="t", below=True)
+    (section,) = read(path).values()
+    entry = section["far"] if isinstance(section, dict) else section[0]
+    assert {key: entry[key] for key in ("enabled", "disabled_tools")} == {"enabled": False, "disabled_tools": ["t"]}
+    switch_server(path, "far", ServerSwitch.ON, below=True)
+    switch_server(path, "far", ServerSwitch.ON, tool="t", below=True)
+    assert read(path) == before
+    assert not switch_server(path, "far", ServerSwitch.ON, below=True).changed

@@ -180,7 +180,7 @@ def test_keys_of_other_clients_and_empty_values_are_not_a_problem(tmp_path, entr
 @pytest.mark.parametrize(
     "key",
     [
-        *("disabledTools", "includeTools", "excludeTools", "oauth", "bearer_token_env_var", "http_headers", "envFile"),
+        *("enabledTools", "includeTools", "excludeTools", "oauth", "bearer_token_env_var", "http_headers", "envFile"),
         *("env_http_headers", "something_else_entirely"),
     ],
 )
@@ -402,3 +402,12 @@ def test_a_projects_file_cannot_share_its_server_with_other_projects(tmp_path):
     paths = Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)})
     config = load(paths=paths, root=tmp_path / "project", environ={}, is_trusted=lambda *_: True)
     assert "share: all in a project's file" in str(the_error(config))
+
+
+def test_tools_are_switched_off_in_a_servers_entry_and_in_a_file_with_higher_precedence(tmp_path):
+    assert load_entry(tmp_path, {"url": URL, "disabledTools": ["a"]}).servers["it"].disabled_tools == ("a",)
+    wrong = load_entry(tmp_path, {"url": URL, "disabled_tools": "a"})
+    assert ("it" in wrong.servers, wrong.problems[0].expected) == (False, "a list of strings")
+    ours = {"TOOLCRIB_SERVERS": json.dumps({"it": {"disabled_tools": ["b"]}})}
+    merged = load_entry(tmp_path, {"url": URL, "disabled_tools": ["a"]}, environ=ours)
+    assert (merged.servers["it"].disabled_tools, merged.servers["it"].enabled) == (("a", "b"), True)

@@ -34,6 +34,8 @@ _COMMANDS = (
     ("servers", "server_commands", "List the servers with their state, protocol, transport, tools and last error."),
     ("add", "add_command", "Add a server and connect to it."),
     ("remove", "server_commands", "Remove a server and its tools from the configuration."),
+    ("enable", "server_commands", "Enable a server, or one of its tools, that was disabled."),
+    ("disable", "server_commands", "Disable a server, or one of its tools: it is neither listed nor called."),
     ("restart", "server_commands", "Reconnect a server in the running daemon."),
     (
         "refresh",

@@ -121,6 +121,36 @@ def remove(name: ServerName, *, as_json: AsJson = False) -> int:
     return 0
 
 
+Target = Annotated[str, typer.Argument(metavar="NAME[:TOOL]", help="The server's name, or one of its tools.")]
+InProject = Annotated[bool, typer.Option("--project", help="Only in this project, in its own file.")]
+
+
+@commands.command()
+def enable(target: Target, *, project: InProject = False, as_json: AsJson = False) -> int:
+    """Enable a server, or one of its tools, that was disabled."""
+    return _switch("server:enable", target, project=project, as_json=as_json)
+
+
+@commands.command()
+def disable(target: Target, *, project: InProject = False, as_json: AsJson = False) -> int:
+    """Disable a server, or one of its tools: it is neither listed nor called."""
+    return _switch("server:disable", target, project=project, as_json=as_json)
+
+
+def _switch(command: str, target: str, *, project: bool, as_json: bool) -> int:
+    params = {"name": target, "scope": "project" if project else "user"}
+    found = printed(perform(command, params), as_json=as_json)
+    word = command.partition(":")[2]
+    if found["changed"]:
+        say(f"{word.capitalize()}d {target} in {found['file']}.")
+    else:
+        say(f"{target} was already {word}d in {found['file']}.")
+    if found["enabled"] is not (word == "enable"):
+        other = "Leave out" if project else "Use"
+        hint(f"It is still {'disabled' if word == 'enable' else 'enabled'} by another file. {other} --project.")
+    return 0
+
+
 @commands.command()
 def refresh(name: ServerName, *, as_json: AsJson = False) -> int:
     """List a server's tools again in the running daemon, if it does not announce changes."""

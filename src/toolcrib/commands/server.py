@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from toolcrib.catalog.tool import decode_definition
 from toolcrib.commands.pins import describe_pins
 from toolcrib.commands.registry import (
     Availability,
@@ -21,13 +22,21 @@ from toolcrib.commands.registry import (
     Via,
     registry,
 )
-from toolcrib.config.edit import ConfigEdit, IfExists, ProjectEdit, add_server, remove_server
+from toolcrib.config.edit import (
+    ConfigEdit,
+    IfExists,
+    ProjectEdit,
+    ServerSwitch,
+    add_server,
+    remove_server,
+    switch_server,
+)
 from toolcrib.config.from_code import read_server_entry
 from toolcrib.config.masking import mask_args, mask_tree
 from toolcrib.config.model import Config, Layer, ServerConfig
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, home_of, project_config
 from toolcrib.config.values import EntryContext
-from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UsageError
+from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER
 from toolcrib.identity.state import nothing_changed
@@ -211,7 +220,7 @@ async def _in_project(context: CommandContext, file: Path) -> ProjectEdit | None
     if context.via is Via.MCP:
         raise Denied(
             "A project's file can't be changed over MCP, because the change would be trusted without a review.",
-            remedy="Use `toolcrib add --project` or `toolcrib remove` on the command line.",
+            remedy="Use the command line: `toolcrib add --project`, `remove`, `enable` or `disable`.",
         )
     return ProjectEdit(root=root, trusted=await context.crib.trust.files())
 
@@ -245,6 +254,57 @@ async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
         await context.crib.projects.reload(by=context.principal.name, besides=params.name)
     await _record(context, "server removed", params.name, file)
     return {"server": params.name, "file": str(file)}
+
+
+class SwitchServer(Parameters):
+    name: str
+    """NAME or NAME:TOOL."""
+    scope: Literal["user", "project"] = "user"
+
+
+@registry.command("server:enable", CommandEffect.CHANGES, Availability.EVERYWHERE)
+async def enable(context: CommandContext, params: SwitchServer) -> dict[str, Any]:
+    """Enable an MCP server, or one of its tools (NAME:TOOL), that was disabled."""
+    return await _switch(context, params, ServerSwitch.ON)
+
+
+@registry.command("server:disable", CommandEffect.CHANGES, Availability.EVERYWHERE)
+async def disable(context: CommandContext, params: SwitchServer) -> dict[str, Any]:
+    """Disable an MCP server, or one of its tools (NAME:TOOL), until it is enabled again."""
+    return await _switch(context, params, ServerSwitch.OFF)
+
+
+async def _switch(context: CommandContext, params: SwitchServer, switch: ServerSwitch) -> dict[str, Any]:
+    project = context.project
+    name, _, tool = (params.name, "", "") if params.name in project.config.servers else params.name.partition(":")
+    _refuse_unknown_tool(context, name, tool)
+    config = project.config.servers.get(name)
+    in_project = config is not None and config.source.layer is Layer.PROJECT
+    file = project_config(project.root) if params.scope == "project" and not in_project else _file_of(context, name)
+    below = config is not None and file != context.crib.environment.paths.user_config
+    async with context.crib.projects.editing:
+        within = await _in_project(context, file)
+        edited = switch_server(file, name, switch, tool=tool, below=below, project=within)
+        if edited.changed:
+            what = f"{'tool' if tool else 'server'} {'enabled' if switch is ServerSwitch.ON else 'disabled'}"
+            try:
+                await _trust_edited(context, file, edited)
+                await _record(context, what, name, file, **({"tool": tool} if tool else {}))
+            except StoreError as error:
+                edited.undo()
+                raise nothing_changed(error) from error
+            await context.crib.projects.reload(by=context.principal.name, besides=name)
+    now = project.config.servers.get(name)
+    enabled = now is not None and now.enabled and tool not in now.disabled_tools
+    return {"server": name, "tool": tool, "enabled": enabled, "changed": edited.changed, "file": str(file)}
+
+
+def _refuse_unknown_tool(context: CommandContext, name: str, tool: str) -> None:
+    """Raises only if the server's tools are known."""
+    server = context.project.servers.get(name)
+    listed = None if server is None or not tool else server.tools
+    if listed is not None and all(decode_definition(raw)[0] != tool for raw in listed):
+        raise UnknownTool(f"{name} has no tool {tool!r}.", remedy=f"`toolcrib tools {name}` lists its tools.")
 
 
 def _file_of(context: CommandContext, name: str) -> Path:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,153 +25,14 @@ from typing import Any
 from toolcrib.config.contribution import Contribution, ServerEntry, take_entry
 from toolcrib.config.keys import normalized_key
 from toolcrib.config.model import Layer, Severity
-from toolcrib.config.parse import NodeKind, Unreadable, YamlNode, parse_nodes
+from toolcrib.config.parse import Unreadable
 from toolcrib.config.paths import server_key
 from toolcrib.config.problems import ProblemReport
 from toolcrib.config.read import SIZE_LIMIT, FileFormat, parse_text, read_bytes
 from toolcrib.config.trust import digest_of, has_no_links
 from toolcrib.config.values import EntryContext
+from toolcrib.config.yaml_edit import NAME_KEYS, whole_yaml, with_keys, with_server, without_server
 from toolcrib.errors import ConfigError, UnknownServer
-
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-_NOT_PLAIN = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
-_STEP = 2
-
-
-def with_server(text: str, name: str, entry: Mapping[str, Any]) -> str:
-    section = _yaml_section(text)
-    if section is None:
-        return _inserted(text, len(text.splitlines()), [("servers:", 0), *_yaml_lines(name, entry, _STEP)])
-    key, node = section
-    if node.kind is NodeKind.SCALAR or (node.flow and not node.children):
-        # An empty section: nothing after the colon, or `{}`.
-        indent = key.start.column + _STEP
-        head, tail = text[: key.end.offset].rstrip(), text[node.end.offset :]
-        colon = "" if head.endswith(":") else ":"
-        body = "".join(f"\n{' ' * depth}{line}" for line, depth in _yaml_lines(name, entry, indent))
-        first, newline, rest = tail.removeprefix(":").partition("\n")
-        return f"{head}{colon}{first}{body}{newline or chr(10)}{rest}"
-    listed = {"name": name, **entry}
-    if node.flow:
-        addition = flow_yaml(listed) if node.kind is NodeKind.LIST else f"{flow_yaml(name)}: {flow_yaml(entry)}"
-        last = node.children[-1].end.offset
-        return f"{text[:last]}, {addition}{text[last:]}"
-    column = node.start.column
-    lines = [(f"- {flow_yaml(listed)}", column)] if node.kind is NodeKind.LIST else _yaml_lines(name, entry, column)
-    return _inserted(text, _line_after(node), lines)
-
-
-def without_server(text: str, name: str) -> str:
-    """Deletes the lines of the entry; a comment above it stays."""
-    section = _yaml_section(text)
-    if section is None:
-        return text
-    key, node = section
-    if node.kind is NodeKind.LIST:
-        entries = [(item, item) for item in node.children]
-        position = next((at for at, (item, _) in enumerate(entries) if _name_in(item) == name), None)
-    else:
-        entries = node.pairs
-        position = next((at for at, (item, _) in enumerate(entries) if item.text == name), None)
-    if position is None:
-        return text
-    if node.flow:
-        return _without_flow(text, entries, position)
-    first, last = entries[position]
-    lines = text.splitlines(keepends=True)
-    del lines[first.start.line : _line_after(last)]
-    if len(entries) == 1:
-        empty = "[]" if node.kind is NodeKind.LIST else "{}"
-        lines[key.start.line] = re.sub(r":(\s*)(#.*)?$", rf": {empty}\1\2", lines[key.start.line], count=1)
-    return "".join(lines)
-
-
-def _without_flow(text: str, entries: Sequence[tuple[YamlNode, YamlNode]], position: int) -> str:
-    """Deletes the entry and one comma beside it; returns the text unchanged if there is a comment between them."""
-    start, end = entries[position][0].start.offset, entries[position][1].end.offset
-    cut = start, end
-    if position + 1 < len(entries):
-        cut = start, entries[position + 1][0].start.offset
-    elif position > 0:
-        cut = entries[position - 1][1].end.offset, end
-    if "#" in text[cut[0] : start] + text[end : cut[1]]:
-        return text
-    return text[: cut[0]] + text[cut[1] :]
-
-
-def whole_yaml(data: Mapping[str, Any]) -> str:
-    """The whole document as new YAML, only for a text without comments."""
-    return "".join(
-        f"{' ' * depth}{line}\n" for key, value in data.items() for line, depth in _yaml_lines(key, value, 0)
-    )
-
-
-def _yaml_section(text: str) -> tuple[YamlNode, YamlNode] | None:
-    root = parse_nodes(text)
-    found = (
-        [pair for pair in root.pairs if pair[0].kind is NodeKind.SCALAR]
-        if root and root.kind is NodeKind.MAPPING
-        else []
-    )
-    for wanted in ("servers", "mcp_servers"):
-        for key, value in found:
-            if normalized_key(key.text) == wanted:
-                return key, value
-    return None
-
-
-def _name_in(item: YamlNode) -> str | None:
-    if item.kind is not NodeKind.MAPPING:
-        return None
-    return next((value.text for key, value in item.pairs if normalized_key(key.text) in ("name", "server_name")), None)
-
-
-def _line_after(node: YamlNode) -> int:
-    return node.end.line if node.end.column == 0 and node.end.line > node.start.line else node.end.line + 1
-
-
-def _inserted(text: str, at: int, lines: Sequence[tuple[str, int]]) -> str:
-    newline = "\r\n" if "\r\n" in text else "\n"
-    existing = text.splitlines(keepends=True)
-    if existing and at >= len(existing) and not existing[-1].endswith("\n"):
-        existing[-1] += newline
-    existing[at:at] = [f"{' ' * depth}{line}{newline}" for line, depth in lines]
-    return "".join(existing)
-
-
-def _yaml_lines(key: str, value: Any, depth: int) -> list[tuple[str, int]]:
-    """A key and its value as lines with their indentation: mappings as blocks, the rest on one line."""
-    if isinstance(value, Mapping) and value:
-        inner = [line for name, item in value.items() for line in _yaml_lines(name, item, depth + _STEP)]
-        return [(f"{flow_yaml(key)}:", depth), *inner]
-    return [(f"{flow_yaml(key)}: {flow_yaml(value)}", depth)]
-
-
-def flow_yaml(value: Any) -> str:
-    """A value on one line: plain words plain, everything else in quotes."""
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _NOT_PLAIN else _quoted(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{flow_yaml(key)}: {flow_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(flow_yaml(item) for item in value) + "]"
-    return json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    return '"' + "".join(_escaped(character) for character in text) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-_NAME_KEYS = ("name", "server_name")
 
 
 class IfExists(enum.Enum):
@@ -197,6 +58,10 @@ class ConfigEdit:
     """Of the file after the change."""
     before: bytes | None
     """None if there was no file."""
+
+    @property
+    def changed(self) -> bool:
+        return self.before is None or digest_of(self.file, self.before) != self.digest
 
     def undo(self) -> None:
         """Restores the previous content, unless the file has changed since."""
@@ -240,12 +105,80 @@ def remove_server(path: Path, name: str, *, project: ProjectEdit | None = None) 
     return _change(path, change, project)
 
 
+class ServerSwitch(enum.Enum):
+    ON = enum.auto()
+    OFF = enum.auto()
+
+
+def switch_server(
+    path: Path,
+    name: str,
+    switch: ServerSwitch,
+    *,
+    tool: str = "",
+    below: bool = False,
+    project: ProjectEdit | None = None,
+) -> ConfigEdit:
+    """Switches a server on or off, or one of its tools. With `below`, a file with lower precedence has the server: then
+    this one has at most an entry that switches it off, and gets or loses that one."""
+
+    def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        wanted = copy.deepcopy(data)
+        entry = next((entry for held, entry in _entries(wanted) if held == name), None)
+        if entry is None:
+            if not below:
+                raise UnknownServer(f"{path} has no server {name!r}.", remedy="`toolcrib servers` shows the names.")
+            switched = _switched({}, switch, tool)
+            return _with(path, text, data, name, switched) if switched else (text, data)
+        before = dict(entry)
+        entry.clear()
+        entry.update(_switched(before, switch, tool))
+        if below and not any(_restricts(key, value) for key, value in entry.items()):
+            return _without(path, text, data, name)
+        changed = {key: entry.get(key) for key in {**before, **entry} if entry.get(key) != before.get(key)}
+        return _written(path, text, wanted, lambda: with_keys(text, name, changed)), wanted
+
+    return _change(path, change, project)
+
+
+def _switched(entry: Mapping[str, Any], switch: ServerSwitch, tool: str) -> dict[str, Any]:
+    """The entry with the server, or the tool, switched on or off."""
+    result, on = dict(entry), switch is ServerSwitch.ON
+    keys = {normalized_key(key): key for key in entry}
+    if tool:
+        key = keys.get("disabled_tools", "disabled_tools")
+        listed = entry.get(key) or []
+        if not isinstance(listed, list):
+            raise ConfigError(f"{key} is not a list.", remedy="Correct it first.")
+        names = [name for name in listed if name != tool or not on] + ([] if on or tool in listed else [tool])
+        result |= {key: names}
+        if not names:
+            del result[key]
+    else:
+        result |= {key: on is (word == "enabled") for word, key in keys.items() if word in ("enabled", "disabled")}
+        if not on and not {"enabled", "disabled"} & keys.keys():
+            result["enabled"] = False
+    return result
+
+
+def _restricts(key: str, value: Any) -> bool:
+    """Whether an entry with this key has an effect. One with only `enabled: true` has none."""
+    word = normalized_key(key)
+    return word not in NAME_KEYS and value is not {"enabled": True, "disabled": False}.get(word)
+
+
+def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for _key, section in _sections(data):
+        named = section.items() if isinstance(section, Mapping) else ((_name_of(one), one) for one in section or ())
+        yield from ((name, entry) for name, entry in named if isinstance(name, str) and isinstance(entry, dict))
+
+
 def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[str, Any]]:
     """The name and the rest, checked as by `load`, except that variables may be unset."""
     body: dict[str, Any] = {
-        key: copy.deepcopy(value) for key, value in entry.items() if normalized_key(key) not in _NAME_KEYS
+        key: copy.deepcopy(value) for key, value in entry.items() if normalized_key(key) not in NAME_KEYS
     }
-    name = next((value for key, value in entry.items() if normalized_key(key) in _NAME_KEYS), None)
+    name = next((value for key, value in entry.items() if normalized_key(key) in NAME_KEYS), None)
     report = ProblemReport("the new entry")
     context = EntryContext(layer=Layer.USER, environ={}, home=Path.home(), root=project)
     take_entry(ServerEntry(name=name, entry=body, path=()), Contribution(report=report), context)
@@ -275,7 +208,7 @@ def _server_names(data: Mapping[str, Any]) -> Iterator[str]:
 def _name_of(item: Any) -> str | None:
     if not isinstance(item, Mapping):
         return None
-    name = next((value for key, value in item.items() if normalized_key(key) in _NAME_KEYS), None)
+    name = next((value for key, value in item.items() if normalized_key(key) in NAME_KEYS), None)
     return name if isinstance(name, str) else None
 
 
@@ -345,6 +278,8 @@ def _change(
                 )
             text, data = _parsed(before, form)
             changed, wanted = change(text, data)
+            if wanted == data and before is not None:
+                return ConfigEdit(file=target, digest=digest_of(target, before), before=before)
             content = changed.encode()
             if len(content) > SIZE_LIMIT or parse_text(content, form).data != wanted:
                 raise ConfigError(f"This entry can't be added to {path}.", remedy="Edit the file by hand.")

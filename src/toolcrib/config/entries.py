@@ -63,9 +63,12 @@ class TimeUnit(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class DisabledServer:
-    """An entry with only `enabled: false`: it switches off the server of that name in a lower layer."""
+    """An entry with only `enabled: false` or `disabled_tools`: it switches off the server of that name in a lower
+    layer, or these of its tools."""
 
     source: ConfigSource
+    tools: tuple[str, ...] = ()
+    """Empty: the whole server."""
 
 
 def check_name(name: Any, path: KeyPath, report: ProblemReport) -> bool:
@@ -96,8 +99,10 @@ def read_server(
     source = ConfigSource(layer=context.layer, file=context.file, key=key_text(path))
     values = ValueReader(context, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
     enabled = _enabled(fields, values)
-    if not enabled and "command" not in fields and "url" not in fields:
-        return DisabledServer(source=source) if report.errors == errors else None
+    hidden = (values.texts(fields["disabled_tools"], into="disabled_tools") or ()) if "disabled_tools" in fields else ()
+    if (hidden or not enabled) and "command" not in fields and "url" not in fields:
+        tools = hidden if enabled else ()
+        return DisabledServer(source=source, tools=tools) if report.errors == errors else None
     transport = _transport(fields, path, values)
     if transport is None:
         return None
@@ -114,6 +119,7 @@ def read_server(
         transport=_by_scheme(transport, reach.get("url", ""), fields, report),
         source=source,
         enabled=enabled,
+        disabled_tools=hidden,
         spelled=MappingProxyType(values.spelled),
         supplied=MappingProxyType(values.supplied),
         **reach,

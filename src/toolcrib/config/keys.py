@@ -48,6 +48,7 @@ SERVER_KEYS = {
     "verify_ssl": "verify_tls",
     "enabled": "enabled",
     "disabled": "disabled",
+    "disabled_tools": "disabled_tools",
     "timeout": "timeout",
     "connect_timeout": "connect_timeout",
     "call_timeout": "call_timeout",
@@ -90,7 +91,6 @@ _QUIET = frozenset(
 """Other clients' keys that don't affect the connection; they are ignored without a warning."""
 
 _UNSUPPORTED = {
-    "disabled_tools": "to hide tools, write tools: with keep or drop at the top level",
     "enabled_tools": "to hide tools, write tools: with keep or drop at the top level",
     "include_tools": "to hide tools, write tools: with keep or drop at the top level",
     "exclude_tools": "to hide tools, write tools: with keep or drop at the top level",

@@ -339,7 +339,10 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, 
                     )
             if off := contribution.switched_off.get(name):
                 if below is None:
-                    contribution.report.warning((name,), found="only enabled: false", expected="a server to switch off")
+                    contribution.report.warning((name,), found="only a switch", expected="a server to switch off")
+                elif off.tools:
+                    hidden = tuple(dict.fromkeys((*below.disabled_tools, *off.tools)))
+                    servers[name] = dataclasses.replace(below, name=name, disabled_tools=hidden)
                 else:
                     servers[name] = dataclasses.replace(below, name=name, enabled=False, source=off.source)
             elif name in contribution.servers:

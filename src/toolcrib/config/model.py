@@ -159,6 +159,8 @@ class ServerConfig:
     token_file: TokenFile | None = None
     verify_tls: bool = True
     enabled: bool = True
+    disabled_tools: tuple[str, ...] = ()
+    """By the server's own names: these are neither listed nor called."""
     connect_timeout: float = CONNECT_LIMIT
     call_timeout: float = 300.0
     call_timeouts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -140,6 +140,7 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
     retry = {"max_attempts": server.retry.max_attempts, "backoff": server.retry.backoff}
     return shown | {
         "enabled": server.enabled,
+        "disabled_tools": [printable(tool) for tool in server.disabled_tools],
         "connect_timeout": server.connect_timeout,
         "call_timeout": server.call_timeout,
         "call_timeouts": {printable(tool): seconds for tool, seconds in server.call_timeouts.items()},

@@ -85,7 +85,9 @@ def _deed(entry: ServerEntry, silent: ProblemReport) -> tuple[str, list[KeyPath]
         args = fields.get("args") or ConfigField(value=[], path=())
         words = [command.value, *(args.value if isinstance(args.value, list) else [args.value])]
         return f"starts {' '.join(map(_word, words))}", [command.path, args.path]
-    return "is switched off" if {"enabled", "disabled"} & fields.keys() else "is not a server", []
+    if {"enabled", "disabled"} & fields.keys():
+        return "is switched off", []
+    return "has tools that are switched off" if "disabled_tools" in fields else "is not a server", []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

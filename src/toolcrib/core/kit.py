@@ -34,6 +34,7 @@ from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
+from toolcrib.servers.tool_listing import without_tools
 
 CONNECT_LIMIT = 10.0
 """Seconds that a server has to connect."""
@@ -255,7 +256,10 @@ class Kit(AsyncResource, ToolProvider):
         self._version += 1
         folders = {name: server.config.reads_from(self._root) for name, server in self._servers.items()}
         return Catalog.build(
-            {name: server.tools or () for name, server in self._servers.items()},
+            {
+                name: without_tools(server.tools or (), server.config.disabled_tools)
+                for name, server in self._servers.items()
+            },
             version=self._version,
             previous=previous,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},

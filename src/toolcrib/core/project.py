@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
 from toolcrib.servers.model import OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
+from toolcrib.servers.tool_listing import without_tools
 
 if TYPE_CHECKING:
     from toolcrib.core.crib import Crib
@@ -206,6 +208,8 @@ class Project:
 
     def _shown(self, name: str, server: Server, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
         offered = self._trust.offered(server.config, server.root, definitions, hold=self.holds(server))
+        config = self.config.servers.get(name)
+        offered = without_tools(offered, config.disabled_tools if config is not None else ())
         chosen = self.chosen.get(name)
         if chosen is None:
             return offered
@@ -238,7 +242,7 @@ class Project:
         except UnknownTool as unknown:
             meant, tool = self._meant(name)
             if shown is None or shown(harmless_stand_in(meant, tool)):
-                self._explain(meant, unknown)
+                self._explain(meant, tool, unknown)
                 server = self.servers.get(meant)
                 if server is not None and server.tools is None:
                     raise server.unavailable() from None
@@ -266,14 +270,17 @@ class Project:
         longest = max(begins, key=len, default="")
         return longest, name.removeprefix(f"{slug(longest)}_") if longest else name
 
-    def _explain(self, meant: str, unknown: UnknownTool) -> None:
+    def _explain(self, meant: str, tool: str, unknown: UnknownTool) -> None:
         """Adds what the configuration or a built-in server reports about the server."""
         builtin = self._builtins.get(meant)
         if builtin is not None and (why := builtin.absence(self)):
             unknown.remedy = why
         config = self.config.servers.get(meant)
         if config is not None and not config.enabled:
-            unknown.remedy = f"{meant} is disabled in {config.source}."
+            unknown.remedy = f"It is disabled in {config.source}. To enable it: toolcrib enable {shlex.quote(meant)}"
+        elif config is not None and tool in {one for name in config.disabled_tools for one in (name, slug(name))}:
+            target = shlex.quote(f"{meant}:{tool}")
+            unknown.remedy = f"{tool} is disabled. To enable it: toolcrib enable {target}"
         for problem in self.config.problems:
             if problem.key.split(".")[1:2] == [meant]:
                 unknown.remedy = str(problem)

@@ -169,12 +169,11 @@ class Projects:
         return event
 
     def _configured(self) -> dict[str, frozenset[tuple[object, ...]]]:
-        """By server name, over all projects: what defines it, and whether it is enabled."""
-        servers = [server for project in self for server in project.config.servers.values()]
-        return {
-            name: frozenset((one.identity, one.limits, one.enabled) for one in servers if one.name == name)
-            for name in {one.name for one in servers}
-        }
+        """By server name, over all projects: what defines it, and what of it is enabled."""
+        found: dict[str, set[tuple[object, ...]]] = {}
+        for one in (server for project in self for server in project.config.servers.values()):
+            found.setdefault(one.name, set()).add((one.identity, one.limits, one.enabled, one.disabled_tools))
+        return {name: frozenset(what) for name, what in found.items()}
 
     @property
     def files(self) -> frozenset[Path]:

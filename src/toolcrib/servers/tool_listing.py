@@ -1,8 +1,8 @@
 """tools/list, page by page → the tools' raw definitions.
 
 In: a link. Out: each tool's exact JSON bytes, in the server's order. Invalid tools (not an object, no name) and
-duplicate names are skipped and logged; they never hide the others. Used by `server`, and by
-`refused_calls` to compare two lists.
+duplicate names are skipped and logged; they never hide the others. Used by `server`, by `refused_calls` to compare two
+lists, and by the catalogs to leave tools out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -51,6 +52,11 @@ class _Name(msgspec.Struct):
 _pages = msgspec.json.Decoder(_Page)
 _names = msgspec.json.Decoder(_Name)
 _tools = msgspec.json.Decoder(_Tool)
+
+
+def without_tools(definitions: tuple[bytes, ...], names: Collection[str]) -> tuple[bytes, ...]:
+    """The definitions of all other tools."""
+    return tuple(raw for raw in definitions if _names.decode(raw).name not in names) if names else definitions
 
 
 async def list_tools(link: ServerLink, limit: float) -> tuple[bytes, ...]:
