@@ -112,7 +112,15 @@ async def test_each_project_has_its_own_naming_style_and_a_change_has_a_new_cata
 
 @pytest.mark.parametrize("key", sorted(SETTINGS))
 async def test_a_projects_file_may_set_only_the_projects_own_settings(crib: Crib, tmp_path: Path, key: str) -> None:
-    values = {"names": "plain", "port": 1, "log_level": "debug", "store": "x.db", "workspace": False, "jobs": {}}
+    values = {
+        "names": "plain",
+        "pins": "hold",
+        "port": 1,
+        "log_level": "debug",
+        "store": "x.db",
+        "workspace": False,
+        "jobs": {},
+    }
     second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
     problems = [str(problem) for problem in second.config.problems]
     if key in USER_ONLY_SETTINGS:

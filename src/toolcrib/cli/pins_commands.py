@@ -22,7 +22,7 @@ from toolcrib.daemon_client.command_client import RemoteError
 from toolcrib.errors import NotFound, UsageError
 
 commands = typer.Typer(rich_markup_mode=None)
-pins = typer.Typer(help="Show what servers changed in their tools since you accepted them.")
+pins = typer.Typer()
 commands.add_typer(pins, name="pins")
 
 _DIGITS = 16

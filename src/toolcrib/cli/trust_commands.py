@@ -44,8 +44,8 @@ def trust(
     Shows what a file would do and asks for confirmation. If a file changes, you must trust it again.
 
     If you trust a server, its annotations (read-only, destructive) decide which agents may use its tools. This covers
-    the tools that it lists now. Tools that it adds or changes later are not trusted until you run this command again,
-    nor is the server after its command or URL changes.
+    the tools that it lists now. Tools that it adds or changes later are not trusted until you accept them (`toolcrib
+    pins`) or run this command again, nor is the server after its command or URL changes.
     """
     if server is not None:
         return _trust_server("server:trust", server, file, as_json=as_json)
