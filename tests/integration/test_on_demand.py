@@ -106,10 +106,10 @@ def open_crib(tmp_path: Path) -> OpenCrib:
         (tmp_path / name).mkdir(parents=True)
 
     @asynccontextmanager
-    async def opened(entry: dict[str, Any]) -> AsyncIterator[Crib]:
+    async def opened(entry: dict[str, Any], **more: Any) -> AsyncIterator[Crib]:
         environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
         (tmp_path / "home" / "config.json").write_text(json.dumps({"servers": {"s": entry}}))
-        async with Crib(paths=Paths.of_user(environ), root=tmp_path / "one", environ=environ) as crib:
+        async with Crib(paths=Paths.of_user(environ), root=tmp_path / "one", environ=environ, **more) as crib:
             await crib.projects.home.settled()
             yield crib
 
@@ -218,12 +218,13 @@ async def test_zero_minutes_means_never(open_crib: OpenCrib, own: OwnServer) -> 
         assert crib.projects.home.servers["s"]._idle._timer is None
 
 
-async def test_a_projects_servers_stop_when_its_last_client_has_left(
-    open_crib: OpenCrib, own: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("share", ["all", "project"])
+async def test_servers_stop_when_their_last_client_has_left(
+    open_crib: OpenCrib, own: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str
 ) -> None:
     monkeypatch.setattr(project_module, "GRACE", 0.05)
     await listed_once(open_crib, own, own.entry())
-    async with open_crib(own.entry(share="project")) as crib:
+    async with open_crib(own.entry(share=share), is_daemon=True) as crib:
         for root in (tmp_path / "one", tmp_path / "two"):
             async with crib.projects.working_in(root) as project:
                 async with crib.projects.working_in(root):
@@ -231,7 +232,8 @@ async def test_a_projects_servers_stop_when_its_last_client_has_left(
                 server = project.servers["s"]
                 await crib.projects.release_unused(project)
                 assert server.status.state is ServerState.READY
-            ended = ServerState.IDLE if project is crib.projects.home else ServerState.STOPPED
+            closed = share == "project" and project is not crib.projects.home
+            ended = ServerState.STOPPED if closed else ServerState.IDLE
             await until(lambda server=server, ended=ended: server.status.state is ended)
             assert not Path(f"/proc/{used}").exists()
         assert [tool.name for tool in crib.catalog.tools] == ["whoami", "wait"]

@@ -33,7 +33,12 @@ class AgentServers:
     def all(self) -> tuple[Server, ...]:
         return tuple(self._held.values())
 
-    async def release(self, *, server: str | None = None, agent: str | None = None) -> None:
-        """Releases the instances of this server, of this agent, or all."""
-        leaving = [key for key in self._held if server in (None, key[0]) and agent in (None, key[1])]
+    async def release(self, agent: str | None = None) -> None:
+        """Stops the instances of this agent, or of all."""
+        leaving = [key for key in self._held if agent in (None, key[1])]
         await asyncio.gather(*(self._pool.release(self._held.pop(key)) for key in leaving))
+
+    async def retire(self, server: str) -> None:
+        """Stops this server's instances when their calls have finished."""
+        leaving = [key for key in self._held if key[0] == server]
+        await asyncio.gather(*(self._pool.retire(self._held.pop(key)) for key in leaving))

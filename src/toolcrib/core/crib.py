@@ -138,6 +138,7 @@ class Crib(AsyncResource, ToolProvider):
             await builtin.refresh(self)
             self._exit.push_async_callback(builtin.close)
         home = await self.projects.at(self.environment.root)
+        home.used_by_program = not self._holder.daemon
         if self._opening is Opening.CONNECTED:
             await home.wait_for_new_servers(None)
 

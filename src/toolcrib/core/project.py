@@ -134,6 +134,8 @@ class Project:
         """All current tools. A new snapshot replaces it after a change."""
         self.users = 0
         """Connections and requests that use this project now."""
+        self.used_by_program = False
+        """Whether a program opened it for itself. A daemon's own project is used only by its clients."""
         self.touched = 0.0
         """The last use, by the monotonic clock."""
         self.callers: dict[str, float] = {}
@@ -165,7 +167,7 @@ class Project:
     def seconds_needed(self) -> float:
         """How long its servers are still needed if nobody uses it any more; 0 if they are not."""
         now = time.monotonic()
-        if self.users:
+        if self.users or self.used_by_program:
             # The callers' requests may be among those in flight.
             self.callers = dict.fromkeys(self.callers, now)
             return GRACE

@@ -291,7 +291,7 @@ class Projects:
             ):
                 del project.servers[name]
                 await self.pool.retire(server)
-                await project.agent_servers.release(server=name)
+                await project.agent_servers.retire(name)
                 await self._forget(server)
         for name, config in wanted.items():
             if name not in project.servers:
@@ -333,7 +333,7 @@ class Projects:
             return
         for project in self:
             project.callers.pop(event.agent, None)
-            self._spawn(project.agent_servers.release(agent=event.agent))
+            self._spawn(project.agent_servers.release(event.agent))
             if project.root in self._releases:
                 self._plan_release(project)
 
@@ -365,17 +365,18 @@ class Projects:
         async with self._wiring:
             if project.seconds_needed():
                 self._plan_release(project)
-            elif project.root == self.root:
-                for server in (*project.servers.values(), *project.agent_servers.all()):
-                    if not self.pool.is_shared(server):
-                        self._rest_if_on_demand(server)
-            else:
+                return
+            servers = project.servers.values()
+            if project.root != self.root:
                 self.by_root.pop(project.root, None)
                 self._stamps.pop(project.root, None)
-                servers, project.servers = list(project.servers.values()), {}
-                await project.agent_servers.release()
+                project.servers = {}
                 for server in servers:
                     await self.pool.release(server)
+            await project.agent_servers.release()
+            for server in servers:
+                if not any(server in other.servers.values() and other.seconds_needed() for other in self):
+                    self._rest_if_on_demand(server)
 
     def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

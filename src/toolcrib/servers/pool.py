@@ -89,10 +89,6 @@ class ServerPool:
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
 
-    def is_shared(self, server: Server) -> bool:
-        """Whether it was acquired more than once."""
-        return any(self._holders[key] > 1 for key, one in self._servers.items() if one is server)
-
     async def release(self, server: Server) -> None:
         """Undoes one `acquire`; the last release stops the server."""
         if self._let_go(server):
