@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.catalog.flags import flags_of, look_alikes
+from toolcrib.catalog.flags import inspect, look_alikes
 from toolcrib.cli.app import run
 from toolcrib.config.from_code import server_config
 from toolcrib.config.layers import load
@@ -212,6 +212,10 @@ async def test_a_flag_is_shown_until_a_person_accepts_the_definition(scene, capl
     assert scene.offered(hold=True) == scene.now, "a flag blocks nothing"
     await scene.accept("write")
     assert scene.status() == {}
+
+
+def flags_of(definition: bytes) -> tuple[str, ...]:
+    return inspect(definition).flags
 
 
 IGNORES = "tells the model to ignore its instructions"

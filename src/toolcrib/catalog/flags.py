@@ -11,6 +11,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _USER = r"(?:the |your )?(?:human|end[- ]?user|user|person|operator)s?\b"
@@ -77,8 +78,23 @@ _PROSE = frozenset({"description", "title", "instructions", "examples", "default
 """The keys of a definition whose texts a model reads as prose."""
 
 
-def flags_of(definition: bytes) -> tuple[str, ...]:
-    """The reasons to look at this definition, in alphabetical order."""
+_SENTENCES = re.compile(r"[.\n]")
+_ORDERS = re.compile(
+    r"\b(?:always|must|never|before|instead|first|whenever|every time|is (?:called|used|invoked|available))\b",
+    re.IGNORECASE,
+)
+_COMPOUND_NAME = re.compile(r"\b[A-Za-z][a-z0-9]*(?:[_-]\w+|[A-Z]\w*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedTexts:
+    flags: tuple[str, ...]
+    """The reasons to look at the definition, in alphabetical order."""
+    ordered: frozenset[str]
+    """Words like names of tools, in sentences that say when to use them. No reason if they are the server's own."""
+
+
+def inspect(definition: bytes) -> InspectedTexts:
     try:
         decoded = json.loads(definition)
     except (ValueError, RecursionError):
@@ -96,7 +112,14 @@ def flags_of(definition: bytes) -> tuple[str, ...]:
             found.add(reason)
     if _FAR_AWAY.search(prose):
         found.add("hides text behind a long empty space")
-    return tuple(sorted(found - {""}))
+    return InspectedTexts(flags=tuple(sorted(found - {""})), ordered=frozenset(_ordered(prose)))
+
+
+def _ordered(prose: str) -> Iterator[str]:
+    if _ORDERS.search(prose) and _COMPOUND_NAME.search(prose):
+        for sentence in _SENTENCES.split(prose):
+            if _ORDERS.search(sentence):
+                yield from _COMPOUND_NAME.findall(sentence)
 
 
 def _texts(value: Any) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -36,9 +37,20 @@ from toolcrib.store.schema import storable
 SHORTEST_DIGEST = 16
 """Hexadecimal digits, which nobody can produce on purpose."""
 _CONTEXT_LINES = 2
-_alike: WeakKeyDictionary[Catalog, dict[str, str]] = WeakKeyDictionary()
-"""Computed once per catalog. A tool that is kept out or no longer so changes the catalog."""
 _NOT_COMPARED = frozenset({"name", "icons"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    """The names of all tools in a project."""
+
+    servers: Mapping[str, Collection[str]]
+    alike: Mapping[str, str]
+    """Names that look like another one."""
+
+
+_names: WeakKeyDictionary[Catalog, _Names] = WeakKeyDictionary()
+"""Computed once per catalog. A tool that is kept out or no longer so changes the catalog."""
 
 
 def describe_pins(project: Project, server: str) -> dict[str, Any]:
@@ -67,20 +79,24 @@ def pin_status(project: Project, tool: Tool) -> str:
 
 def _flagged(project: Project, server: str, review: PinReview) -> Iterator[tuple[str, list[str]]]:
     """The flagged tools whose definitions no person has accepted, with the reasons."""
-    alike = _look_alikes(project)
+    names = _names_in(project)
     for name, tool in sorted(review.tools.items()):
         if tool.sha256 not in review.pinned.reviewed:
-            looks = [f"has a name that looks like {alike[name]}"] if name in alike else []
-            if reasons := [*looks, *tool.flags]:
+            looks = [f"has a name that looks like {names.alike[name]}"] if name in names.alike else []
+            others = sorted(one for one in tool.ordered if names.servers.get(one, {server}) != {server})
+            orders = [f"says when to use {one}, a tool of another server" for one in others if one not in review.tools]
+            if reasons := [*looks, *orders, *tool.flags]:
                 yield name, reasons
 
 
-def _look_alikes(project: Project) -> dict[str, str]:
-    """Tools whose names look like another one's, in the whole project."""
-    found = _alike.get(project.catalog)
+def _names_in(project: Project) -> _Names:
+    found = _names.get(project.catalog)
     if found is None:
-        kept_out = [name for server in project.servers for name in project.kept_out(server)]
-        found = _alike[project.catalog] = look_alikes([tool.name for tool in project.catalog.tools] + kept_out)
+        kept_out = [(server, name) for server in project.servers for name in project.kept_out(server)]
+        servers: dict[str, set[str]] = {}
+        for server, name in [*((tool.server, tool.name) for tool in project.catalog.tools), *kept_out]:
+            servers.setdefault(name, set()).add(server)
+        found = _names[project.catalog] = _Names(servers=servers, alike=look_alikes(servers))
     return found
 
 

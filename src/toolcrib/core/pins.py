@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from toolcrib.catalog.flags import flags_of
+from toolcrib.catalog.flags import inspect
 from toolcrib.catalog.tool import BadDefinition, decode_definition, digest_of
 from toolcrib.store.pins import PinChange, PinRow
 from toolcrib.store.schema import storable
@@ -47,6 +47,8 @@ class ListedTool:
     """As the database stores it."""
     sha256: str
     flags: tuple[str, ...]
+    ordered: frozenset[str] = field(repr=False)
+    """Names of tools that it says when to use."""
     definition: bytes = field(repr=False)
 
 
@@ -171,4 +173,11 @@ def _read(definition: bytes) -> ListedTool | None:
         name, fields = decode_definition(definition)
     except BadDefinition:
         return None
-    return ListedTool(name=storable(name), sha256=digest_of(fields), flags=flags_of(definition), definition=definition)
+    texts = inspect(definition)
+    return ListedTool(
+        name=storable(name),
+        sha256=digest_of(fields),
+        flags=texts.flags,
+        ordered=texts.ordered,
+        definition=definition,
+    )
