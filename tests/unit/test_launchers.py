@@ -15,6 +15,7 @@ from parts.fleet import SERVERS
 from parts.live_servers import LIMIT, LiveServers, call, live, odd_config, until
 from parts.waiting import wait_for
 from toolcrib.cli.server_commands import server_table
+from toolcrib.commands import installing as reports
 from toolcrib.config.from_code import StdioServer, server_config
 from toolcrib.config.launchers import PackageLaunch, launch_of
 from toolcrib.config.model import ServerConfig
@@ -143,6 +144,21 @@ async def test_an_installing_launcher_has_time_to_remove_its_lock(live: LiveServ
     await found.stop()
     assert npx.did() == ["begin", "asked to end"]
     assert not npx.lock.exists()
+
+
+async def test_commands_without_a_daemon_wait_for_an_installation_and_report_it(live: LiveServers, npx, monkeypatch):
+    monkeypatch.setattr(reports, "_TELL_AGAIN", 0.01)
+    events = []
+
+    async def emit(event: dict[str, Any]) -> None:
+        events.append(event)
+        npx.go.touch()
+
+    found = live.make(npx.config())
+    found.start()
+    await reports.wait_for_installations([found], emit)
+    assert found.status.state is ServerState.READY
+    assert events[0] == {"progress": "installing… 0 s"}
 
 
 async def test_a_kit_goes_on_without_an_installing_server_and_adds_it_later(npx):

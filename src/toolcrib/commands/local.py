@@ -15,6 +15,7 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
+from toolcrib.commands.installing import wait_for_installations
 from toolcrib.commands.registry import Command, CommandContext, JobService, ServersNeeded, Via
 from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths
@@ -66,6 +67,8 @@ async def local_commands(
     async with crib:
         if command.servers is ServersNeeded.SETTLED or _calls_a_command(command, params):
             await crib.projects.home.settled()
+        # They end with this process, so an installation that is not waited for would begin again each time.
+        await wait_for_installations([one for one in crib.projects.pool.servers if one.installing], emit)
         context = CommandContext(
             crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=emit
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from toolcrib.catalog.tool import decode_definition
+from toolcrib.commands.installing import wait_for_installations
 from toolcrib.commands.pins import describe_pins
 from toolcrib.commands.registry import (
     Availability,
@@ -54,8 +54,6 @@ _STATUS_FIELDS = (
     "attempts",
     "root",
 )
-_TELL_AGAIN = 1.0
-"""Seconds between two events about an installation."""
 
 
 def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
@@ -189,27 +187,20 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
             f"{params.name} is in {file}, but not in use: {' '.join(problems) or 'another entry replaces it.'}",
             remedy="Run `toolcrib config check` for details.",
         )
-    await _until_settled(context, params.name)
+    await _connect(context, params.name)
     return {"server": params.name, "file": str(file), **describe_server(context, params.name)}
 
 
-async def _until_settled(context: CommandContext, name: str) -> None:
-    """Starts it, waits for the first attempt to connect, and tells a person how long the installation takes."""
+async def _connect(context: CommandContext, name: str) -> None:
     server = context.project.servers.get(name)
     if server is None:
         return
     server.start_if_idle()
     if context.via is Via.MCP:
+        # Clients limit the time of a call.
         await server.settled()
-        return
-    waiting = asyncio.create_task(server.settled(server.config.connect_timeout + 1))
-    try:
-        while not (await asyncio.wait({waiting}, timeout=_TELL_AGAIN))[0]:
-            status = server.status
-            if status.installing and status.since:
-                await context.emit({"progress": f"installing… {time.time() - status.since:.0f} s"})
-    finally:
-        waiting.cancel()
+    else:
+        await wait_for_installations([server], context.emit)
 
 
 async def _in_project(context: CommandContext, file: Path) -> ProjectEdit | None:
