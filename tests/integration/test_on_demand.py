@@ -222,7 +222,7 @@ async def test_zero_minutes_means_never(open_crib: OpenCrib, own: OwnServer) -> 
 async def test_servers_stop_when_their_last_client_has_left(
     open_crib: OpenCrib, own: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str
 ) -> None:
-    monkeypatch.setattr(project_module, "GRACE", 0.05)
+    monkeypatch.setattr(project_module, "GRACE", 0.3)
     await listed_once(open_crib, own, own.entry())
     async with open_crib(own.entry(share=share), is_daemon=True) as crib:
         for root in (tmp_path / "one", tmp_path / "two"):

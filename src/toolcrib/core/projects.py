@@ -246,9 +246,10 @@ class Projects:
             project.rebuild()
             if root != self.root:
                 # The caller may be gone by now and would never release it.
-                project.touch()
                 self._plan_release(project)
             await self._connect(project)
+            # Opening may take long, and a waiting release must not come before the caller.
+            project.touch()
             return project
 
     async def _reloaded(self) -> None:
