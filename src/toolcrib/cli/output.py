@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from toolcrib.daemon_client.command_client import RemoteError
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import ToolcribError, UsageError
 
 if TYPE_CHECKING:
     from toolcrib.cli.terminal import Terminal
@@ -163,6 +163,15 @@ def say(text: str) -> None:
 def hint(text: str) -> None:
     """Prints a line to stderr: next steps, warnings."""
     sys.stderr.write(visible(text) + "\n")
+
+
+def confirmed(question: str, *, instead: str) -> bool:
+    """Asks a yes-or-no question at the terminal. Without one, the error says what to do `instead`."""
+    if not sys.stdin.isatty():
+        raise UsageError("This needs your confirmation, but there is no terminal.", remedy=instead)
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def say_json(value: Any) -> None:

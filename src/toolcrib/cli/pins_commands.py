@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say, terminal
+from toolcrib.cli.output import confirmed, hint, printed, say, terminal
 from toolcrib.cli.perform import perform
 from toolcrib.config.show import visible
 from toolcrib.daemon_client.command_client import RemoteError
-from toolcrib.errors import NotFound, UsageError
+from toolcrib.errors import NotFound
 
 commands = typer.Typer(rich_markup_mode=None)
 pins = typer.Typer()
@@ -98,7 +98,8 @@ def accept(
         digest = server["digest"] if not tool else tools[0]["digest"]
         if not as_json:
             _say_server(server, tools)
-        if not yes and not _agrees():
+        instead = "Review the difference, then add --digest with its digest, or --yes."
+        if not yes and not confirmed("Accept this?", instead=instead):
             hint("Nothing was changed.")
             return 1
     try:
@@ -135,17 +136,6 @@ def _found(target: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str
             if meant := [row for row in server["tools"] if row["tool"] == tool]:
                 return server, meant, tool
     raise NotFound(f"Nothing of {target} awaits review.", remedy="`toolcrib pins` lists what does.")
-
-
-def _agrees() -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "Accepting needs your confirmation, but there is no terminal.",
-            remedy="Review the difference, then add --digest with its digest, or --yes.",
-        )
-    sys.stderr.write("Accept this? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _say_server(server: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> None:

@@ -7,7 +7,6 @@ since, nothing is trusted.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ import typer
 
 from toolcrib.cli.config_commands import project_files
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say
+from toolcrib.cli.output import confirmed, hint, printed, say
 from toolcrib.cli.perform import paths, perform, root
 from toolcrib.cli.server_commands import hint_pins
 from toolcrib.config.layers import load
@@ -61,7 +60,8 @@ def trust(
         hint(f"Once trusted, {untrusted['file']}:")
         for line in untrusted["effects"]:
             hint(f"  {line}")
-    if waiting and not yes and not _agrees():
+    instead = "Review the effects, then add --yes."
+    if waiting and not yes and not confirmed("Trust this?", instead=instead):
         hint("Nothing was changed.")
         return 1
     trusted = [perform("trust:add", {"file": row["file"], "digest": row["digest"]}) for row in waiting]
@@ -83,16 +83,6 @@ def _trust_server(command: str, name: str, file: Path | None, *, as_json: bool) 
         if found["tools"]:
             say(f"{found['read_only']} of its {found['tools']} tools are marked read-only.")
     return 0
-
-
-def _agrees() -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "Trust needs your confirmation, but there is no terminal.", remedy="Review the effects, then add --yes."
-        )
-    sys.stderr.write("Trust this? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _asking_for_trust(file: Path | None) -> list[str]:

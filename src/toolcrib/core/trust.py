@@ -262,6 +262,9 @@ class Trust:
         """Accepts the tool's present definition, or all of the server's if `tool` is empty, and returns the names.
         `digest` is the beginning of `PinReview.digest` as it was shown to the person."""
         async with self._changing:
+            if not self.is_pinned(server):
+                # An earlier attempt to store the first definitions failed.
+                await self._accept_first(server, self._reader.listed((server.identity, root), listed))
             review, tools = self._awaiting(server, root, listed, tool)
             if not review.digest(tools).startswith(digest):
                 raise UsageError(
