@@ -129,7 +129,8 @@ class ServerFailure(ToolcribError):
 
 
 class ServerUnavailable(ServerFailure):
-    pass
+    repeat_after: float | None = None
+    """Seconds after which a call that cannot do harm may be sent again; None if that is useless or not necessary."""
 
 
 class CallTimeout(ServerFailure):

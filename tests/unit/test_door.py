@@ -289,6 +289,49 @@ async def test_each_end_of_a_call_has_its_outcome(answer: ServerAnswer | BaseExc
     assert (plain.door.in_flight, plain.door.finished) == (0, 1)
 
 
+def interrupted(seconds: float | None) -> ServerUnavailable:
+    error = ServerUnavailable("It died. The call may have run.")
+    error.repeat_after = seconds
+    return error
+
+
+REPEATED = ["target files for a", "forward", "target files for a", "forward"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "after", "trusted", "steps"),
+    [
+        ("files:read", 0.0, True, REPEATED),
+        ("files:read", None, True, REPEATED[:2]),
+        ("files:read", 0.0, False, REPEATED[:2]),
+        ("files:write", 0.0, True, REPEATED[:2]),
+    ],
+)
+async def test_only_a_harmless_call_is_repeated_and_the_audit_log_shows_it(
+    tool: str, after: float | None, *, trusted: bool, steps: list[str]
+) -> None:
+    answers: list[Any] = [interrupted(after), ServerAnswer(result=EMPTY), None]
+    held = DoorHarness(answer=lambda call: answers.pop(0))
+    held.server.list_tools(trusted=trusted)
+    if steps == REPEATED:
+        assert (await held.call(tool)).answer.result == EMPTY
+    else:
+        with pytest.raises(ServerUnavailable, match="may have run"):
+            await held.call(tool)
+    assert [step for step in held.steps if step in REPEATED] == steps
+    intent, outcome = held.entries
+    assert (intent.kind, outcome.kind) == (EntryKind.INTENT, EntryKind.OUTCOME)
+    assert outcome.rule == intent.rule + ("; sent twice" if steps == REPEATED else "")
+
+
+async def test_a_harmless_call_is_repeated_once_only() -> None:
+    answers = [interrupted(0.0), interrupted(0.0), interrupted(0.0)]
+    held = DoorHarness(answer=lambda call: answers.pop(0))
+    with pytest.raises(ServerUnavailable):
+        await held.call("files:read")
+    assert len(answers) == 1
+
+
 async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     reached, cancelled = asyncio.Event(), asyncio.Event()
     plain = PlainDoor(lambda call: hang(reached, cancelled))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import os
+import re
 import socket
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.environment import child_environment
+from toolcrib.servers.post_client import ConnectionBroken
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stdio import MAX_LINE_LENGTH, StderrLog
 from toolcrib.servers.web import explain, explain_network, explain_status, root_cause
@@ -177,6 +181,12 @@ def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [web.proxy_for(url) for url in urls] == [None, None, "http://proxy:1"]
 
 
+def certificate_error(code: int) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError()
+    error.verify_code = code
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -185,6 +195,10 @@ def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         (TimeoutError(), "in time"),
         (ConnectionResetError(), "closed the connection"),
         (ssl.SSLCertVerificationError(), "not trusted"),
+        (certificate_error(10), "has expired"),
+        (certificate_error(62), "for another host"),
+        (certificate_error(20), "not trusted"),
+        (ConnectionBroken("closed the connection in the middle of an answer."), "/mcp closed the connection in the"),
         (ValueError("with Bearer abc"), "ValueError"),
     ],
 )
@@ -199,9 +213,26 @@ def test_a_network_failure_is_explained_without_secrets(error: Exception, text: 
         assert text in explain_network(outer, "https://h/mcp")
 
 
+def test_the_time_in_retry_after_is_shown_and_limited() -> None:
+    def explained(value: str) -> str:
+        return explain_status(429, "https://h/mcp", {"retry-after": value})
+
+    assert "Try again in 7 s." in explained(" 7 ")
+    assert re.search(r"Try again in (59|60) s\.", explained(email.utils.formatdate(time.time() + 60, usegmt=True)))
+    assert "Try again in 0 s." in explained("Fri, 31 Dec 1999 23:59:59 GMT")
+    assert "Try again in 3600 s." in explained("9" * 400)
+    for invalid in ("", "soon", "-1", "Fri, 99 Dec 1999 23:59:59 GMT"):
+        assert "Try again later." in explained(invalid), invalid
+
+
 def test_a_refusal_has_its_status_and_a_group_the_error_that_explains_it() -> None:
-    for status in (401, 403, 404, 405, 429, 500, 503):
-        assert f"HTTP {status}" in explain_status(status, "https://h/mcp")
+    texts = {
+        status: explain_status(status, "https://h/mcp") for status in (302, 401, 403, 404, 413, 429, 500, 502, 503)
+    }
+    assert all(f"HTTP {status}" in text for status, text in texts.items())
+    assert len({text.replace(str(status), "") for status, text in texts.items()}) == len(texts)
+    away = {"location": "https://u:p@other.example/mcp?key=1"}
+    assert "redirects to https://other.example/mcp (HTTP 308)" in explain_status(308, "https://h/mcp", away)
     reason = ServerUnavailable("It is away.", remedy="Do this.")
     group = BaseExceptionGroup("", [asyncio.CancelledError(), ExceptionGroup("", [ValueError(), reason])])
     assert root_cause(group) is reason

@@ -28,7 +28,16 @@ from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
-from toolcrib.errors import AuditUnwritable, CallTimeout, Denied, ServerFailure, StoreError, ToolcribError, UnknownTool
+from toolcrib.errors import (
+    AuditUnwritable,
+    CallTimeout,
+    Denied,
+    ServerFailure,
+    ServerUnavailable,
+    StoreError,
+    ToolcribError,
+    UnknownTool,
+)
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
@@ -264,7 +273,10 @@ class Door:
         record.left = True
         try:
             target: CallTarget = context.project.target(tool.server, context)
-            answer = await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
+            try:
+                answer = await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
+            except ServerUnavailable as error:
+                answer = await _repeated(record, request, call, error)
         except BaseException as error:
             record.finish(CallOutcome.DENIED if record.stopped else _failure(error))
             raise
@@ -280,6 +292,18 @@ class Door:
             with contextlib.suppress(StoreError):
                 await audit.flush()
         return answer
+
+
+async def _repeated(record: CallRecord, request: CallRequest, call: ToolCall, error: ServerUnavailable) -> ServerAnswer:
+    """Sends a call again if it can do no harm and the error says that this may help; otherwise raises the error."""
+    if error.repeat_after is None or not record.tool.is_harmless:
+        raise error
+    await asyncio.sleep(error.repeat_after)
+    if not _is_unchanged(record, request):
+        raise error
+    record.decision = Decision(record.decision.verdict, f"{record.decision.rule}; sent twice")
+    target: CallTarget = record.context.project.target(record.tool.server, record.context)
+    return await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
 
 
 _CLIENTS_OWN = "wait_for_previous"
@@ -316,19 +340,22 @@ def _besides(request: CallRequest, params: Mapping[str, Raw]) -> bytes:
 
 
 def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
-    """The decision or approval is for this tool, not for another that has taken its name in the meantime.
+    """The decision or approval is for this tool, not for another that has taken its name in the meantime."""
+    if not _is_unchanged(record, request):
+        record.finish(CallOutcome.DENIED)
+        raise Denied(f"{record.tool_name} changed while the call waited, so it did not run.", remedy="Call again.")
 
-    The caller's name for it may be ambiguous by now; its `server:tool` name still means this tool.
-    """
+
+def _is_unchanged(record: CallRecord, request: CallRequest) -> bool:
+    """The caller's name for the tool may be ambiguous by now; its `server:tool` name still means this tool."""
     for name in (request.tool, record.tool_name):
         try:
             found = record.context.project.find(name, lambda _: False)
             if found is record.tool or found.is_still(record.tool):
-                return
+                return True
         except ToolcribError as error:
             log.debug("%s no longer exists: %s", name, error.message)
-    record.finish(CallOutcome.DENIED)
-    raise Denied(f"{record.tool_name} changed while the call waited, so it did not run.", remedy="Call again.")
+    return False
 
 
 def _refused(record: CallRecord, remedy: str = _ASK_THE_OWNER) -> Denied:

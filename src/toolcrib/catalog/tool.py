@@ -192,6 +192,11 @@ class Tool:
         return self.trusted and self.annotations.get("readOnlyHint") is True
 
     @property
+    def is_harmless(self) -> bool:
+        """A trusted server declares that it changes nothing and can be repeated."""
+        return self.reads_only and annotations_of(self.annotations)["idempotent"]
+
+    @property
     def description(self) -> str:
         description = self._field("description")
         return description if isinstance(description, str) else ""

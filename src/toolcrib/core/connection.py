@@ -242,6 +242,8 @@ class Connection(AsyncResource, ToolProvider):
                 **labels,
             },
             call_timeout=_CALL_TIMEOUT,
+            # The daemon limits the calls of each server.
+            max_waiting_calls=1_000_000,
             max_message_mb=_LARGEST_ANSWER_MB,
         )
 

@@ -23,7 +23,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import FORWARD_COST, Peer, ServerLink, SessionExpired
+from toolcrib.servers.link import FORWARD_COST, Peer, Refused, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
@@ -129,7 +129,7 @@ class HttpLink(ServerLink):
             raise ProtocolViolation(f"Server '{self.name}': {error} The call may have run.") from None
         except OSError as error:
             self.last_error = explain_network(error, self._url)
-            raise self.unavailable(f"{self.last_error} The call may have run.") from None
+            raise self.interrupted(self.last_error) from None
         self.last_seen = time.time()
         self.last_error = ""
         return answer
@@ -149,16 +149,17 @@ class HttpLink(ServerLink):
             response.close()
             target = web.redirect_target(self._url, response.headers.get("location", ""))
             if target is None:
-                break
+                reason = explain_status(response.status, self._url, response.headers)
+                raise Refused(self.name, response.status, reason, retry_after=None)
             self._url = target
             self._address = Address.of(target, self._proxy)
-        raise self.unavailable(f"{web.shown_url(self._url)} redirects to another address. The call did not run.")
+        raise self.unavailable(f"{web.shown_url(self._url)} redirects again and again. The call did not run.")
 
     async def _read(self, request_id: str, response: post_client.PostResponse) -> ServerAnswer:
         kind = response.content_type
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise self._violation("it is compressed, which was not requested")
-        if response.status >= 400 or response.status in web.REDIRECTS:
+        if response.status >= 300:
             return await self._refused(response)
         if kind == "application/json":
             return self._whole(request_id, await response.read())
@@ -190,7 +191,7 @@ class HttpLink(ServerLink):
                 answer = await self._listen(request_id, resumed, last)
         if answer is not None:
             return answer
-        raise self.unavailable("It ended its stream without an answer. The call may have run.")
+        raise self.interrupted("It ended its stream without an answer.")
 
     async def _listen(
         self, request_id: str, response: post_client.PostResponse, last: _Position
@@ -225,7 +226,7 @@ class HttpLink(ServerLink):
         resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
         with await self._client.request(b"GET", self._address, self._head + resume) as response:
             if response.status != 200 or response.content_type != "text/event-stream":
-                raise self.unavailable("It ended its stream without an answer. The call may have run.")
+                raise self.interrupted("It ended its stream without an answer.")
             yield response
 
     def _heard(self, request_id: str, message: bytes) -> ServerAnswer | None:
@@ -256,8 +257,8 @@ class HttpLink(ServerLink):
             raise SessionExpired(f"Server '{self.name}': its token has been replaced. The call did not run.")
         if error is not None and status != 401:
             return ServerAnswer(error=error)
-        self.last_error = explain_status(status, self._url)
-        raise self.unavailable(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
+        self.last_error = explain_status(status, self._url, response.headers)
+        raise Refused(self.name, status, self.last_error, retry_after=web.retry_after(response.headers))
 
     def _let_go(self, response: post_client.PostResponse) -> None:
         """Releases the connection. The caller does not wait for a stream's last bytes."""
@@ -343,8 +344,8 @@ async def open_http(
             raise ServerUnavailable(observer.refusal)
         if observer.failure is not None:
             raise ServerUnavailable(explain_network(observer.failure, config.url))
-        if observer.status in {401, 403}:
-            raise ServerUnavailable(explain_status(observer.status, config.url))
+        if observer.status in {401, 403, 429}:
+            raise ServerUnavailable(explain_status(observer.status, config.url, observer.headers))
 
     async with web.shared_post_client(verify=config.verify_tls) as lease:
         link = HttpLink(config, lease, proxy=proxy, on_tools_changed=on_tools_changed)
@@ -386,7 +387,7 @@ async def _negotiate(
         return await session.negotiate(known=known, probe_limit=probe_limit)
     except ServerUnavailable:
         check()
-        if observer.status is not None and observer.status >= 400:
+        if observer.status is not None and observer.status >= 300:
             kind = NotStreamable if observer.status in _OLDER else ServerUnavailable
-            raise kind(explain_status(observer.status, config.url)) from None
+            raise kind(explain_status(observer.status, config.url, observer.headers)) from None
         raise

@@ -129,6 +129,12 @@ class Peer:
     """Whether the server declared that it sends tools/list_changed."""
 
 
+TOO_MANY_REQUESTS = 429
+_SHORT_PAUSE = 0.5
+_LONGEST_PAUSE = 5.0
+"""Seconds that a caller waits for the repetition of a call."""
+
+
 class EndedEarly(ServerUnavailable):
     """The server closed the connection during negotiation."""
 
@@ -140,7 +146,14 @@ class SessionExpired(ServerUnavailable):
 class Refused(ServerUnavailable):
     """The server answered with an HTTP error status."""
 
-    status = 0
+    def __init__(self, name: str, status: int, reason: str, *, retry_after: float | None) -> None:
+        self.status = status
+        may_have_run = status >= 500
+        super().__init__(f"Server '{name}': {reason} The call {'may have run' if may_have_run else 'did not run'}.")
+        if may_have_run or status == TOO_MANY_REQUESTS:
+            default = _SHORT_PAUSE if may_have_run else None
+            seconds = default if retry_after is None else retry_after
+            self.repeat_after = seconds if seconds is not None and seconds <= _LONGEST_PAUSE else None
 
 
 class TaskTimeout:
@@ -247,7 +260,7 @@ class ServerLink(abc.ABC):
                 self.excused_until = max(self.excused_until, clock.ends)
                 raise
             if self._ended:
-                raise self.unavailable(f"{self._ended} The call may have run.") from None
+                raise self.interrupted(self._ended) from None
             self._abandon(request_id, "time limit reached")
             raise CallTimeout(
                 f"Server '{self.name}' did not answer within {limit:g} s. The call was cancelled; it may have run.",
@@ -333,6 +346,12 @@ class ServerLink(abc.ABC):
     def unavailable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(f"Server '{self.name}': {reason}")
 
+    def interrupted(self, reason: str) -> ServerUnavailable:
+        """The error of a call that was sent and will get no answer."""
+        error = self.unavailable(f"{reason} The call may have run.")
+        error.repeat_after = 0.0
+        return error
+
     def reason_in(self, error: ServerUnavailable) -> str:
         """The reason alone, without the server's name and what it means for a call."""
         text = error.message.removeprefix(f"Server '{self.name}': ")
@@ -404,7 +423,7 @@ class PipeLink(ServerLink):
         super().lose(reason)
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(self.unavailable(f"{reason} The call may have run."))
+                future.set_exception(self.interrupted(reason))
                 future.exception()  # marks it as retrieved: its caller may be gone
         if self._listener is not None:
             self._listener.end()

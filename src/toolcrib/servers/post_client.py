@@ -45,7 +45,7 @@ class ProxyRefused(ConnectFailed):
 
 
 class ConnectionBroken(ConnectionResetError):
-    """The connection closed or sent invalid HTTP after the request was sent."""
+    """The connection closed or sent invalid HTTP after the request was sent. The text follows the server's address."""
 
 
 class PostResponse:
@@ -218,8 +218,7 @@ class _Connection(asyncio.Protocol):
             if self._response is None or not self._response.complete:
                 refusal = self._refusal or (error if isinstance(error, TooLarge) else None)
                 self._end(
-                    refusal
-                    or ConnectionBroken(f"It answered with something that is not HTTP ({type(error).__name__}).")
+                    refusal or ConnectionBroken(f"answered with something that is not HTTP ({type(error).__name__}).")
                 )
                 return
         full = self._response is not None and self._response.full
@@ -273,7 +272,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._end(ConnectionBroken("It closed the connection before its answer was complete."))
+        middle = "in the middle of" if self._head_size else "without"
+        self._end(ConnectionBroken(f"closed the connection {middle} an answer."))
         self._client.forget(self)
 
     def _end(self, error: OSError) -> None:

@@ -221,6 +221,8 @@ class HttpObserver:
     def __init__(self) -> None:
         self.session_id: str | None = None
         self.status: int | None = None
+        self.headers: Mapping[str, str] = {}
+        """Of the last answer."""
         self.failure: Exception | None = None
         self.refusal = ""
         """Why the server's response was rejected; empty if it was not."""
@@ -230,7 +232,7 @@ class HttpObserver:
     def answered(self, response: httpx2.Response) -> None:
         self.failure = None
         if response.request.method == "POST":
-            self.status = response.status_code
+            self.status, self.headers = response.status_code, response.headers
             if response.status_code < 400 and (session_id := response.headers.get("mcp-session-id")):
                 self.session_id = session_id
 

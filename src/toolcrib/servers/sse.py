@@ -17,7 +17,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import PipeLink, SessionExpired, pieces, running_beside
+from toolcrib.servers.link import PipeLink, Refused, SessionExpired, pieces, running_beside
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
 from toolcrib.servers.web import explain_network, explain_status
 from toolcrib.servers.wire import SseParser, TooLarge
@@ -41,12 +41,9 @@ class _Stream:
             response = await self._client.request(b"GET", Address.of(self._url, self._proxy), head)
         except OSError as error:
             raise ServerUnavailable(explain_network(error, self._url)) from None
-        if 300 <= response.status < 400:
-            response.close()
-            raise ServerUnavailable(f"{web.shown_url(self._url)} redirects; configure the final address.")
         if response.status != 200:
             response.close()
-            raise ServerUnavailable(explain_status(response.status, self._url))
+            raise ServerUnavailable(explain_status(response.status, self._url, response.headers))
         if response.content_type != "text/event-stream":
             response.close()
             raise ServerUnavailable(f"{web.shown_url(self._url)} answers without an event stream. Check the address.")
@@ -97,16 +94,19 @@ class _Stream:
                 await response.read()
         except OSError as error:
             reason = explain_network(error, endpoint)
-            ran = "did not run" if isinstance(error, ConnectFailed | ssl.SSLError) else "may have run"
-            raise ServerUnavailable(f"Server '{self._config.name}': {reason} The call {ran}.") from None
+            unsent = isinstance(error, ConnectFailed | ssl.SSLError)
+            ran = "did not run" if unsent else "may have run"
+            failure = ServerUnavailable(f"Server '{self._config.name}': {reason} The call {ran}.")
+            failure.repeat_after = None if unsent else 0.0
+            raise failure from None
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
             self.on_expired()
             why = "it no longer knows the session" if status == 404 else "its token has been replaced"
             raise SessionExpired(f"Server '{self._config.name}': {why}. The call did not run.")
         if status >= 300:
-            reason = explain_status(status, endpoint)
-            raise ServerUnavailable(f"Server '{self._config.name}': {reason} The call did not run.")
+            reason = explain_status(status, endpoint, response.headers)
+            raise Refused(self._config.name, status, reason, retry_after=web.retry_after(response.headers))
 
 
 @contextlib.asynccontextmanager

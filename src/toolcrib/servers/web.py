@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import socket
 import ssl
+import time
 import urllib.request
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from urllib.parse import urljoin, urlsplit
 
+from toolcrib.config.masking import printable
 from toolcrib.errors import ToolcribError
-from toolcrib.servers.post_client import PostClient, ProxyRefused
+from toolcrib.servers.post_client import ConnectionBroken, PostClient, ProxyRefused
 from toolcrib.servers.wire import TooLarge
 
 KEEPALIVE = [
@@ -163,17 +168,18 @@ def explain_network(error: BaseException, url: str) -> str:
     if isinstance(error, ProxyRefused | TooLarge):
         return str(error)
     for cause in _chain(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            why = getattr(cause, "verify_message", "") or "verification failed"
-            return f"The certificate of {where} is not trusted ({why}). Install its CA certificate."
         if isinstance(cause, ssl.SSLError):
-            return f"No secure connection to {where}: {cause.reason or 'TLS failed'}."
+            return _explain_tls(cause, where)
         if isinstance(cause, socket.gaierror):
-            return f"The host of {where} could not be resolved. Check the address and the network."
+            unknown = "Check the address and the network."
+            why = "No name server answers: check the network." if cause.errno == socket.EAI_AGAIN else unknown
+            return f"The host of {where} could not be resolved. {why}"
         if isinstance(cause, ConnectionRefusedError):
             return f"Nothing is listening at {where} (connection refused). Start the server or correct the address."
         if isinstance(cause, TimeoutError):
             return f"{where} did not answer in time."
+        if isinstance(cause, ConnectionBroken):
+            return f"{where} {cause}"
         if isinstance(cause, ConnectionResetError | BrokenPipeError):
             return f"{where} closed the connection."
     if "Timeout" in type(error).__name__:
@@ -181,6 +187,27 @@ def explain_network(error: BaseException, url: str) -> str:
     if "refused" in str(error).lower() or "All connection attempts failed" in str(error):
         return f"Nothing is listening at {where} (connection refused). Start the server or correct the address."
     return f"The connection to {where} failed ({type(error).__name__})."
+
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"})
+_EXPIRED, _NOT_YET_VALID, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
+"""OpenSSL's results of the verification of a certificate."""
+
+
+def _explain_tls(error: ssl.SSLError, where: str) -> str:
+    reason = getattr(error, "reason", "") or "TLS failed"
+    if reason in _NOT_TLS:
+        return f"{where} does not speak TLS. Check the port, or use http:// (ws://) if it is meant to be open."
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"No secure connection to {where}: {reason}."
+    match getattr(error, "verify_code", 0):
+        case code if code in (_EXPIRED, _NOT_YET_VALID):
+            when = "has expired" if code == _EXPIRED else "is not valid yet"
+            return f"The certificate of {where} {when}. Its operator must renew it, or this machine's clock is wrong."
+        case code if code in (_OTHER_HOST, _OTHER_ADDRESS):
+            return f"The certificate of {where} is for another host. Check the address."
+    why = getattr(error, "verify_message", "") or "verification failed"
+    return f"The certificate of {where} is not trusted ({why}). Install its CA certificate."
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -192,8 +219,27 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner or error.__cause__ or error.__context__
 
 
-def explain_status(status: int, url: str) -> str:
+MAX_RETRY_AFTER = 3600.0
+"""Seconds; a longer time in a server's `Retry-After` is cut."""
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds in `Retry-After`, which may also be a date."""
+    written = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(written) if written.isdecimal() else parsedate_to_datetime(written).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+def explain_status(status: int, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> str:
+    """`headers` are those of the answer; their names are in lower case, or in any case in a type that ignores it."""
     where = shown_url(url)
+    if 300 <= status < 400:
+        target = shown_url(urljoin(url, headers.get("location", "")))
+        elsewhere = "another address" if target == where else printable(target)
+        return f"{where} redirects to {elsewhere} (HTTP {status}). Configure the final address."
     if status == 401:
         return f"{where} needs credentials: set the server's auth or headers (HTTP 401)."
     if status == 403:
@@ -203,9 +249,17 @@ def explain_status(status: int, url: str) -> str:
             f"{where} is not an MCP endpoint of this transport (HTTP {status}). "
             "Check the address, and the transport if you set it (http, sse or websocket)."
         )
+    seconds = retry_after(headers)
+    again = "Try again later." if seconds is None else f"Try again in {math.ceil(seconds)} s."
     if status == 429:
-        return f"{where} received too many requests (HTTP 429). Try again later."
-    return f"{where} answered HTTP {status}. Check the server's log."
+        return f"{where} received too many requests (HTTP 429). {again}"
+    if status == 503:
+        return f"{where} is overloaded or not available (HTTP 503). {again}"
+    if status in {502, 504}:
+        return f"{where} is a gateway, and the server behind it does not answer (HTTP {status}). {again}"
+    if status >= 500:
+        return f"{where} has failed (HTTP {status}). Check the server's log."
+    return f"{where} refused the request (HTTP {status}). Check the server's log."
 
 
 def explain(error: BaseException, limit: float) -> str:

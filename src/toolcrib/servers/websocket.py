@@ -144,8 +144,9 @@ def _why(closed: ConnectionClosed, url: str) -> str:
         return explain_network(closed.__cause__, url)
     if closed.sent is not None and not closed.rcvd_then_sent:
         return f"The connection to {web.shown_url(url)} failed ({printable(closed.sent.reason)})."
-    code = CloseCode.ABNORMAL_CLOSURE if closed.rcvd is None else closed.rcvd.code
-    return f"The server closed the connection (code {int(code)})."
+    if closed.rcvd is None:
+        return f"{web.shown_url(url)} ended the connection without a closing message."
+    return f"The server closed the connection (code {int(closed.rcvd.code)})."
 
 
 @contextlib.asynccontextmanager
@@ -171,9 +172,8 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
             ssl=await asyncio.to_thread(web.tls_context, verify=config.verify_tls) if tls else None,
         )
     except InvalidStatus as error:
-        status = error.response.status_code
-        elsewhere = f"{web.shown_url(config.url)} redirects; configure the final address."
-        raise ServerUnavailable(elsewhere if 300 <= status < 400 else explain_status(status, config.url)) from None
+        answer = error.response
+        raise ServerUnavailable(explain_status(answer.status_code, config.url, answer.headers)) from None
     except (ProxyError, InvalidProxy, ImportError):
         raise ServerUnavailable(f"The proxy for {web.shown_url(config.url)} failed or refused.") from None
     except (InvalidHandshake, OSError) as error:
