@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
 import signal
+import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from parts.certificates import self_signed
 from parts.fleet import SERVERS
 from parts.live_servers import SOURCE, LiveServers, call, live
 from parts.server_process import RunningServer, starting
@@ -64,6 +68,9 @@ class Relay:
     """A TCP proxy on loopback that passes bytes on, holds them back, or refuses connections."""
 
     target: int
+    tls: ssl.SSLContext | None = None
+    reply: bytes = b""
+    """If set, every request gets this answer."""
     port: int = 0
     passing: asyncio.Event = field(default_factory=asyncio.Event)
     _server: asyncio.Server | None = None
@@ -71,12 +78,13 @@ class Relay:
 
     async def open(self) -> None:
         self.passing.set()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
+            self._server = None
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
@@ -86,8 +94,12 @@ class Relay:
         assert task is not None
         self._pumps.add(task)
         task.add_done_callback(self._pumps.discard)
-        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
             await self.passing.wait()
+            if self.reply:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(self.reply)
+                return
             theirs, ours = await asyncio.open_connection("127.0.0.1", self.target)
             with contextlib.closing(ours):
                 await asyncio.gather(self._pump(reader, ours), self._pump(theirs, writer))
@@ -229,3 +241,170 @@ async def test_calls_of_a_stopped_process_fail_with_the_reason(live: LiveServers
         with stopped(await here.pid()), pytest.raises(ServerUnavailable, match=r"stopped \(SIGSTOP\).*may have run"):
             await here.server.call(call("echo"))
         await here.heals()
+
+
+def status(line: str, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {line}", *headers, "Content-Length: 0", "Connection: close", "", ""]).encode()
+
+
+AWAY = "http://user:secret@elsewhere.example/mcp?key=secret"
+REPLIES = {
+    "429": (status("429 Slow down", "Retry-After: 7"), r"too many requests \(HTTP 429\)\. Try again in 7 s"),
+    "500": (status("500 Oops"), r"has failed \(HTTP 500\)"),
+    "502": (status("502 Bad"), r"the server behind it does not answer \(HTTP 502\)"),
+    "503": (status("503 Later"), r"overloaded or not available \(HTTP 503\)"),
+    "redirect": (status("308 There", f"Location: {AWAY}"), r"redirects to http://elsewhere\.example/mcp \(HTTP 308\)"),
+    "half": (
+        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"jsonrpc',
+        "failed|ended",
+    ),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.9\r\n", "not HTTP|failed"),
+}
+REASONS = {
+    "refuse": "connection refused",
+    "hang": "not ready within 1 s",
+    "dns": "could not be resolved",
+    "certificate": "is not trusted",
+    "no tls": "does not speak TLS",
+    **{fault: expected for fault, (_, expected) in REPLIES.items()},
+}
+"""Why a server is unavailable that could not be reached at first."""
+UNKNOWN_HOST = "nowhere.example"
+
+
+class Network:
+    """Servers that cannot be reached, each for another reason, until `heal`."""
+
+    def __init__(self, target: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._trusted, self._folder = folder / "trusted.pem", folder
+        self._tls = self_signed(folder / "own.pem")
+        self_signed(self._trusted)
+        monkeypatch.setenv("SSL_CERT_FILE", str(self._trusted))
+        self._known_hosts = False
+        resolve = socket.getaddrinfo
+
+        def resolved(host: Any, *more: Any, **options: Any) -> Any:
+            if host not in (UNKNOWN_HOST, UNKNOWN_HOST.encode()):
+                return resolve(host, *more, **options)
+            if not self._known_hosts:
+                raise socket.gaierror(socket.EAI_NONAME, "unknown")
+            return resolve("127.0.0.1", *more, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolved)
+        self.relays = {fault: Relay(target) for fault in REASONS}
+        self.relays["certificate"].tls = self._tls
+        for fault, (reply, _) in REPLIES.items():
+            self.relays[fault].reply = reply
+
+    def config(self, fault: str, transport: Transport, mode: Path) -> ServerConfig:
+        host = UNKNOWN_HOST if fault == "dns" else "127.0.0.1"
+        limit = 1.0 if fault == "hang" else LIMIT
+        made = config(transport, f"{host}:{self.relays[fault].port}", mode, connect_timeout=limit)
+        secured = made.url.replace("http:", "https:").replace("ws:", "wss:")
+        return dataclasses.replace(made, name=fault, url=secured if fault in {"certificate", "no tls"} else made.url)
+
+    async def begin(self) -> None:
+        await asyncio.gather(*(relay.open() for relay in self.relays.values()))
+        await self.relays["refuse"].close()
+        self.relays["hang"].passing.clear()
+
+    async def heal(self) -> None:
+        self._known_hosts = True
+        self._trusted.write_bytes((self._folder / "own.pem").read_bytes())
+        self.relays["hang"].passing.set()
+        for relay in self.relays.values():
+            relay.reply = b""
+        await self.relays["no tls"].close()
+        self.relays["no tls"].tls = self._tls
+        await asyncio.gather(self.relays["no tls"].open(), self.relays["refuse"].open())
+
+    async def end(self) -> None:
+        await asyncio.gather(*(relay.close() for relay in self.relays.values()))
+
+
+@pytest.mark.parametrize("transport", WEB)
+async def test_an_unreachable_server_has_its_reason_and_connects_when_it_can(
+    transport: Transport,
+    live: LiveServers,
+    web_server: RunningServer,
+    web_mode: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = Network(web_server.port, tmp_path, monkeypatch)
+    await network.begin()
+    try:
+        servers = {fault: live.make(network.config(fault, transport, web_mode)) for fault in REASONS}
+        for server in servers.values():
+            server.start()
+        for fault, server in servers.items():
+            await until(lambda server=server: server.status.last_error, f"{fault} to be noticed")
+            assert re.search(REASONS[fault], server.status.last_error), (fault, server.status.last_error)
+            assert "secret" not in server.status.last_error
+            with pytest.raises(ServerUnavailable, match="did not run"):
+                await server.call(call("echo"))
+        await network.heal()
+        for fault, server in servers.items():
+            await until(lambda server=server: server.status.state is ServerState.READY, f"{fault} to heal")
+            assert (await server.call(call("echo"))).result is not None
+            assert server.status.last_error == ""
+        await asyncio.gather(*(server.stop() for server in servers.values()))
+    finally:
+        await network.end()
+
+
+@pytest.mark.parametrize("transport", WEB)
+async def test_a_partition_is_noticed_and_heals(
+    transport: Transport, live: LiveServers, web_server: RunningServer, web_mode: Path
+) -> None:
+    relay = Relay(web_server.port)
+    await relay.open()
+    try:
+        address = f"127.0.0.1:{relay.port}"
+        async with scene(transport, live, address, web_mode, connect_timeout=1.0) as here:
+            assert (await here.result("echo"))["text"] == "echo"
+            async with here.others_continue("a partition"):
+                relay.passing.clear()
+                with pytest.raises(CallTimeout):
+                    await here.server.call(call("echo"), timeout=0.15)
+                await until(live.reasons, "the partition to be noticed")
+                assert "did not answer ping" in live.reasons()[0]
+                with pytest.raises(ServerUnavailable, match="did not run"):
+                    await here.server.call(call("echo"))
+                relay.passing.set()
+                await here.heals()
+    finally:
+        await relay.close()
+
+
+@pytest.mark.parametrize("way", ["refuse", "hang"])
+async def test_a_process_that_does_not_start_has_its_reason_and_starts_when_it_can(
+    way: str, live: LiveServers, tmp_path: Path
+) -> None:
+    mode = tmp_path / "mode"
+    mode.write_text(way)
+    async with scene(Transport.STDIO, live, "", mode, connect_timeout=0.5) as here, here.others_continue(way):
+        expected = {"refuse": "exited with code 1: Error: not today", "hang": "not ready within 0.5 s"}[way]
+        await until(lambda: here.server.errors, "the reason")
+        assert expected in here.server.errors[0].error
+        with pytest.raises(ServerUnavailable, match="did not run"):
+            await here.server.call(call("echo"))
+        mode.write_text("ok")
+        await here.heals()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_server_that_dies_in_a_loop_heals_when_it_stays_up(
+    transport: Transport, live: LiveServers, web_server: RunningServer, web_mode: Path
+) -> None:
+    web_mode.write_text("loop")
+    try:
+        address = f"127.0.0.1:{web_server.port}"
+        async with scene(transport, live, address, web_mode) as here, here.others_continue("a restart loop"):
+            if transport is not Transport.HTTP:
+                # Over HTTP, where no connection stays open, the next call notices it.
+                await until(lambda: len(here.server.errors) >= 3, "three restarts")
+            web_mode.write_text("ok")
+            await here.heals()
+    finally:
+        web_mode.write_text("ok")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import datetime
-import ipaddress
 import json
 import os
 import signal
@@ -21,13 +19,10 @@ from typing import Any
 import pytest
 import uvloop
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from msgspec import Raw
 
 from parts import leftovers
+from parts.certificates import self_signed
 from parts.live_servers import LIMIT, ODD_STDIO, SOURCE, LiveServers, call, live, odd_config, web_config
 from parts.server_process import RunningServer, StartServer, stdio_command
 from parts.servers.odd_web import EXACT, TOOL, OddWeb, running
@@ -560,21 +555,6 @@ async def test_headers_do_not_follow_a_redirect_to_another_origin(transport: Tra
         assert server.status.state is ServerState.UNAVAILABLE
         assert "redirects" in server.status.last_error
         assert set(odd.redirected) == {f"127.0.0.1:{odd.port}"}
-
-
-def self_signed(file: Path) -> ssl.SSLContext:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now, hour = datetime.datetime.now(datetime.UTC), datetime.timedelta(hours=1)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - hour, now + hour)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
-    pem = serialization.Encoding.PEM
-    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    file.write_bytes(certificate.public_bytes(pem) + key.private_bytes(pem, *plain))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(file)
-    return context
 
 
 @pytest.mark.req("BNS-10")

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.errors import CallTimeout, ServerFailure, ServerUnavailable
-from toolcrib.servers.link import Refused, ServerLink
+from toolcrib.servers.link import ServerLink
 from toolcrib.servers.model import Era, ServerHealth
+from toolcrib.servers.web import Refused
 
 SILENCE = 30.0
 """Seconds without a message after which the server is asked."""
@@ -71,7 +72,7 @@ async def _no_answer(link: ServerLink) -> str:
     try:
         await ping(link, ANSWER_LIMIT / 2)
     except Refused as error:
-        return link.reason_in(error) if error.status in GATEWAY_ERRORS else ""
+        return error.reason if error.status in GATEWAY_ERRORS else ""
     except ServerUnavailable as error:
         return link.reason_in(error)
     except ServerFailure:

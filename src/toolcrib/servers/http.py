@@ -23,11 +23,11 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import FORWARD_COST, Peer, Refused, ServerLink, SessionExpired
+from toolcrib.servers.link import FORWARD_COST, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
-from toolcrib.servers.web import explain_network, explain_status
+from toolcrib.servers.web import Refused, explain_network, explain_status
 from toolcrib.servers.wire import SseEvent, SseParser, TooLarge
 
 log = logging.getLogger(__name__)
@@ -149,8 +149,7 @@ class HttpLink(ServerLink):
             response.close()
             target = web.redirect_target(self._url, response.headers.get("location", ""))
             if target is None:
-                reason = explain_status(response.status, self._url, response.headers)
-                raise Refused(self.name, response.status, reason, retry_after=None)
+                raise Refused(self.name, response.status, self._url, response.headers)
             self._url = target
             self._address = Address.of(target, self._proxy)
         raise self.unavailable(f"{web.shown_url(self._url)} redirects again and again. The call did not run.")
@@ -257,8 +256,9 @@ class HttpLink(ServerLink):
             raise SessionExpired(f"Server '{self.name}': its token has been replaced. The call did not run.")
         if error is not None and status != 401:
             return ServerAnswer(error=error)
-        self.last_error = explain_status(status, self._url, response.headers)
-        raise Refused(self.name, status, self.last_error, retry_after=web.retry_after(response.headers))
+        refused = Refused(self.name, status, self._url, response.headers)
+        self.last_error = refused.reason
+        raise refused
 
     def _let_go(self, response: post_client.PostResponse) -> None:
         """Releases the connection. The caller does not wait for a stream's last bytes."""

@@ -129,31 +129,12 @@ class Peer:
     """Whether the server declared that it sends tools/list_changed."""
 
 
-TOO_MANY_REQUESTS = 429
-_SHORT_PAUSE = 0.5
-_LONGEST_PAUSE = 5.0
-"""Seconds that a caller waits for the repetition of a call."""
-
-
 class EndedEarly(ServerUnavailable):
     """The server closed the connection during negotiation."""
 
 
 class SessionExpired(ServerUnavailable):
     """The server no longer knows our session; the request did not run."""
-
-
-class Refused(ServerUnavailable):
-    """The server answered with an HTTP error status."""
-
-    def __init__(self, name: str, status: int, reason: str, *, retry_after: float | None) -> None:
-        self.status = status
-        may_have_run = status >= 500
-        super().__init__(f"Server '{name}': {reason} The call {'may have run' if may_have_run else 'did not run'}.")
-        if may_have_run or status == TOO_MANY_REQUESTS:
-            default = _SHORT_PAUSE if may_have_run else None
-            seconds = default if retry_after is None else retry_after
-            self.repeat_after = seconds if seconds is not None and seconds <= _LONGEST_PAUSE else None
 
 
 class TaskTimeout:

@@ -17,9 +17,9 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import PipeLink, Refused, SessionExpired, pieces, running_beside
+from toolcrib.servers.link import PipeLink, SessionExpired, pieces, running_beside
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
-from toolcrib.servers.web import explain_network, explain_status
+from toolcrib.servers.web import Refused, explain_network, explain_status
 from toolcrib.servers.wire import SseParser, TooLarge
 
 
@@ -105,8 +105,7 @@ class _Stream:
             why = "it no longer knows the session" if status == 404 else "its token has been replaced"
             raise SessionExpired(f"Server '{self._config.name}': {why}. The call did not run.")
         if status >= 300:
-            reason = explain_status(status, endpoint, response.headers)
-            raise Refused(self._config.name, status, reason, retry_after=web.retry_after(response.headers))
+            raise Refused(self._config.name, status, endpoint, response.headers)
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from urllib.parse import urljoin, urlsplit
 
 from toolcrib.config.masking import printable
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import ServerUnavailable, ToolcribError
 from toolcrib.servers.post_client import ConnectionBroken, PostClient, ProxyRefused
 from toolcrib.servers.wire import TooLarge
 
@@ -260,6 +260,29 @@ def explain_status(status: int, url: str, headers: Mapping[str, str] = MappingPr
     if status >= 500:
         return f"{where} has failed (HTTP {status}). Check the server's log."
     return f"{where} refused the request (HTTP {status}). Check the server's log."
+
+
+_TOO_MANY_REQUESTS = 429
+_SHORT_PAUSE = 0.5
+_LONGEST_PAUSE = 5.0
+"""Seconds that a caller waits for the repetition of a call."""
+
+
+class Refused(ServerUnavailable):
+    """The server answered with an HTTP error status."""
+
+    def __init__(self, name: str, status: int, url: str, headers: Mapping[str, str]) -> None:
+        """`name` is the server's."""
+        self.status = status
+        self.reason = explain_status(status, url, headers)
+        may_have_run = status >= 500
+        super().__init__(
+            f"Server '{name}': {self.reason} The call {'may have run' if may_have_run else 'did not run'}."
+        )
+        if may_have_run or status == _TOO_MANY_REQUESTS:
+            default = _SHORT_PAUSE if may_have_run else None
+            seconds = default if (named := retry_after(headers)) is None else named
+            self.repeat_after = seconds if seconds is not None and seconds <= _LONGEST_PAUSE else None
 
 
 def explain(error: BaseException, limit: float) -> str:
