@@ -136,6 +136,7 @@ class Scene:
                 with contextlib.suppress(ServerFailure):
                     assert (await self.server.call(call("echo"), timeout=5)).result is not None
                     return
+                await asyncio.sleep(0.01)
 
     async def keep_calling(self) -> None:
         while True:
@@ -151,7 +152,7 @@ class Scene:
 
 
 def config(transport: Transport, address: str, mode: Path, **more: Any) -> ServerConfig:
-    settings = {"source": SOURCE, "retry": Retry(backoff=0.02), "connect_timeout": 2.0, "call_timeout": LIMIT, **more}
+    settings = {"source": SOURCE, "retry": Retry(backoff=0.02), "connect_timeout": LIMIT, "call_timeout": LIMIT, **more}
     if transport is Transport.STDIO:
         settings |= {"command": sys.executable, "args": ("-I", "-S", FAULTY), "env": {"MODE": str(mode)}}
     else:
@@ -361,7 +362,7 @@ async def test_a_partition_is_noticed_and_heals(
     await relay.open()
     try:
         address = f"127.0.0.1:{relay.port}"
-        async with scene(transport, live, address, web_mode, connect_timeout=1.0) as here:
+        async with scene(transport, live, address, web_mode) as here:
             assert (await here.result("echo"))["text"] == "echo"
             async with here.others_continue("a partition"):
                 relay.passing.clear()
@@ -383,8 +384,8 @@ async def test_a_process_that_does_not_start_has_its_reason_and_starts_when_it_c
 ) -> None:
     mode = tmp_path / "mode"
     mode.write_text(way)
-    async with scene(Transport.STDIO, live, "", mode, connect_timeout=0.5) as here, here.others_continue(way):
-        expected = {"refuse": "exited with code 1: Error: not today", "hang": "not ready within 0.5 s"}[way]
+    async with scene(Transport.STDIO, live, "", mode, connect_timeout=2.0) as here, here.others_continue(way):
+        expected = {"refuse": "exited with code 1: Error: not today", "hang": "not ready within 2 s"}[way]
         await until(lambda: here.server.errors, "the reason")
         assert expected in here.server.errors[0].error
         with pytest.raises(ServerUnavailable, match="did not run"):

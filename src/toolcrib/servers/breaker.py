@@ -44,15 +44,15 @@ class Breaker:
         self._ready_at = time.monotonic()
         self._hung = False
 
-    def lost(self, *, misbehaved: bool = False, hung: bool = False) -> None:
-        """An attempt or a connection has ended.
+    def hang(self) -> None:
+        """The server does not answer, though it may still exist: calls don't wait for the next attempts either."""
+        self._hung = True
 
-        `hung`: the server still exists but does not answer, so calls must not wait for the next attempts either.
-        """
+    def lost(self, *, misbehaved: bool = False) -> None:
+        """An attempt or a connection has ended."""
         now = time.monotonic()
         lived = self._ready_at is not None and now - self._ready_at >= _LIVED and not misbehaved
         self.failures = 0 if lived else self.failures + 1
-        self._hung = self._hung or hung
 
     @property
     def exhausted(self) -> bool:

@@ -113,8 +113,6 @@ class Server:
         self._breaker = Breaker(config.retry)
         self._misbehaved = False
         """Whether we closed the last connection because of its input; if so, the reason stays visible."""
-        self._hung = False
-        """Whether the last connection was closed because the server did not answer, though it may still exist."""
         self.calls = 0
         """Calls that run or wait for the connection."""
         self.connections = 0
@@ -338,7 +336,7 @@ class Server:
             self._breaker.begin()
             error = await self._live()
             self._settled.set()
-            self._breaker.lost(misbehaved=self._misbehaved, hung=self._hung)
+            self._breaker.lost(misbehaved=self._misbehaved)
             if error is None and not self._breaker.is_open:
                 # Only the session expired: open a new one at once.
                 self._enter(ServerState.CONNECTING)
@@ -402,7 +400,8 @@ class Server:
                 self._link = None
                 self._last_seen = link.last_seen
                 self._misbehaved = link.misbehaved
-                self._hung = link.silent
+                if link.silent and link.pid is None:
+                    self._breaker.hang()
             self._last_error = self.mask.line(why or "")
             # Set before closing, which may take a while.
             self._enter(ServerState.UNAVAILABLE if why else ServerState.CONNECTING)
