@@ -113,12 +113,10 @@ async def test_an_agent_with_all_permissions_switches_servers_over_mcp_but_not_i
 def test_a_server_is_switched_without_a_daemon(toolcrib_home: Home, cli: Cli, notes: Notes) -> None:
     toolcrib_home.write_config({"servers": {"w": notes.server("note", "other")}})
     cli("disable", "w:note").ok()
-    assert sorted(tool["tool"] for tool in cli("tools", "w", "--json").ok().json["tools"]) == ["other", "release"]
-    cli("disable", "w").ok()
-    assert cli("servers", "--json").ok().json["servers"][0]["state"] == "disabled"
-    cli("enable", "w").ok()
+    refused = cli("call", "w:note", "nonce=1")
+    assert (refused.exit_code, "toolcrib enable w:note" in refused.err) == (4, True)
     cli("enable", "w:note").ok()
-    cli("call", "w:note", "nonce=1").ok()
-    assert notes.nonces() == ["1"]
-    missing = cli("enable", "never")
+    cli("call", "w:note", "nonce=2").ok()
+    assert notes.nonces() == ["2"]
+    missing = cli("disable", "never")
     assert (missing.exit_code, "never" in missing.err) == (4, True)

@@ -60,7 +60,7 @@ class WatchedPlaces:
         self.names: set[str] = set()
         found: set[tuple[Path, int, int]] = set()
         for file in files:
-            for path in {file, Path(os.path.realpath(file))}:
+            for path in {file, Path(os.path.realpath(file))} if file.is_symlink() else {file}:
                 self.names.add(path.name)
                 folder = path.parent
                 while not folder.is_dir():
@@ -98,8 +98,10 @@ async def watch(projects: Projects) -> None:
         try:
             async with contextlib.aclosing(changes):
                 async for _ in changes:
-                    await _look(projects)
-                    if (await asyncio.to_thread(WatchedPlaces, projects.files)).identity != places.identity:
+                    edited, now = await asyncio.to_thread(_survey, projects)
+                    if edited:
+                        await _apply(projects)
+                    if now.identity != places.identity:
                         break
         except OSError as error:
             # A folder vanished before it was watched, or the system's limit of watches is reached.
@@ -108,10 +110,15 @@ async def watch(projects: Projects) -> None:
             await asyncio.sleep(LOOK_AGAIN / 1000)
 
 
-async def _look(projects: Projects) -> None:
+def _survey(projects: Projects) -> tuple[bool, WatchedPlaces]:
+    """Whether a file has changed since it was read, and the places to watch. Reads the disk."""
+    return projects.is_edited() or bool(projects.outdated()), WatchedPlaces(projects.files)
+
+
+async def _apply(projects: Projects) -> None:
     files = projects.files
     before = await asyncio.to_thread(stamp_of, files)
-    for _ in range(_MOST_STIRRED if await asyncio.to_thread(projects.is_edited) else 0):
+    for _ in range(_MOST_STIRRED):
         await asyncio.sleep(_CALM)
         now = await asyncio.to_thread(stamp_of, files)
         if now == before:

@@ -192,10 +192,11 @@ class Projects:
         async with self.editing:
             if await asyncio.to_thread(self.is_edited):
                 await self.reload()
-        for project in await asyncio.to_thread(self._outdated):
+        for project in await asyncio.to_thread(self.outdated):
             project.changed()
 
-    def _outdated(self) -> list[Project]:
+    def outdated(self) -> list[Project]:
+        """Projects in which a built-in server's files have changed. Reads the disk."""
         return [one for one in self if any(builtin.outdated(one) for builtin in self._builtins.values())]
 
     def is_edited(self) -> bool:
