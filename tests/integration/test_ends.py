@@ -160,7 +160,7 @@ HARD: tuple[Callable[[Daemon], Any], ...] = (half_a_body, call_in_flight, bridge
 CLIENTS = (*HARD, legacy_stream, modern_stream, idle, unread_answer, bridge, bridge_with_a_call, followed_log)
 
 
-SIGNALS = itertools.cycle((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+SIGNALS = itertools.cycle((signal.SIGTERM, signal.SIGINT))
 
 
 @pytest.mark.parametrize(("client", "number"), list(zip(CLIENTS if FULL else HARD, SIGNALS, strict=False)))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from parts.client import at_endpoint, through_bridge
-from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.recording_server import Notes
 from parts.waiting import during, until, wait_for
 
@@ -199,3 +200,22 @@ def test_sighup_and_reload_apply_edits_and_say_what_changed(
     assert (
         "removed: one; settings: names, log_level; take effect only after a restart: audit_values" in running.log_tail()
     )
+
+
+def test_a_closed_terminal_stops_the_daemon_but_a_signal_in_an_open_one_does_not(toolcrib_home: Home) -> None:
+    log = toolcrib_home.toolcrib / "state" / "toolcrib.log"
+    ours, theirs = os.openpty()
+    words = [str(PROGRAM), "up", "--port", "0"]
+    # The leader of a session gets the first terminal that it opens.
+    opens = f"import os, sys; os.open({os.ttyname(theirs)!r}, os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+    program = [sys.executable, "-c", opens, *words]
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(
+        program, env=toolcrib_home.environ(), cwd=toolcrib_home.project, start_new_session=True, **pipes
+    ) as process:
+        os.close(theirs)
+        wait_for(lambda: log.exists() and "serving http" in log.read_text(), "the daemon")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "configuration reloaded" in log.read_text(), "the reload")
+        os.close(ours)
+        assert process.wait(60) == 0

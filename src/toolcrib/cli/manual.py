@@ -63,9 +63,9 @@ folder. `TOOLCRIB_HOME` moves all of your Toolcrib files to one folder.
 ## Signals
 
 Ctrl-C (SIGINT), SIGHUP and SIGTERM make `run`, `up` and `workspace` shut down cleanly. If SIGINT or SIGHUP is ignored
-when they start, as with `nohup` or `&` in a script, it stays ignored. SIGTERM always ends them. The daemon reads its
-configuration again on SIGHUP, like `toolcrib reload`, unless its terminal was closed. Toolcrib starts other programs
-with default signal handling.
+when they start, as with `nohup` or `&` in a script, it stays ignored. SIGTERM always ends them. SIGHUP stops a daemon
+only if its terminal was closed; otherwise the daemon reads its configuration again, as with `toolcrib reload`. Toolcrib
+starts other programs with default signal handling.
 """
 
 
