@@ -31,7 +31,9 @@ def server(number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
     servers = {f"server-{number:02d}": server(number) for number in range(SERVERS)}
-    with shared_daemon({"servers": {**servers, "raw": stdio_entry("raw_server")}}) as daemon:
+    with shared_daemon(
+        {"servers": {**servers, "raw": {**stdio_entry("raw_server"), "max_waiting_calls": CALLS}}}
+    ) as daemon:
         daemon.wait_until_ready()
         yield daemon
 

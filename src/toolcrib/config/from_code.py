@@ -69,7 +69,7 @@ class _DeclaredServer(ABC):
     """Seconds that a call may take."""
     call_timeouts: Mapping[str, float] = field(default_factory=dict)
     """Seconds for tools with another limit, by the tool's name."""
-    max_waiting_calls: int = 200
+    max_waiting_calls: int = 1000
     """Calls that run or wait for the connection; more are refused."""
     max_message_mb: float = 64.0
     """The largest message that is accepted from the server."""

@@ -165,7 +165,7 @@ class ServerConfig:
     call_timeout: float = 300.0
     call_timeouts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """For tools with another limit, by the server's own name."""
-    max_waiting_calls: int = 200
+    max_waiting_calls: int = 1000
     """Calls that run or wait for the connection; more are refused."""
     max_message_mb: float = 64.0
     """The largest message that is accepted from it, over any transport."""
