@@ -190,11 +190,21 @@ def test_a_server_that_is_being_installed_is_listed_with_its_seconds(capsys):
 def test_adding_a_server_shows_that_it_is_being_installed(daemon, cli, npx):
     running = daemon({})
     env = [word for name, value in npx.env.items() for word in ("--env", f"{name}={value}")]
+    added = ("--connect-timeout", "60", *env, "--", str(npx.program), *npx.words)
+
+    def seconds() -> float:
+        return max((row.get("installing") or 0 for row in running.status()["servers"]), default=0)
+
     with ThreadPoolExecutor() as beside:
-        adding = beside.submit(cli, "add", "files", "--connect-timeout", "60", *env, "--", str(npx.program), *npx.words)
-        wait_for(lambda: ((running.status()["servers"] or [{}])[0].get("installing") or 0) > 1.5, "2 s")
+        adding = beside.submit(cli, "add", "removed", *added)
+        wait_for(npx.did, "the launcher to begin")
+        running.command("server:remove", name="removed")
+        assert "removed was removed while it was connecting" in adding.result().err
+        adding = beside.submit(cli, "add", "files", *added)
+        wait_for(lambda: seconds() > 1.5, "the installation to take some time")
         npx.go.touch()
         done = adding.result().ok()
+    assert npx.did() == ["begin", "asked to end", "begin", "end"]
     assert "installing… " in done.err
     assert "It is ready: 2 tools." in done.out
     assert json.loads((running.home.toolcrib / "config.json").read_text())["servers"]["files"]["connect_timeout"] == 60

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from toolcrib.servers.installing import PATIENCE
 from toolcrib.servers.server import Server
 
 _TELL_AGAIN = 1.0
@@ -19,7 +20,7 @@ _TELL_AGAIN = 1.0
 
 async def wait_for_installations(servers: Iterable[Server], emit: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
     """Waits until the servers have finished their first attempt to connect, however long an installation takes."""
-    settling = [asyncio.create_task(server.settled(server.config.connect_timeout + 1)) for server in servers]
+    settling = [asyncio.create_task(server.settled(server.config.connect_timeout + PATIENCE + 1)) for server in servers]
     try:
         while settling and (await asyncio.wait(settling, timeout=_TELL_AGAIN))[1]:
             begun = [status.since for server in servers if (status := server.status).installing and status.since]

@@ -188,6 +188,8 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
             remedy="Run `toolcrib config check` for details.",
         )
     await _connect(context, params.name)
+    if params.name not in project.config.servers:
+        raise UnknownServer(f"{params.name} was removed while it was connecting.", remedy="Add it again.")
     return {"server": params.name, "file": str(file), **describe_server(context, params.name)}
 
 
