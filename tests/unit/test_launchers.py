@@ -13,6 +13,7 @@ import pytest
 
 from parts.fleet import SERVERS
 from parts.live_servers import LIMIT, LiveServers, call, live, odd_config, until
+from parts.server_process import stdio_command
 from parts.waiting import wait_for
 from toolcrib.cli.server_commands import server_table
 from toolcrib.commands import installing as reports
@@ -21,9 +22,10 @@ from toolcrib.config.launchers import PackageLaunch, launch_of
 from toolcrib.config.model import ServerConfig
 from toolcrib.core.kit import Kit
 from toolcrib.errors import ServerUnavailable
-from toolcrib.servers import installing, server
+from toolcrib.servers import installing, server, transports
 from toolcrib.servers.installing import Installation
-from toolcrib.servers.model import ServerState
+from toolcrib.servers.model import Era, ServerState
+from toolcrib.servers.stdio import ChildProcess
 
 pytestmark = pytest.mark.req("BNS-9")
 __all__ = ["live"]
@@ -110,6 +112,28 @@ async def test_an_installing_server_is_waited_for_and_calls_say_so(live: LiveSer
     assert began.startswith("odd: installing")
     assert ended.startswith("odd: installed after ")
     assert not Installation(npx.config()).is_due, "the next start of this package is not a cold one"
+
+
+@pytest.mark.parametrize(("program", "era"), [("odd_stdio", Era.LEGACY), ("sdk_v2", Era.MODERN)])
+async def test_both_first_messages_wait_for_a_server_that_is_being_installed(
+    live: LiveServers, npx, monkeypatch, program, era
+):
+    monkeypatch.setattr(transports, "_LAUNCHER_PROBE", 0.01)
+    sent, really_send = [], ChildProcess.send
+
+    async def send(child: ChildProcess, message: bytes) -> None:
+        sent.append(message)
+        await really_send(child, message)
+
+    monkeypatch.setattr(ChildProcess, "send", send)
+    npx.env["SERVER"] = json.dumps(stdio_command(program)) if era is Era.MODERN else "null"
+    found = live.make(npx.config())
+    found.start()
+    await until(lambda: len(sent) == 2 and npx.did(), "server/discover and initialize")
+    npx.go.touch()
+    await found.settled(LIMIT)
+    assert (found.status.state, found.era) == (ServerState.READY, era), found.status.last_error
+    assert npx.did() == ["begin", "end"]
 
 
 async def test_a_package_is_installed_by_one_server_at_a_time(live: LiveServers, npx):

@@ -1,9 +1,11 @@
-"""A stand-in for `npx`: takes a lock, writes to stderr, waits for a file, and becomes the server `odd_stdio`.
+"""A stand-in for `npx`: takes a lock, writes to stderr, waits for a file, and becomes the server
+`odd_stdio`, or the command line in `SERVER`.
 
 `LAUNCHES` names a file for its lines `begin`, `end` and `asked to end`; `GO` the file to wait for. Its lock is a folder
 next to `LAUNCHES`. Like npm, it ignores stdin, and removes the lock when it ends or gets SIGTERM, which takes a while.
 """
 
+import json
 import os
 import signal
 import sys
@@ -35,5 +37,6 @@ while not go.exists():
     time.sleep(0.01)
 lock.rmdir()
 note("end")
-server = str(Path(__file__).with_name("odd_stdio.py"))
-os.execv(sys.executable, [sys.executable, "-I", "-S", server])  # noqa: S606 - as npx does
+server = [sys.executable, "-I", "-S", str(Path(__file__).with_name("odd_stdio.py"))]
+server = json.loads(os.environ.get("SERVER", "null")) or server
+os.execv(server[0], server)  # noqa: S606 - as npx does
