@@ -33,7 +33,7 @@ from toolcrib.servers.server import Server
 
 __all__ = ["live"]
 
-pytestmark = pytest.mark.req("BNS-9", "BNS-10", "BNS-11")
+pytestmark = pytest.mark.req("BNS-9", "BNS-10")
 
 FAULTY = str(SERVERS / "faulty.py")
 LINE = 10_000_000
