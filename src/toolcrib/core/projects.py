@@ -373,12 +373,12 @@ class Projects:
                 self.by_root.pop(project.root, None)
                 self._stamps.pop(project.root, None)
                 project.servers = {}
-                for server in servers:
-                    await self.pool.release(server)
-            await project.agent_servers.release()
-            for server in servers:
-                if not any(server in other.servers.values() and other.seconds_needed() for other in self):
-                    self._rest_if_on_demand(server)
+        # Ending processes takes time, and other projects must not wait for it.
+        leaving = () if project.root == self.root else map(self.pool.release, servers)
+        await asyncio.gather(project.agent_servers.release(), *leaving)
+        for server in servers:
+            if not any(server in other.servers.values() and other.seconds_needed() for other in self):
+                self._rest_if_on_demand(server)
 
     def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
