@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 
 from parts.certificates import self_signed
+from parts.daemon import Cli, StartDaemon
 from parts.fleet import SERVERS
 from parts.live_servers import SOURCE, LiveServers, call, live
-from parts.server_process import RunningServer, starting
-from parts.waiting import LIMIT, until
+from parts.raw_client import Endpoint
+from parts.server_process import RunningServer, starting, stdio_entry
+from parts.waiting import LIMIT, until, wait_for
 from toolcrib.config.model import Retry, ServerConfig, Transport
 from toolcrib.errors import CallTimeout, ProtocolViolation, ServerFailure, ServerUnavailable
 from toolcrib.servers import health
@@ -409,3 +411,28 @@ async def test_a_server_that_dies_in_a_loop_heals_when_it_stays_up(
             await here.heals()
     finally:
         web_mode.write_text("ok")
+
+
+@pytest.mark.req("BNS-7")
+def test_servers_show_has_health_errors_limits_users_memory_and_cost(daemon: StartDaemon, cli: Cli) -> None:
+    entry = stdio_entry("raw_server", call_timeout=30, call_timeouts={"ok": 5}, max_waiting_calls=7, start="eager")
+    started = daemon({"servers": {"one": entry}})
+    started.wait_until_ready("one")
+    mcp = Endpoint(started)
+    assert mcp.call("one_die").result["isError"] is True
+    wait_for(lambda: not mcp.call("one_ok").result.get("isError"), "the server to reconnect")
+    found = started.command("server:show", name="one")
+    assert (found["state"], found["restarts"], found["calls"]) == ("ready", 1, 0)
+    assert (found["limits"]["call_timeout"], found["limits"]["call_timeouts"]) == (30, {"ok": 5})
+    (past,) = found["errors"]
+    assert "exited with code" in past["error"]
+    assert past["at"] <= found["since"] <= found["last_seen"]
+    assert len(found["used_by"]["projects"]) == 1
+    assert found["processes"] >= 1
+    assert found["memory"] > 1_000_000
+    assert found["tokens"] > 10
+    shown = cli("servers", "show", "one").ok().out
+    for text in ("state:", "ready since", "restarts:    1", "0 of 7", "30 s for a call, ok 5 s", "exited with code"):
+        assert text in shown, shown
+    assert cli("servers", "show", "none", "--json").exit_code == 4
+    assert "one" in cli("servers").ok().out

@@ -31,7 +31,7 @@ _COMMANDS = (
     ("down", "daemon_commands", "Stop the daemon and every server it started."),
     ("status", "daemon_commands", "Show the daemon's endpoint, process, servers and problems."),
     ("logs", "daemon_commands", "Show the daemon's log, or a server's."),
-    ("servers", "server_commands", "List the servers with their state, protocol, transport, tools and last error."),
+    ("servers", "server_commands", "List the servers, or show one."),
     ("add", "add_command", "Add a server and connect to it."),
     ("remove", "server_commands", "Remove a server and its tools from the configuration."),
     ("enable", "server_commands", "Enable a server, or one of its tools, that was disabled."),

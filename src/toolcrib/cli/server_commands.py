@@ -6,13 +6,14 @@ In: command-line arguments. Out: an exit code. Each calls a command of the daemo
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, size_of, table
 from toolcrib.cli.perform import from_daemon, perform
 from toolcrib.config.show import visible
 from toolcrib.events import ConfigReloaded
@@ -97,9 +98,15 @@ def hint_problems(found: Mapping[str, Any]) -> None:
         hint(f"`toolcrib config check` shows {len(problems) - MAX_PROBLEMS} more.")
 
 
-@commands.command()
-def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
-    """List the servers with their state, protocol, transport, tools and last error."""
+_listing = typer.Typer(help="List the servers, or show one.")
+commands.add_typer(_listing, name="servers")
+
+
+@_listing.callback(invoke_without_command=True)
+def servers(context: typer.Context, *, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
+    """List the servers with their state, protocol, transport, tools and last error; `servers show` shows one."""
+    if context.invoked_subcommand is not None:
+        return 0
     found = printed(perform("server:list", servers=mcp_server or ()), as_json=as_json)
     if found["servers"]:
         server_table(found["servers"])
@@ -113,6 +120,45 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
         hint("Next: `toolcrib add NAME -- COMMAND ARGS...` or `toolcrib add NAME --url URL`.")
     hint_problems(found)
     return 0
+
+
+@_listing.command()
+def show(name: ServerName, *, as_json: AsJson = False) -> int:
+    """Show a server's health, past errors, restarts, limits, users, memory, and what its tools cost in tokens."""
+    found = printed(perform("server:show", {"name": name}), as_json=as_json)
+    for title, text in _details(found):
+        if text:
+            say(f"{title + ':':<12} {text}")
+    for past in found.get("errors", []):
+        say(f"  {_moment(past['at'])}  {past['error']}")
+    return 0
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    limits, users = found["limits"], found.get("used_by", {})
+    state = " ".join(filter(None, (str(found["state"]), found.get("since") and f"since {_moment(found['since'])}")))
+    own = [f"{tool} {seconds:g} s" for tool, seconds in limits["call_timeouts"].items()]
+    about = "~" if found["tokens_estimated"] else ""
+    processes = found.get("processes")
+    return [
+        ("name", str(found["name"])),
+        ("state", state),
+        ("transport", str(found["transport"])),
+        ("last seen", _moment(found["last_seen"]) if found.get("last_seen") else ""),
+        ("restarts", str(found["restarts"]) if "restarts" in found else ""),
+        ("calls", f"{found['calls']} of {limits['max_waiting_calls']}" if "calls" in found else ""),
+        ("time limit", ", ".join([f"{limits['call_timeout']:g} s for a call", *own])),
+        ("projects", ", ".join(users.get("projects", ()))),
+        ("agents", ", ".join(users.get("agents", ()))),
+        ("memory", f"{size_of(found['memory'])} in {processes} processes" if processes else ""),
+        ("tools", f"{found['tools']}, which cost {about}{found['tokens']} tokens"),
+        ("last error", str(found["last_error"])),
+        ("errors", f"the last {len(found['errors'])}" if found.get("errors") else ""),
+    ]
 
 
 @commands.command()

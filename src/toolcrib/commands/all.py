@@ -1,6 +1,19 @@
 """Every command, in one registry: importing this module declares them."""
 
-from toolcrib.commands import agent, approval, audit, config, job, permission, pins, run, server, system, tool
+from toolcrib.commands import (
+    agent,
+    approval,
+    audit,
+    config,
+    job,
+    permission,
+    pins,
+    run,
+    server,
+    server_details,
+    system,
+    tool,
+)
 from toolcrib.commands.registry import registry
 
 __all__ = [
@@ -14,6 +27,7 @@ __all__ = [
     "registry",
     "run",
     "server",
+    "server_details",
     "system",
     "tool",
 ]

@@ -241,7 +241,7 @@ async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
         try:
             edited = remove_server(file, params.name, project=await _in_project(context, file))
         except UnknownServer:
-            _configured(context, params.name)
+            configured_server(context, params.name)
             raise
         await _trust_edited(context, file, edited)
         await context.crib.projects.reload(by=context.principal.name, besides=params.name)
@@ -333,7 +333,7 @@ async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]
     return describe_server(context, params.name)
 
 
-def _configured(context: CommandContext, name: str) -> ServerConfig:
+def configured_server(context: CommandContext, name: str) -> ServerConfig:
     config = context.project.config.servers.get(name)
     if config is None:
         raise unknown_server(name, context.project.config.servers)
@@ -347,7 +347,7 @@ def unknown_server(name: str, known: Iterable[str]) -> UnknownServer:
 @registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust an MCP server's annotations of its current tools, but not of those that it adds or changes later."""
-    config = _configured(context, params.name)
+    config = configured_server(context, params.name)
     server = context.project.servers.get(params.name)
     listed = None if server is None else server.tools
     if listed == ():
@@ -372,5 +372,5 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
 @registry.command("server:untrust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def untrust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Stop trusting an MCP server: each of its tools counts as one that may change something."""
-    config = _configured(context, params.name)
+    config = configured_server(context, params.name)
     return {"server": params.name, "trusted": False, "changed": await context.crib.trust.remove_server(config)}
