@@ -219,3 +219,19 @@ def test_a_closed_terminal_stops_the_daemon_but_a_signal_in_an_open_one_does_not
         wait_for(lambda: "configuration reloaded" in log.read_text(), "the reload")
         os.close(ours)
         assert process.wait(60) == 0
+
+
+def test_refresh_lists_the_tools_of_a_server_that_announces_nothing(
+    daemon: StartDaemon, cli: Cli, tmp_path: Path
+) -> None:
+    grown = tmp_path / "grown"
+    script = tmp_path / "waits.py"
+    more = "[{'name': 'later'}] * __import__('os').path.exists(sys.argv[1])"
+    one = '[{"name": "wait", "inputSchema": {"type": "object"}}]'
+    script.write_text(WAITS.replace(one, f"{one} + {more}"))
+    running = daemon({"servers": {"w": {"command": sys.executable, "args": [str(script), str(grown)]}}})
+    running.wait_until_ready()
+    grown.touch()
+    assert cli("refresh", "w", "--json").ok().json["tools"] == 2
+    assert {tool["tool"] for tool in running.command("tool:list", server="w")["tools"]} == {"wait", "later"}
+    assert cli("refresh", "never").exit_code == 4

@@ -82,7 +82,7 @@ async def watch(projects: Projects) -> None:
     # Imported here because only a daemon watches files.
     from watchfiles import awatch  # noqa: PLC0415
 
-    polling = False
+    polling, failure = False, ""
     while True:
         places = await asyncio.to_thread(WatchedPlaces, projects.files)
         changes = awatch(
@@ -100,7 +100,7 @@ async def watch(projects: Projects) -> None:
                 async for _ in changes:
                     edited, now = await asyncio.to_thread(_survey, projects)
                     if edited:
-                        await _apply(projects)
+                        failure = await _apply(projects, failure)
                     if now.identity != places.identity:
                         break
         except OSError as error:
@@ -115,7 +115,8 @@ def _survey(projects: Projects) -> tuple[bool, WatchedPlaces]:
     return projects.is_edited() or bool(projects.outdated()), WatchedPlaces(projects.files)
 
 
-async def _apply(projects: Projects) -> None:
+async def _apply(projects: Projects, failure: str) -> str:
+    """Reloads when the files are calm. Returns why that failed, which is logged once; it is tried again."""
     files = projects.files
     before = await asyncio.to_thread(stamp_of, files)
     for _ in range(_MOST_STIRRED):
@@ -127,7 +128,10 @@ async def _apply(projects: Projects) -> None:
     try:
         await projects.reload_edited()
     except ToolcribError as error:
-        log.warning("could not reload the configuration: %s", error.text())
+        if error.text() != failure:
+            log.warning("could not reload the configuration: %s", error.text())
+        return error.text()
+    return ""
 
 
 @contextlib.asynccontextmanager
@@ -137,5 +141,6 @@ async def watching(projects: Projects) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if not isinstance(ended, asyncio.CancelledError):
+            log.error("the configuration's files were not watched to the end", exc_info=ended)
