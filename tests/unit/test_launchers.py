@@ -99,7 +99,9 @@ async def test_an_installing_server_is_waited_for_and_calls_say_so(live: LiveSer
     caplog.set_level("INFO", logger="toolcrib")
     monkeypatch.setattr(server, "_INSTALLING_CALL", 0.05)
     found = live.make(npx.config())
-    found.start()
+    found.start_on_demand()
+    with pytest.raises(ServerUnavailable, match="still installing"):
+        await found.call(call("echo"))
     await until(npx.did)
     assert found.status.installing
     with pytest.raises(ServerUnavailable, match=r"'odd' is still installing \(\d+ s\)\. The call did not run\.$"):

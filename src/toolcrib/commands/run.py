@@ -329,9 +329,9 @@ _USABLE = frozenset({ServerState.READY, ServerState.IDLE})
 
 def _unavailable(project: Project) -> Iterator[tuple[str, str]]:
     for name, server in sorted(project.servers.items()):
-        state = server.status.state
-        if state not in _USABLE and (state is not ServerState.CONNECTING or server.tools is None):
-            yield name, server.status.last_error or state
+        status = server.status
+        if status.state not in _USABLE and (status.state is not ServerState.CONNECTING or server.tools is None):
+            yield name, status.last_error or ("it is still installing." if status.installing else status.state)
 
 
 def _broken_settings(settings: WorkspaceSettings) -> Iterator[str]:

@@ -72,13 +72,15 @@ for _name in ("mcp.client.streamable_http", "httpx2"):
 class _ProbingSession(ClientSession):
     """Limits the probe's time: a legacy server may never answer an unknown method."""
 
-    probe_limit = 10.0
+    probe_limit: float | None = 10.0
+    """None for a second probe: the server has named the modern version by then."""
     check: Callable[[], None] = staticmethod(lambda: None)
     """Raises if continuing is pointless."""
 
     async def send_discover(self, version: str) -> dict[str, Any]:
         try:
-            with anyio.fail_after(self.probe_limit):
+            limit, self.probe_limit = self.probe_limit, None
+            with anyio.fail_after(limit):
                 return await super().send_discover(version)
         except TimeoutError:
             raise MCPError(REQUEST_TIMEOUT, "no answer to server/discover") from None

@@ -297,7 +297,7 @@ class Server:
         kicked = False
         try:
             limit = self.config.connect_timeout
-            async with asyncio.timeout(min(limit, _INSTALLING_CALL) if self.installing else limit):
+            async with asyncio.timeout(min(limit, _INSTALLING_CALL) if self._installation.is_due else limit):
                 while True:
                     link = self._link
                     if link is not None and not link.lost.done():
