@@ -148,11 +148,13 @@ def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
 
     edited.write_text('{"servers": {\n"one": {\n')
     wait_for(lambda: "configuration reloaded" in running.log_tail(), "the edit to be noticed")
-    for words, command in (("servers", "server:list"), ("tools", "tool:list"), ("status", "system:status")):
-        said = shown(words)
+    listings = {"servers": "server:list", "servers show one": "", "tools": "tool:list", "status": "system:status"}
+    for words, command in listings.items():
+        said = shown(*words.split())
         assert f"Problem: {edited}:3: found" in said
         assert "The last valid version stays in effect" in said
-        assert f"{edited}:3" in running.command(command)["problems"][0]
+        found = running.command(command) if command else running.command("server:show", name="one")
+        assert f"{edited}:3" in found["problems"][0]
     assert pids(running) == before
     edited.write_text(json.dumps({"servers": {"one": {"comand": "x"}, "two": two}}, indent=1))
     wait_for(lambda: "comand" in running.log_tail(), "the second edit to be noticed")

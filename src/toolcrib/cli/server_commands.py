@@ -131,6 +131,7 @@ def show(name: ServerName, *, as_json: AsJson = False) -> int:
             say(f"{title + ':':<12} {text}")
     for past in found.get("errors", []):
         say(f"  {_moment(past['at'])}  {past['error']}")
+    hint_problems(found)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolcrib.audit.row import MAX_COUNTED_BYTES, count_tokens, estimate_tokens
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, ServersNeeded, registry
-from toolcrib.commands.server import ServerName, configured_server, describe_server
+from toolcrib.commands.server import ServerName, configured_server, describe_problems, describe_server
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import NotFound
 from toolcrib.servers.health import processes_of
@@ -24,6 +24,7 @@ async def show(context: CommandContext, params: ServerName) -> dict[str, Any]:
     config = configured_server(context, params.name)
     server = context.project.servers.get(params.name)
     row = {**describe_server(context, params.name), "limits": _limits(config), **await _cost(server)}
+    row |= await describe_problems(context)
     if server is None:
         return row
     pid = server.status.pid
