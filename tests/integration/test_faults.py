@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -90,6 +91,10 @@ class Relay:
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def reopen(self) -> None:
+        if self._server is None:
+            await self.open()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -386,7 +391,8 @@ async def test_a_process_that_does_not_start_has_its_reason_and_starts_when_it_c
 ) -> None:
     mode = tmp_path / "mode"
     mode.write_text(way)
-    async with scene(Transport.STDIO, live, "", mode, connect_timeout=2.0) as here, here.others_continue(way):
+    limit = 2.0 if way == "hang" else LIMIT
+    async with scene(Transport.STDIO, live, "", mode, connect_timeout=limit) as here, here.others_continue(way):
         expected = {"refuse": "exited with code 1: Error: not today", "hang": "not ready within 2 s"}[way]
         await until(lambda: here.server.errors, "the reason")
         assert expected in here.server.errors[0].error
@@ -436,3 +442,88 @@ def test_servers_show_has_health_errors_limits_users_memory_and_cost(daemon: Sta
         assert text in shown, shown
     assert cli("servers", "show", "none", "--json").exit_code == 4
     assert "one" in cli("servers").ok().out
+
+
+SOAK_FAULTS = 2000
+WHOLE = ("stop", "kill", "partition", "refuse")
+"""Faults of a server or its network, besides those of a call."""
+
+
+@dataclass
+class Soaked:
+    """One of the servers of the soak test, with its own network."""
+
+    server: Server
+    relay: Relay | None
+    pids: list[int]
+
+    async def suffer(self, fault: str) -> None:
+        with contextlib.suppress(ServerFailure):
+            if fault not in WHOLE:
+                await self.server.call(call(fault, seconds=0.3), timeout=0.2)
+            elif fault in {"stop", "kill"}:
+                answer = await self.server.call(call("pid"), timeout=5)
+                self.pids.append(int(json.loads(answer.result or b"")["text"]))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[-1], signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+            elif self.relay is not None and fault == "partition":
+                self.relay.passing.clear()
+            elif self.relay is not None:
+                await self.relay.close()
+            await self.server.call(call("echo"), timeout=0.5)
+
+    async def recover(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.pids.clear()
+        if self.relay is not None:
+            self.relay.passing.set()
+            await self.relay.reopen()
+
+
+def held() -> tuple[int, int, int]:
+    """Memory in MB, open files, and children of this process."""
+    own, *children = health.processes_of(os.getpid())
+    return own.resident // 1_000_000, len(list(Path("/proc/self/fd").iterdir())), len(children)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_after_many_random_faults_all_servers_are_up_and_nothing_is_left(
+    live: LiveServers, web_server: RunningServer, web_mode: Path
+) -> None:
+    random = Random(16)  # noqa: S311 - the same faults in every run
+    soaked: list[Soaked] = []
+    for number in range(20):
+        transport = TRANSPORTS[number % 4]
+        relay = None if transport is Transport.STDIO else Relay(web_server.port)
+        if relay is not None:
+            await relay.open()
+        made = config(transport, f"127.0.0.1:{relay.port if relay else 0}", web_mode, connect_timeout=3.0)
+        soaked.append(Soaked(live.make(dataclasses.replace(made, name=f"s{number}")), relay, []))
+        soaked[-1].server.start()
+    servers = [one.server for one in soaked]
+
+    async def all_up() -> None:
+        for server in servers:
+            await until(lambda server=server: server.status.state is ServerState.READY, f"{server.name} to be up", 120)
+            await Scene(Transport.HTTP, live, server, server, web_mode).heals()
+
+    async def worker(own: list[Soaked], rounds: int) -> None:
+        for _ in range(rounds):
+            one = random.choice(own)
+            async with asyncio.timeout(LIMIT):
+                await one.suffer(random.choice([*FAULTS, *WHOLE]))
+                await one.recover()
+
+    try:
+        await all_up()
+        memory, files, children = held()
+        await asyncio.gather(*(worker(soaked[start::5], SOAK_FAULTS // 5) for start in range(5)))
+        await all_up()
+        await until(lambda: held()[1] <= files and held()[2] <= children, f"{held()} to be {files, children}")
+        assert held()[0] - memory < 60
+    finally:
+        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*(one.relay.close() for one in soaked if one.relay))

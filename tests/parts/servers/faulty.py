@@ -112,8 +112,12 @@ def on_stdio():
 
 def on_the_web():
     import asyncio
+    import logging
 
     from aiohttp import WSMsgType, web
+
+    # Clients that leave early are expected here.
+    logging.disable()
 
     class Http:
         def __init__(self, request, *, events):
