@@ -53,7 +53,7 @@ def test_the_daemons_data_is_in_the_configured_database(
         assert database.read(audit.head) is not None
         query = "select identity from known_tools"
         [(identity,)] = database.read(lambda connection: list(connection.exec_driver_sql(query)))
-        assert database.read(servers.load_tools, identity, str(started.home.project))
+        assert database.read(servers.load_tools, identity, None)
     assert not (started.home.toolcrib / "state" / "mcp_sessions.db").exists()
     again = daemon(env=store_env)
     again.wait_until_ready()
