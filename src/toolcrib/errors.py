@@ -131,6 +131,8 @@ class ServerFailure(ToolcribError):
 class ServerUnavailable(ServerFailure):
     repeat_after: float | None = None
     """Seconds after which a call that cannot do harm may be sent again; None if that is useless or not necessary."""
+    may_have_run = False
+    """Whether the server may have got the call."""
 
 
 class CallTimeout(ServerFailure):

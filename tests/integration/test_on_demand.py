@@ -181,6 +181,19 @@ async def test_changed_tools_are_noticed_when_the_server_starts(open_crib: OpenC
         assert [tool.name for tool in crib.catalog.tools] == ["whoami"]
 
 
+async def test_a_call_that_waits_for_a_reconnection_is_refused_if_its_tool_changed(
+    open_crib: OpenCrib, own: OwnServer
+) -> None:
+    async with open_crib(own.entry(start="eager")) as crib:
+        own.offer({**TOOLS[0], "description": "Now it does more."})
+        restarting = asyncio.create_task(crib.projects.home.servers["s"].restart())
+        await until(lambda: state(crib) is ServerState.CONNECTING)
+        with pytest.raises(ServerUnavailable, match=r"its tool 'whoami' had changed\. The call did not run"):
+            await crib.call("whoami", {})
+        await restarting
+        assert own.calls == []
+
+
 async def test_an_idle_server_stops_and_comes_back_with_the_next_call(open_crib: OpenCrib, own: OwnServer) -> None:
     async with open_crib(own.entry(idle_minutes=0.005)) as crib:
         news: list[Event] = []
@@ -200,6 +213,10 @@ async def test_a_server_does_not_stop_while_a_call_is_under_way(open_crib: OpenC
         waiting = asyncio.create_task(crib.call("wait", {}))
         await until(lambda: own.calls)
         server = crib.projects.home.servers["s"]
+        # A call that begins as the timer fires: the timer starts again.
+        server._idle.stop()
+        await server.rest()
+        assert server._idle._timer is not None
         # Longer than the limit, however often it looks.
         looks = 0
         while looks < 3:

@@ -292,6 +292,7 @@ async def test_each_end_of_a_call_has_its_outcome(answer: ServerAnswer | BaseExc
 def interrupted(seconds: float | None) -> ServerUnavailable:
     error = ServerUnavailable("It died. The call may have run.")
     error.repeat_after = seconds
+    error.may_have_run = True
     return error
 
 
@@ -324,10 +325,11 @@ async def test_only_a_harmless_call_is_repeated_and_the_audit_log_shows_it(
     assert outcome.rule == intent.rule + ("; sent twice" if steps == REPEATED else "")
 
 
-async def test_a_harmless_call_is_repeated_once_only() -> None:
-    answers = [interrupted(0.0), interrupted(0.0), interrupted(0.0)]
+@pytest.mark.parametrize("second", [interrupted(0.0), ServerUnavailable("It is gone. The call did not run.")])
+async def test_a_harmless_call_is_repeated_once_only_and_may_have_run(second: ServerUnavailable) -> None:
+    answers = [interrupted(0.0), second, interrupted(0.0)]
     held = DoorHarness(answer=lambda call: answers.pop(0))
-    with pytest.raises(ServerUnavailable):
+    with pytest.raises(ServerUnavailable, match="may have run"):
         await held.call("files:read")
     assert len(answers) == 1
 

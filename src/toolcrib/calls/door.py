@@ -303,7 +303,11 @@ async def _repeated(record: CallRecord, request: CallRequest, call: ToolCall, er
         raise error
     record.decision = Decision(record.decision.verdict, f"{record.decision.rule}; sent twice")
     target: CallTarget = record.context.project.target(record.tool.server, record.context)
-    return await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
+    try:
+        return await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
+    except ServerUnavailable as again:
+        # The caller must learn that the first attempt may have run.
+        raise (error if error.may_have_run else again) from None
 
 
 _CLIENTS_OWN = "wait_for_previous"

@@ -17,8 +17,9 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from toolcrib.config.launchers import launch_of
+from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
 from toolcrib.config.model import ServerConfig, Transport
+from toolcrib.errors import ServerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ broken cache."""
 STOP_PATIENCE = 4.5
 """The same when the server is stopped: the daemon's stop must not wait longer for it. npm needs up to four."""
 _LOOK_AGAIN = 0.1
+_LONGEST_TURN = INSTALL_LIMIT + 20.0
+"""Seconds to wait for another cold start, which has a limit itself unless its process is stopped."""
 
 _fetched: set[object] = set()
 """What launchers have fetched and started in this process."""
@@ -59,9 +62,15 @@ class Installation:
         if not self.is_due:
             yield
             return
-        while self.is_due and not self._taken():  # noqa: ASYNC110 - see below
+        began = time.monotonic()
+        while self.is_due and not self._taken():
             # Another process or thread may have the turn, so there is no event to wait for.
             await asyncio.sleep(_LOOK_AGAIN)
+            if time.monotonic() - began > _LONGEST_TURN:
+                raise ServerUnavailable(
+                    f"Another program has been starting the same package for {_LONGEST_TURN:.0f} s.",
+                    remedy="End that program if it hangs.",
+                )
         self._began = time.monotonic()
         if self._holds:
             log.info("%s: installing, if its launcher has not done so before", self._name)

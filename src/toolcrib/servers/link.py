@@ -331,6 +331,7 @@ class ServerLink(abc.ABC):
         """The error of a call that was sent and will get no answer."""
         error = self.unavailable(f"{reason} The call may have run.")
         error.repeat_after = 0.0
+        error.may_have_run = True
         return error
 
     def reason_in(self, error: ServerUnavailable) -> str:

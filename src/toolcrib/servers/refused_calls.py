@@ -49,7 +49,7 @@ def refuse_changed(name: str, tool: str, before: tuple[bytes, ...] | None, now: 
     """Raises if this tool's definition changed: the permission and the arguments were checked against the old one."""
     if definition_of(before, tool) != definition_of(now, tool):
         raise ServerUnavailable(
-            f"Server '{name}' started for this call, and its tool {tool!r} had changed. The call did not run.",
+            f"Server '{name}' connected for this call, and its tool {tool!r} had changed. The call did not run.",
             remedy="List the tools again, then repeat the call.",
             data={"server": name},
         )

@@ -195,7 +195,10 @@ class Server:
         """Ends the connection and the process until the next call, unless a call is in flight. The tools stay
         listed."""
         async with self._turning:
-            if self._state is not ServerState.READY or self.calls:
+            if self._state is not ServerState.READY:
+                return
+            if self.calls:
+                self._idle.start()
                 return
             # From here on, calls wait for the next connection.
             self._link = None
@@ -270,25 +273,25 @@ class Server:
             raise refused_calls.overloaded(self.name, self.calls)
         params: Mapping[str, Any] = {**call.params, "name": call.name}
         how: Any = {"meta": call.meta, "limit": limit, "headers": call.headers, "on_progress": on_progress}
+        listed = self.tools
         self.calls += 1
         try:
             link = self._link
             if link is None or link.lost.done():
-                link = await self._connected_for(call.name)
+                link = await self._connected_for(call.name, listed)
             return await link.request("tools/call", params, **how)
         except SessionExpired:
             # The server did not know the session, so the call did not run and can be sent again.
-            link = await self._connected()
+            link = await self._connected_for(call.name, listed)
             return await link.request("tools/call", params, **how)
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
 
-    async def _connected_for(self, tool: str) -> ServerLink:
+    async def _connected_for(self, tool: str, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""
-        listed = self.tools
         link = await self._connected()
-        if self.config.starts_on_demand and self.tools != listed:
+        if self.tools != listed and listed is not None:
             refused_calls.refuse_changed(self.name, tool, listed, self.tools)
         return link
 

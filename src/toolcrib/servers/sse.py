@@ -98,6 +98,7 @@ class _Stream:
             ran = "did not run" if unsent else "may have run"
             failure = ServerUnavailable(f"Server '{self._config.name}': {reason} The call {ran}.")
             failure.repeat_after = None if unsent else 0.0
+            failure.may_have_run = not unsent
             raise failure from None
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):

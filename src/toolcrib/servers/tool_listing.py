@@ -33,6 +33,7 @@ LARGEST_LISTING = 16 * 1024 * 1024
 _MAX_VALUES = 500_000
 """JSON values in one page."""
 _STEP = 64 * 1024
+_SHOWN_ERROR = 500
 
 
 class _Page(msgspec.Struct):
@@ -93,7 +94,9 @@ async def _page(link: ServerLink, params: dict[str, Any], limit: float) -> tuple
         error = wire.error_in(answer.error or b"{}")
         if error.code == METHOD_NOT_FOUND:
             return _Page(tools=[]), 0
-        raise ServerUnavailable(f"Server '{link.name}' refuses to list its tools: {error.message} (code {error.code}).")
+        raise ServerUnavailable(
+            f"Server '{link.name}' refuses to list its tools: {error.message[:_SHOWN_ERROR]} (code {error.code})."
+        )
     await _weigh(link, answer.result)
     try:
         return _pages.decode(answer.result), len(answer.result)

@@ -40,6 +40,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 REDIRECTS = frozenset({307, 308})
 """Redirects that keep method and body."""
 MAX_REDIRECTS = 3
+_LONGEST_ERROR = 4096
 
 
 def tls_context(*, verify: bool) -> ssl.SSLContext:
@@ -275,12 +276,12 @@ class Refused(ServerUnavailable):
         """`name` is the server's."""
         self.status = status
         self.reason = explain_status(status, url, headers)
-        may_have_run = status >= 500
+        self.may_have_run = status >= 500
         super().__init__(
-            f"Server '{name}': {self.reason} The call {'may have run' if may_have_run else 'did not run'}."
+            f"Server '{name}': {self.reason} The call {'may have run' if self.may_have_run else 'did not run'}."
         )
-        if may_have_run or status == _TOO_MANY_REQUESTS:
-            default = _SHORT_PAUSE if may_have_run else None
+        if self.may_have_run or status == _TOO_MANY_REQUESTS:
+            default = _SHORT_PAUSE if self.may_have_run else None
             seconds = default if (named := retry_after(headers)) is None else named
             self.repeat_after = seconds if seconds is not None and seconds <= _LONGEST_PAUSE else None
 
@@ -289,7 +290,9 @@ def explain(error: BaseException, limit: float) -> str:
     """The text of `last_error` for any failed attempt to connect."""
     cause = root_cause(error)
     if isinstance(cause, ToolcribError):
-        return cause.text()
+        # No call was sent. The server may have written the text.
+        text = cause.text()[:_LONGEST_ERROR]
+        return text.replace(" The call may have run.", "").replace(" The call did not run.", "")
     if isinstance(cause, TimeoutError):
         return f"It was not ready within {limit:g} s. Raise its connect_timeout if it needs longer to start."
     return f"Connecting failed: {type(cause).__name__}."
