@@ -159,6 +159,14 @@ async def test_hold_keeps_out_new_and_changed_tools_after_the_first_use(scene):
     assert scene.offered(hold=True) == (WRITE, WIPE)
 
 
+async def test_a_tool_that_shares_its_stored_name_with_another_one_is_not_offered_unreviewed(scene):
+    await scene.lists(definition("a\0"))
+    await scene.lists(definition("a\0"), definition("a\\u0000", "Wipes."), WIPE)
+    assert scene.offered(hold=True) == (definition("a\0"),)
+    await scene.reject("wipe")
+    assert scene.offered() == (definition("a\0"),)
+
+
 async def test_a_changed_tool_of_a_trusted_server_is_untrusted_until_it_is_accepted(scene):
     await scene.lists(*FIRST)
     assert await scene.trust.add_server(FILES, FIRST) is True

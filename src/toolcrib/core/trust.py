@@ -181,8 +181,10 @@ class Trust:
         if pinned is None or not (hold or pinned.kept_out):
             return listed
         review = self.review(server, root, listed)
-        held = {review.tools[name].definition for name in review.held(all_differing=hold)}
-        return tuple(one for one in listed if one not in held) if held else listed
+        held = review.held(all_differing=hold)
+        # Of two names that are stored alike, only the first was reviewed.
+        reviewed = {tool.definition for name, tool in review.tools.items() if name not in held}
+        return tuple(one for one in listed if one in reviewed)
 
     def must_wait(self, server: ServerConfig, root: Path | None, listed: tuple[bytes, ...], *, hold: bool) -> bool:
         """Whether `offered` would read so many definitions that `prepare` should be awaited first."""
