@@ -82,7 +82,8 @@ def test_a_server_is_disabled_for_one_project_or_everywhere(
     assert shared.read_text() == "servers:\n  w:\n    enabled: false\n"
     assert tools(running) == []
     assert tools(running, elsewhere) == ["note", "other", "release"]
-    assert "toolcrib enable w" in cli("call", "w:note", "nonce=1").err
+    for words in (["call", "w:note", "nonce=1"], ["restart", "w"], ["refresh", "w"]):
+        assert "toolcrib enable w" in cli(*words).err
     cli("enable", "w").ok()
     running.wait_until_ready()
     assert tools(running) == ["note", "other", "release"]

@@ -152,7 +152,7 @@ def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
     for words, command in listings.items():
         said = shown(*words.split())
         assert f"Problem: {edited}:3: found" in said
-        assert "The last valid version stays in effect" in said
+        assert "Its last valid version stays in effect" in said
         found = running.command(command) if command else running.command("server:show", name="one")
         assert f"{edited}:3" in found["problems"][0]
     assert pids(running) == before
@@ -162,8 +162,9 @@ def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
     said = shown("servers")
     assert f"{edited}:4: servers.one.comand" in said
     assert "Its last valid version stays in effect" in said
-    edited.write_text(json.dumps({"servers": {"two": two}}))
+    edited.write_text(json.dumps({"servers": {"three": {"command": "x", "share": "everyone"}, "two": two}}, indent=1))
     wait_for(lambda: set(pids(running)) == {"two"}, "the removed entry")
+    assert "servers.three.share" in cli("servers", "show", "three").err
 
 
 def test_a_projects_file_loses_its_effect_when_it_changes_but_not_when_it_cannot_be_read(

@@ -487,7 +487,7 @@ def test_on_a_terminal_an_error_takes_one_line_and_no_color_is_respected(daemon,
     screen = terminal(monkeypatch, COLUMNS="100", TERM="xterm-256color", NO_COLOR=no_color)
     away = {**SERVER, "name": "docs", "state": "unavailable", "last_error": "It is so long. " * 30, "stderr": ["x"]}
     daemon.answers["server:list"] = {"servers": [away, SERVER]}
-    hints = "`toolcrib servers --json` shows everything.\n`toolcrib logs docs` shows its stderr.\n"
+    hints = "`toolcrib servers show NAME` shows everything about a server.\n`toolcrib logs docs` shows its stderr.\n"
     assert cli("servers").err == hints
     lines = screen.getvalue().splitlines()
     assert len(lines) == 3

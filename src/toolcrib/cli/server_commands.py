@@ -16,6 +16,7 @@ from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, size_of, table
 from toolcrib.cli.perform import from_daemon, perform
 from toolcrib.config.show import visible
+from toolcrib.errors import ServerUnavailable
 from toolcrib.events import ConfigReloaded
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
@@ -50,7 +51,7 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     ]
     cut = table(COLUMNS, rows, yielding=_PRIORITIES)
     if cut is TableCut.SOME:
-        hint("`toolcrib servers --json` shows everything.")
+        hint("`toolcrib servers show NAME` shows everything about a server.")
     for row in servers:
         hint_pins(row)
         if running := [f"{agent} (pid {one['pid']})" for agent, one in row.get("agents", {}).items() if one["pid"]]:
@@ -64,7 +65,8 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
 def hint_pins(row: Mapping[str, Any]) -> None:
     """Names a server's tools that await review."""
     name, pins = row["name"], row.get("pins") or {}
-    found = [f"{len(tools)} {why}: {_named(tools)}" for why in PIN_STATUSES if (tools := pins.get(why))]
+    statuses = {why.replace("_", " "): pins.get(why) for why in PIN_STATUSES}
+    found = [f"{len(tools)} {why}: {_named(tools)}" for why, tools in statuses.items() if tools]
     if found:
         hint(
             f"{name}: tools that differ from the accepted ones ({'; '.join(found)}). "
@@ -136,12 +138,13 @@ def show(name: ServerName, *, as_json: AsJson = False) -> int:
 
 
 def _moment(at: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     limits, users = found["limits"], found.get("used_by", {})
-    state = " ".join(filter(None, (str(found["state"]), found.get("since") and f"since {_moment(found['since'])}")))
+    state = str(found["state"]) if found.get("installing") is None else f"installing… {found['installing']:.0f} s"
+    state = " ".join(filter(None, (state, found.get("since") and f"since {_moment(found['since'])}")))
     own = [f"{tool} {seconds:g} s" for tool, seconds in limits["call_timeouts"].items()]
     about = "~" if found["tokens_estimated"] else ""
     processes = found.get("processes")
@@ -151,7 +154,7 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("transport", str(found["transport"])),
         ("last seen", _moment(found["last_seen"]) if found.get("last_seen") else ""),
         ("restarts", str(found["restarts"]) if "restarts" in found else ""),
-        ("calls", f"{found['calls']} of {limits['max_waiting_calls']}" if "calls" in found else ""),
+        ("calls", f"{found['calls']} in progress, at most {limits['max_waiting_calls']}" if "calls" in found else ""),
         ("time limit", ", ".join([f"{limits['call_timeout']:g} s for a call", *own])),
         ("projects", ", ".join(users.get("projects", ()))),
         ("agents", ", ".join(users.get("agents", ()))),
@@ -224,7 +227,8 @@ def reload(*, as_json: AsJson = False) -> int:
 
 @commands.command()
 def restart(name: ServerName, *, as_json: AsJson = False) -> int:
-    """Reconnect a server in the running daemon."""
-    found = printed(from_daemon("server:restart", {"name": name}), as_json=as_json)
-    server_table([found])
-    return 0
+    """Reconnect a server in the running daemon. Exit code 6: it isn't responding."""
+    found = from_daemon("server:restart", {"name": name})
+    code = 0 if found["state"] == "ready" else ServerUnavailable.exit_code
+    server_table([printed(found, as_json=as_json, exit_code=code)])
+    return code

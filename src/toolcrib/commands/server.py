@@ -41,6 +41,7 @@ from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER
 from toolcrib.identity.state import nothing_changed
 from toolcrib.servers.model import ServerState
+from toolcrib.servers.server import Server
 
 _STATUS_FIELDS = (
     "state",
@@ -315,27 +316,33 @@ def _file_of(context: CommandContext, name: str) -> Path:
 @registry.command("server:refresh", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def refresh(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """List an MCP server's tools again, for servers that do not announce changes."""
-    server = context.project.servers.get(params.name)
-    if server is None:
-        raise unknown_server(params.name, context.project.servers)
-    await server.refresh()
+    await _server_in_use(context, params.name).refresh()
     return describe_server(context, params.name)
 
 
 @registry.command("server:restart", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Disconnect from an MCP server and connect again."""
-    server = context.project.servers.get(params.name)
-    if server is None:
-        raise unknown_server(params.name, context.project.servers)
+    server = _server_in_use(context, params.name)
     await server.restart()
     await server.settled()
     return describe_server(context, params.name)
 
 
+def _server_in_use(context: CommandContext, name: str) -> Server:
+    server = context.project.servers.get(name)
+    if server is None:
+        config = configured_server(context, name)
+        raise UsageError(f"{name} is disabled in {config.source}.", remedy=f"Enable it with: toolcrib enable {name}")
+    return server
+
+
 def configured_server(context: CommandContext, name: str) -> ServerConfig:
     config = context.project.config.servers.get(name)
     if config is None:
+        for problem in context.project.config.problems:
+            if problem.key.split(".")[1:2] == [name]:
+                raise ConfigError(str(problem), remedy="Correct the entry.")
         raise unknown_server(name, context.project.config.servers)
     return config
 

@@ -159,7 +159,7 @@ def _keep_entries(found: Contribution, last_good: LastGood) -> None:
             found.servers[name] = last_good.servers[name]
             found.report.warning(
                 path,
-                found="an entry with an error",
+                found="an invalid entry",
                 expected="a valid entry",
                 suggestion="Its last valid version stays in effect until you fix it.",
             )
@@ -169,9 +169,9 @@ def _keep_entries(found: Contribution, last_good: LastGood) -> None:
 def _stays_in_effect(document: ConfigDocument) -> ProblemReport:
     document.report.warning(
         (),
-        found="an error that disables all servers",
+        found="content that cannot be used",
         expected="a valid file",
-        suggestion="The last valid version stays in effect until you fix it.",
+        suggestion="Its last valid version stays in effect until you fix it.",
     )
     return document.report
 

@@ -295,4 +295,6 @@ def explain(error: BaseException, limit: float) -> str:
         return text.replace(" The call may have run.", "").replace(" The call did not run.", "")
     if isinstance(cause, TimeoutError):
         return f"It was not ready within {limit:g} s. Raise its connect_timeout if it needs longer to start."
+    if "ProtocolError" in type(cause).__name__:
+        return "It broke off its answer, or sent an invalid one. Check the server's log."
     return f"Connecting failed: {type(cause).__name__}."
