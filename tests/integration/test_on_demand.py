@@ -143,6 +143,17 @@ async def test_a_server_with_known_tools_starts_with_its_first_call(open_crib: O
         assert (len(set(pids)), state(crib), own.starts) == (1, ServerState.READY, 2)
 
 
+async def test_tools_known_from_one_project_start_nothing_in_another(
+    open_crib: OpenCrib, own: OwnServer, tmp_path: Path
+) -> None:
+    await listed_once(open_crib, own, own.entry(cwd="project"))
+    async with open_crib(own.entry(cwd="project")) as crib:
+        project = await crib.projects.at(tmp_path / "two")
+        assert [tool.name for tool in project.catalog.of_server("s")] == ["whoami", "wait"]
+        assert (project.servers["s"].status.state, own.starts) == (ServerState.IDLE, 1)
+        assert await pid(crib, project) != await pid(crib, crib.projects.home)
+
+
 @pytest.mark.parametrize("how", ["eager", "restart", "refresh", "connect"])
 async def test_a_server_also_starts_where_it_should_be_ready(open_crib: OpenCrib, own: OwnServer, how: str) -> None:
     await listed_once(open_crib, own, own.entry())

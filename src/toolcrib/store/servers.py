@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def load_tools(connection: sa.Connection, identity: str, root: str | None) -> tuple[bytes, ...] | None:
-    """The last known definitions of this server in this project, or without one in any; None if there are none."""
-    which = known_tools.c.identity == identity if root is None else _key(identity, root)
-    query = sa.select(known_tools.c.definitions).where(which).order_by(known_tools.c.saved_at.desc()).limit(1)
+    """The last known definitions of this server: of this project, else the newest of any; None if there are none."""
+    of_project = known_tools.c.root == (root or "")
+    query = sa.select(known_tools.c.definitions).where(known_tools.c.identity == identity)
+    query = query.order_by(of_project.desc(), known_tools.c.saved_at.desc()).limit(1)
     packed = connection.execute(query).scalar_one_or_none()
     if packed is None:
         return None
