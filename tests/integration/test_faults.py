@@ -244,7 +244,10 @@ async def test_a_stopped_server_is_noticed_and_comes_back(
         assert (await here.pid() != pid) is (transport is Transport.STDIO)
 
 
-async def test_calls_of_a_stopped_process_fail_with_the_reason(live: LiveServers, web_mode: Path) -> None:
+async def test_calls_of_a_stopped_process_fail_with_the_reason_long_before_it_would_be_asked(
+    live: LiveServers, web_mode: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SILENCE", 1000.0)
     async with scene(Transport.STDIO, live, "", web_mode) as here:
         with stopped(await here.pid()), pytest.raises(ServerUnavailable, match=r"stopped \(SIGSTOP\).*may have run"):
             await here.server.call(call("echo"))

@@ -37,7 +37,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 async def watch(link: ServerLink) -> None:
     while not link.lost.done():
         seen = link.last_seen
-        await asyncio.sleep(_rest(seen))
+        await _silent(link, seen)
         while link.last_seen == seen and not link.lost.done():
             why = await _fault(link)
             if link.last_seen != seen:
@@ -48,6 +48,14 @@ async def watch(link: ServerLink) -> None:
                 link.end_calls(why)
                 return
             await asyncio.sleep(min(_LOOK_AGAIN, SILENCE))
+
+
+async def _silent(link: ServerLink, seen: float) -> None:
+    """Waits until the server has been silent for long, is heard again, or is stopped while it runs a call."""
+    while link.last_seen == seen and (rest := _rest(seen)):
+        await asyncio.sleep(min(rest, _LOOK_AGAIN))
+        if link.is_busy and link.last_seen == seen and await _stopped(link):
+            return
 
 
 def _rest(seen: float) -> float:
