@@ -60,10 +60,11 @@ class WatchedPlaces:
         self.names: set[str] = set()
         found: set[tuple[Path, int, int]] = set()
         for file in files:
-            for path in {file, Path(os.path.realpath(file))} if file.is_symlink() else {file}:
+            # `Path.is_symlink` and `Path.is_dir` raise for a folder that may not be entered.
+            for path in {file, Path(os.path.realpath(file))} if os.path.islink(file) else {file}:  # noqa: PTH114
                 self.names.add(path.name)
                 folder = path.parent
-                while not folder.is_dir():
+                while not os.path.isdir(folder):  # noqa: PTH112
                     # Its creation is the first sign of the file.
                     self.names.add(folder.name)
                     folder = folder.parent
@@ -84,18 +85,18 @@ async def watch(projects: Projects) -> None:
 
     polling, failure = False, ""
     while True:
-        places = await asyncio.to_thread(WatchedPlaces, projects.files)
-        changes = awatch(
-            *places.folders,
-            watch_filter=places.matters,
-            debounce=_MOST_BATCHED,
-            rust_timeout=LOOK_AGAIN,
-            yield_on_timeout=True,
-            recursive=False,
-            force_polling=polling,
-            ignore_permission_denied=True,
-        )
         try:
+            places = await asyncio.to_thread(WatchedPlaces, projects.files)
+            changes = awatch(
+                *places.folders,
+                watch_filter=places.matters,
+                debounce=_MOST_BATCHED,
+                rust_timeout=LOOK_AGAIN,
+                yield_on_timeout=True,
+                recursive=False,
+                force_polling=polling,
+                ignore_permission_denied=True,
+            )
             async with contextlib.aclosing(changes):
                 async for _ in changes:
                     edited, now = await asyncio.to_thread(_survey, projects)
@@ -107,6 +108,12 @@ async def watch(projects: Projects) -> None:
             # A folder vanished before it was watched, or the system's limit of watches is reached.
             log.log(logging.DEBUG if polling else logging.WARNING, "watching files by polling: %s", error)
             polling = True
+            await asyncio.sleep(LOOK_AGAIN / 1000)
+        except Exception as error:
+            # One project must not end the watching of the others.
+            if failure != repr(error):
+                log.exception("could not watch the configuration's files; trying again")
+            failure = repr(error)
             await asyncio.sleep(LOOK_AGAIN / 1000)
 
 
