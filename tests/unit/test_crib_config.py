@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolcrib.config.layers import load, store_location
-from toolcrib.config.model import Flags, NameStyle
+from toolcrib.config.model import Config, Flags, NameStyle
 from toolcrib.config.paths import Paths
 from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
 from toolcrib.config.trust import trust_digest
+from toolcrib.core import projects
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.events import ConfigProblem, Event
@@ -88,6 +91,20 @@ async def test_a_mistake_in_the_users_file_removes_no_server_and_is_reported_in_
     crib.environment.paths.user_config.write_text("servers: {}\n")
     await crib.projects.reload()
     assert [(project.servers, project.config.problems) for project in crib.projects] == [({}, ())] * 3
+
+
+async def test_files_are_loaded_in_a_thread_so_that_a_large_one_stalls_nobody(
+    crib: Crib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noted(**given: Any) -> Config:
+        threads.append(threading.get_ident())
+        return load(**given)
+
+    monkeypatch.setattr(projects, "load", noted)
+    await crib.projects.reload()
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_removing_the_users_file_is_not_a_mistake(crib: Crib) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ _CALM = 0.1
 """Seconds without a change before the files are read: a program may write a file in several steps."""
 _MOST_STIRRED = 8
 """How often a file may change again before it is read anyway."""
+
+_REST = 10
+"""How many times longer than the loading itself no further edit is loaded: a file may be large, and change often."""
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
@@ -83,7 +87,7 @@ async def watch(projects: Projects) -> None:
     # Imported here because only a daemon watches files.
     from watchfiles import awatch  # noqa: PLC0415
 
-    polling, failure = False, ""
+    polling, failure, resting_until = False, "", 0.0
     while True:
         try:
             places = await asyncio.to_thread(WatchedPlaces, projects.files)
@@ -100,8 +104,10 @@ async def watch(projects: Projects) -> None:
             async with contextlib.aclosing(changes):
                 async for _ in changes:
                     edited, now = await asyncio.to_thread(_survey, projects)
-                    if edited:
+                    if edited and time.monotonic() >= resting_until:
+                        before = projects.seconds_loading
                         failure = await _apply(projects, failure)
+                        resting_until = time.monotonic() + _REST * (projects.seconds_loading - before)
                     if now.identity != places.identity:
                         break
         except OSError as error:

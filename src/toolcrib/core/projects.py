@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,6 +76,10 @@ class Projects:
         self._only = only
         self._source = source
         self._last_good = LastGood()
+        self._loading = threading.Lock()
+        """Held while `_last_good` is in use: a cancelled caller's thread runs to its end."""
+        self.seconds_loading = 0.0
+        """The processor time that loading configurations has taken so far."""
         self._stamps: dict[Path, Stamp] = {}
         """By project: its configuration files, as they were when they were read."""
         self._first_settings: DaemonSettings | None = None
@@ -208,22 +214,34 @@ class Projects:
 
     async def read_config(self, root: Path) -> Config:
         """Loads the configuration from its files, without starting or stopping anything."""
-        return self.load_config(root, await trusted_files(self._crib.services.store))
+        trusted = await trusted_files(self._crib.services.store)
+        # Anybody can write a file that takes long to parse into a project's folder.
+        return self._learned(await asyncio.to_thread(self._load, root, trusted))
 
     def load_config(self, root: Path, trusted: frozenset[str]) -> Config:
-        """The same, given the digests of the trusted files."""
+        """The same, given the digests of the trusted files. Blocks the event loop."""
+        return self._learned(self._load(root, trusted))
+
+    def _load(self, root: Path, trusted: frozenset[str]) -> Config:
         here = self._crib.environment
-        config = load(
-            paths=here.paths,
-            root=root,
-            environ=here.variables,
-            flags=here.flags,
-            is_trusted=lambda _, digest: digest in trusted,
-            last_good=self._last_good,
-        )
-        if self._source is not None:
-            config = with_servers_of(self._source, config, environ=here.variables)
-        here.mask.learn(secrets_of(config))
+        with self._loading:
+            begun = time.thread_time()
+            try:
+                config = load(
+                    paths=here.paths,
+                    root=root,
+                    environ=here.variables,
+                    flags=here.flags,
+                    is_trusted=lambda _, digest: digest in trusted,
+                    last_good=self._last_good,
+                )
+                return config if self._source is None else with_servers_of(self._source, config, environ=here.variables)
+            finally:
+                self.seconds_loading += time.thread_time() - begun
+
+    def _learned(self, config: Config) -> Config:
+        """Not in the thread: two that learn at once would lose secrets."""
+        self._crib.environment.mask.learn(secrets_of(config))
         return config
 
     async def _opened(self, root: Path) -> Project:
