@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -12,14 +13,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from parts.waiting import until
 from toolcrib.config.masking import Masker
+from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths, private_folder, unusable_path
 from toolcrib.daemon.log import log_to
-from toolcrib.daemon.process import owner_token
-from toolcrib.daemon_client.lifetime import daemon_lock, read_info, write_info
+from toolcrib.daemon.process import Daemon, owner_token
+from toolcrib.daemon_client.lifetime import DaemonLifetime, daemon_lock, read_info, write_info
 from toolcrib.errors import AlreadyRunning, ConfigError, StoreError
 
 pytestmark = pytest.mark.req("KSI-1")
@@ -204,3 +209,21 @@ def test_the_log_is_private_and_masked_and_has_others_lines_only_from_warning_on
     assert "hunter2" not in text
     assert "aHVudGVyMmh1bnRlcjI" not in text
     assert mode(file) == 0o600
+
+
+async def test_a_stopping_daemon_does_not_reload(paths: Paths, tmp_path: Path) -> None:
+    reloads: list[str] = []
+
+    async def reload() -> None:
+        reloads.append("reload")
+
+    crib: Any = SimpleNamespace(projects=SimpleNamespace(editing=asyncio.Lock(), reload=reload))
+    daemon = Daemon(paths, tmp_path, Flags(), DaemonLifetime.UNTIL_STOPPED)
+    daemon._in_terminal = False
+    daemon._hang_up(crib)
+    await until(lambda: reloads, "the reload of a running daemon")
+    daemon.stop()
+    daemon._hang_up(crib)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert reloads == ["reload"]

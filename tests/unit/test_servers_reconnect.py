@@ -221,6 +221,30 @@ async def test_a_reconnected_project_has_new_tools(
     await projects.close()
 
 
+async def test_a_reload_during_the_close_starts_no_server(
+    fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    fake_servers()
+    projects = projects_with(tmp_path, [], monkeypatch)
+    await projects.at(tmp_path)
+    read = asyncio.Event()
+
+    async def read_late(_: Path) -> Config:
+        await read.wait()
+        return Config(servers={config.name: config for config in configs()})
+
+    monkeypatch.setattr(projects, "read_config", read_late)
+    reloading = asyncio.create_task(projects.reload())
+    await rest()
+    closing = asyncio.create_task(projects.close())
+    await rest()
+    read.set()
+    await closing
+    with pytest.raises(ServerUnavailable, match="Toolcrib is stopping"):
+        await reloading
+    assert projects.pool.servers == ()
+
+
 @pytest.mark.req("KSI-5")
 async def test_errors_of_a_server_have_no_secrets(
     fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch

@@ -156,6 +156,8 @@ class Daemon:
 
     def _hang_up(self, crib: Crib) -> None:
         """SIGHUP reloads the configuration, unless it means that the terminal is gone."""
+        if self._stopping.is_set():
+            return
         if self._in_terminal and not _has_terminal():
             self.stop()
         elif self._reloading is None or self._reloading.done():

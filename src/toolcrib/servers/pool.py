@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
+from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
@@ -50,6 +51,7 @@ class ServerPool:
         self._retiring: dict[asyncio.Task[None], Server] = {}
         """Released servers that finish their calls."""
         self._stopping: list[asyncio.Task[None]] = []
+        self._closed = False
 
     @property
     def servers(self) -> Iterable[Server]:
@@ -66,7 +68,10 @@ class ServerPool:
         """The instance for this configuration, root and agent. Each `acquire` needs one `release`.
 
         `known_tools` are the tools that a new instance lists until it has connected. Without them, it starts at once.
+        Raises `ServerUnavailable` once the pool closes, because nothing would stop the server.
         """
+        if self._closed:
+            raise ServerUnavailable(f"Server '{config.name}': Toolcrib is stopping. The server was not started.")
         key = instance_key(config, root, agent)
         server = self._servers.get(key)
         if server is None:
@@ -121,6 +126,7 @@ class ServerPool:
 
     async def close(self) -> None:
         """Stops all servers concurrently."""
+        self._closed = True
         servers = (*self._servers.values(), *self._retiring.values())
         self._servers.clear()
         self._holders.clear()
