@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from parts import fleet
 from toolcrib.cli.app import run
 from toolcrib.cli.permission_commands import _coverage_lines
 from toolcrib.cli.profile_commands import GUIDE, profile_yaml, read_profile
@@ -225,9 +226,16 @@ def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
     assert "lab: tools not listed, because they run only as tasks (not supported): research." in capsys.readouterr().err
 
 
-def test_trust_and_untrust_of_a_server_report_what_changed(cli):
-    assert cli("trust", "--server", "files")[:2] == (0, "files is now trusted.\n")
-    assert cli("trust", "--server", "files")[:2] == (0, "files is already trusted.\n")
+def test_trust_and_untrust_of_a_server_report_what_changed(cli, home):
+    code, _, err = cli("trust", "--server", "files")
+    assert (code, "lists no tools" in err) == (2, True)
+    listing = home / "listing.json"
+    listing.write_text(json.dumps({"tools": [{"name": "read", "inputSchema": {}}]}))
+    entry = {"command": sys.executable, "args": [str(fleet.SERVERS / "scripted_server.py"), "--listing", str(listing)]}
+    (home / "home" / "config.json").write_text(json.dumps({"mcpServers": {"files": entry}}))
+    marked = "0 of its 1 tools are marked read-only.\n"
+    assert cli("trust", "--server", "files")[:2] == (0, f"files is now trusted.\n{marked}")
+    assert cli("trust", "--server", "files")[:2] == (0, f"files is already trusted.\n{marked}")
     assert cli("servers")[1].splitlines()[1].split()[5] == "yes"
     assert json.loads(cli("servers", "--json")[1])["servers"][0]["trusted"] is True
     assert cli("untrust", "--server", "files")[:2] == (0, "files is no longer trusted.\n")

@@ -511,6 +511,27 @@ async def test_a_server_that_was_trusted_before_it_listed_tools_is_trusted_with_
     assert (await commands.servers())[0]["pins"] == {"new": ["wipe"]}
 
 
+async def test_a_disabled_server_cannot_be_trusted_and_keeps_its_pins(scripted):
+    commands, lists = scripted
+    await lists(*FILES)
+    await commands.run("server:disable", name="files")
+    with pytest.raises(UsageError, match="lists no tools"):
+        await commands.run("server:trust", name="files")
+    config = commands.crib.projects.home.config.servers["files"]
+    assert commands.crib.trust.is_pinned(config)
+    assert commands.crib.trust.trusted(config) is None
+
+
+async def test_tools_that_are_kept_out_stay_out_when_their_server_is_trusted(scripted):
+    commands, lists = scripted
+    await lists(*FILES)
+    await lists(*FILES, WIPE)
+    await commands.run("pins:reject", name="files")
+    trusted = await commands.run("server:trust", name="files")
+    assert trusted["changed"] is True
+    assert (await commands.servers())[0]["pins"] == {"new": ["wipe"], "kept_out": ["wipe"]}
+
+
 async def test_only_the_first_of_two_concurrent_lists_is_trusted(commands):
     files, trust = commands.crib.projects.home.config.servers["files"], commands.crib.trust
     await trust.add_server(files, ())

@@ -178,9 +178,15 @@ async def test_a_changed_tool_of_a_trusted_server_is_untrusted_until_it_is_accep
     assert scene.trust.trusted(FILES) == before | {digest}
     await scene.lists(READ_ALL, WRITE, WIPE)
     await scene.reject("wipe")
-    assert await scene.trust.add_server(FILES, scene.now) is True
-    assert (scene.status(), scene.offered()) == ({}, scene.now)
     assert await scene.trust.add_server(FILES, scene.now) is False
+    assert (scene.status(), scene.offered()) == ({"wipe": "new"}, (READ_ALL, WRITE))
+
+
+async def test_trusting_a_server_without_tools_keeps_its_pins(scene):
+    await scene.lists(*FIRST)
+    await scene.trust.add_server(FILES, ())
+    await scene.lists(*FIRST, WIPE)
+    assert scene.status() == {"wipe": "new"}
 
 
 async def test_nothing_is_accepted_or_trusted_without_an_audit_entry(scene):

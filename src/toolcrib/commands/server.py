@@ -351,20 +351,28 @@ def unknown_server(name: str, known: Iterable[str]) -> UnknownServer:
     return UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {', '.join(sorted(known)) or 'none'}.")
 
 
-@registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
+@registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, servers=ServersNeeded.NAMED, cached=True)
 async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust an MCP server's annotations of its current tools, but not of those that it adds or changes later."""
     config = configured_server(context, params.name)
     server = context.project.servers.get(params.name)
-    listed = None if server is None else server.tools
-    if listed == ():
+    if server is not None:
+        await server.settled()
+    if server is None or not server.tools:
         # Otherwise the trust would cover any tools that it lists later.
         raise UsageError(
             f"Server {params.name!r} lists no tools, so there is nothing to trust.",
             remedy="Trust it when `toolcrib servers` shows that it has tools.",
         )
     flagged = describe_pins(context.project, params.name).get("flagged", {})
-    changed = await context.crib.trust.add_server(config, listed or (), by=context.principal.name)
+    held = context.project.holds(server)
+    offered = context.crib.trust.offered(config, server.root, server.tools, hold=held)
+    if not offered:
+        raise UsageError(
+            f"All tools of server {params.name!r} are kept out, so there is nothing to trust.",
+            remedy=f"Review them with `toolcrib pins {params.name}`, then run `toolcrib pins accept {params.name}`.",
+        )
+    changed = await context.crib.trust.add_server(config, offered, by=context.principal.name)
     tools = context.project.catalog.of_server(params.name)
     return {
         "server": params.name,

@@ -119,21 +119,26 @@ class Trust:
 
     async def add_server(self, server: ServerConfig, listed: Iterable[bytes], *, by: str = OWNER.name) -> bool:
         """Accepts the listed tools and trusts their annotations, so that read-only agents may use those marked
-        read-only. Tools that are added or changed later are not covered. Returns False if nothing changes."""
+        read-only. Tools that are rejected, or that are added or changed later, are not covered. Returns False if
+        nothing changes."""
         async with self._changing:
             before = self._pinned.get(server.identity, _NOBODY)
             read = await asyncio.to_thread(read_tools, tuple(listed), {})
-            tools = {one.sha256: one for one in read.values() if one is not None}
+            tools = {
+                one.sha256: one
+                for one in read.values()
+                if one is not None and (one.name not in before.kept_out or one.sha256 in before.tools)
+            }
             was_trusted = server.identity in self._servers
             added = {digest: one for digest, one in tools.items() if not was_trusted or digest not in before.tools}
-            names = {one.name for one in tools.values()}
-            if was_trusted and not added and not names & before.kept_out:
+            if was_trusted and not added:
                 return False
             change = PinChange(
                 add=_rows(added.values(), by),
                 # Earlier definitions were accepted, but not with the trust that is given now.
-                drop=frozenset() if was_trusted else before.digests - tools.keys(),
-                kept_out=before.kept_out - names,
+                # Without any pins, the next list would be accepted unseen.
+                drop=frozenset() if was_trusted or not tools else before.digests - tools.keys(),
+                kept_out=before.kept_out,
             )
             detail = {"server": server.name, "tools": sorted(one.name for one in added.values())}
             await self._commit(
