@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -307,6 +309,44 @@ async def test_an_agents_own_process_updates_the_list(open_crib: OpenCrib, own: 
         assert state(crib) is ServerState.IDLE
     async with open_crib(own.entry()) as crib:
         assert [tool.name for tool in crib.catalog.tools] == ["whoami"]
+
+
+@pytest.mark.req("BNS-4")
+async def test_an_agents_own_process_with_outdated_tools_is_neither_called_nor_listed(
+    open_crib: OpenCrib, own: OwnServer
+) -> None:
+    await listed_once(open_crib, own, own.entry())
+    async with open_crib(own.entry(share="agent")) as crib:
+        home = crib.projects.home
+        outdated = await pid(crib, home, CLIENT)
+        own.offer({**TOOLS[0], "description": "Changed."}, TOOLS[1])
+        with pytest.raises(ServerUnavailable, match="had changed"):
+            await pid(crib, home)
+        with pytest.raises(ServerUnavailable, match="lists another definition"):
+            await pid(crib, home, CLIENT)
+        assert own.calls == ["whoami"]
+        listed: list[str] = []
+        home.subscribe(lambda: listed.append(home.find("s:whoami").shown.description))
+        mine = home.agent_servers.by_agent("s")[CLIENT.name]
+        os.kill(outdated, signal.SIGKILL)
+        await until(lambda: mine.connections == 2)
+        assert await pid(crib, home, CLIENT) != outdated
+        assert set(listed) <= {"Changed."}
+
+
+@pytest.mark.req("BNS-4")
+async def test_an_idle_process_of_an_agent_starts_for_the_definition_that_is_listed(
+    open_crib: OpenCrib, own: OwnServer
+) -> None:
+    await listed_once(open_crib, own, own.entry())
+    async with open_crib(own.entry(share="agent")) as crib:
+        home = crib.projects.home
+        assert await pid(crib, home, CLIENT)
+        await home.agent_servers.by_agent("s")[CLIENT.name].rest()
+        own.offer({**TOOLS[0], "description": "Changed."}, TOOLS[1])
+        with pytest.raises(ServerUnavailable, match="had changed"):
+            await pid(crib, home)
+        assert await pid(crib, home, CLIENT)
 
 
 @pytest.mark.req("BNS-4")

@@ -31,7 +31,7 @@ from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
 from toolcrib.servers.model import OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
-from toolcrib.servers.tool_listing import without_tools
+from toolcrib.servers.tool_listing import definition_of, without_tools
 
 if TYPE_CHECKING:
     from toolcrib.core.crib import Crib
@@ -94,6 +94,26 @@ class _BuiltinTarget:
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> ServerAnswer:
         return await self.server.call(self.request, call, timeout=timeout, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnTarget:
+    """An agent's own connected instance, and the tools that the agent was shown."""
+
+    server: Server
+    shown: tuple[bytes, ...] | None
+
+    async def call(
+        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> ServerAnswer:
+        if definition_of(self.server.tools, call.name) != definition_of(self.shown, call.name):
+            raise ServerUnavailable(
+                f"Your own instance of server '{self.server.name}' lists another definition of the tool {call.name!r}. "
+                "The call did not run.",
+                remedy="Start the agent again: its new instance lists the tools anew.",
+                data={"server": self.server.name},
+            )
+        return await self.server.call(call, timeout=timeout, on_progress=on_progress)
 
 
 class _InUse:
@@ -295,13 +315,21 @@ class Project:
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
         if found.config.share is ShareMode.AGENT and request.principal.name != OWNER.name:
-            return self.agent_servers.of(found, request.principal.name)
+            own = self.agent_servers.of(found, request.principal.name)
+            if own.status.state is ServerState.READY:
+                return _OwnTarget(own, found.tools)
+            # It connects for the call, and then compares the tool with the one that the agent was shown.
+            own.tools = found.tools
+            return own
         return found
 
     def take_tools(self, server: Server) -> bool:
         """Whether this server's tools are listed here. Those of an agent's own instance replace the listed ones."""
         listed = self.servers.get(server.name)
         if listed is not None and server in self.agent_servers.all():
+            if server.status.state is not ServerState.READY:
+                # It ends, or has yet to list its tools: those that it knows may be outdated.
+                return False
             listed.tools = server.tools
             return True
         return listed is server
