@@ -101,6 +101,12 @@ async def test_the_first_list_is_accepted_silently_and_later_differences_are_rep
     assert len(scene.events) == 2, "it changed again"
 
 
+async def test_long_names_of_changed_tools_are_cut_in_the_log(scene, caplog):
+    await scene.lists(READ)
+    await scene.lists(READ, definition("x" * 100_000))
+    assert f"new: {'x' * 80})" in caplog.text
+
+
 async def test_icons_the_order_of_keys_and_unreadable_definitions_make_no_difference(scene):
     await scene.lists(definition("read", "Reads.", inputSchema={"a": 1, "b": 2}))
     same = {"inputSchema": {"b": 2, "a": 1}, "icons": [{"src": "x"}], "description": "Reads.", "name": "read"}

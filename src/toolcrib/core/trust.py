@@ -256,7 +256,9 @@ class Trust:
         log.warning(
             "%s changed its tools (%s); `toolcrib pins` shows the difference",
             server.name,
-            "; ".join(f"{why}: {printable(', '.join(names[:5]))}" for why, names in found.items()),
+            "; ".join(
+                f"{why}: {printable(', '.join(name[:80] for name in names[:5]))}" for why, names in found.items()
+            ),
         )
         _log_flags(server, [review.tools[name] for name in review.differing()])
         self._bus.publish(DefinitionsChanged(server=server.name, tools=found))
