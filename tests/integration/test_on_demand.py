@@ -286,6 +286,32 @@ async def test_processes_are_shared_as_the_entry_says(
         assert own.starts == 1 + distinct
 
 
+@pytest.mark.parametrize("end", ["release", "disable"])
+async def test_what_was_read_of_a_servers_list_is_freed_with_its_last_project(
+    open_crib: OpenCrib, own: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async with open_crib(own.entry(share="project", pins="hold")) as crib:
+        trust = crib.trust
+
+        def kept() -> set[Path | None]:
+            return {root for held in (trust._latest, trust._reported, trust._reader._read) for _, root in held}
+
+        other = await crib.projects.at(tmp_path / "two")
+        await other.settled()
+        assert await pid(crib, crib.projects.home)
+        assert await pid(crib, other)
+        await until(lambda: kept() == {tmp_path / "one", tmp_path / "two"})
+        if end == "release":
+            monkeypatch.setattr(project_module, "GRACE", 0.0)
+            await crib.projects.release_unused(other)
+        else:
+            file = tmp_path / "home" / "config.json"
+            file.write_text(json.dumps({"servers": {"s": {**own.entry(share="project"), "enabled": False}}}))
+            await crib.projects.reload()
+        await asyncio.gather(*crib.projects._background)
+        assert kept() == ({tmp_path / "one"} if end == "release" else set())
+
+
 @pytest.mark.req("KSI-8")
 async def test_an_agents_own_process_ends_with_the_agent(open_crib: OpenCrib, own: OwnServer) -> None:
     async with open_crib(own.entry(share="agent")) as crib:

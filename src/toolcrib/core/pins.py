@@ -143,6 +143,10 @@ class PinReader:
                 found.setdefault(tool.name, tool)
         return found
 
+    def forget(self, key: PinKey) -> None:
+        self._read.pop(key, None)
+        self._reviews.pop(key, None)
+
     def review(self, key: PinKey, definitions: tuple[bytes, ...], pinned: PinnedServer) -> PinReview:
         held = self._reviews.get(key)
         if held is not None and held[1] is pinned and held[0] == definitions:

@@ -325,6 +325,9 @@ class Projects:
     def _tools_changed(self, server: Server) -> None:
         trust, tools = self._crib.trust, server.tools
         users = [project for project in self if project.take_tools(server)]
+        if not users:
+            # It ends, or is an agent's own instance that is not connected.
+            return
         hold = any(project.holds(server) for project in users)
         if tools is not None and trust.must_wait(server.config, server.root, tools, hold=hold):
             self._spawn(self._prepared(server, tools))
@@ -333,8 +336,7 @@ class Projects:
             self._spawn(trust.take_up(server.config, server.root, tools))
         for project in users:
             project.changed()
-        if users:
-            self._spawn(self._crib.services.last_known.keep(server))
+        self._spawn(self._crib.services.last_known.keep(server))
         if server.config.share is ShareMode.AGENT and not server.was_used:
             # It was started only to be listed.
             self._rest_if_on_demand(server)
@@ -357,8 +359,15 @@ class Projects:
             if project.root in self._releases:
                 self._plan_release(project)
 
+    def _forget_lists(self, server: Server) -> None:
+        """Frees what was read of the server's lists, unless an open project uses it."""
+        key = server.config.identity, server.root
+        if all((one.config.identity, one.root) != key for project in self for one in project.servers.values()):
+            self._crib.trust.forget(server.config, server.root)
+
     async def _forget(self, server: Server) -> None:
         """Deletes the last known tools of a server that is in no configuration any more."""
+        self._forget_lists(server)
         identity = server.config.identity
         configs = [config for project in self for config in project.config.servers.values()]
         if all(config.identity != identity for config in configs):
@@ -395,6 +404,7 @@ class Projects:
         leaving = () if project.root == self.root else map(self.pool.release, servers)
         await asyncio.gather(project.agent_servers.release(), *leaving)
         for server in servers:
+            self._forget_lists(server)
             if not any(server in other.servers.values() and other.seconds_needed() for other in self):
                 self._rest_if_on_demand(server)
 

@@ -204,6 +204,13 @@ class Trust:
     async def prepare(self, server: ServerConfig, root: Path | None, listed: tuple[bytes, ...]) -> None:
         await self._reader.prepare((server.identity, root), listed)
 
+    def forget(self, server: ServerConfig, root: Path | None) -> None:
+        """Frees what was read of a server's lists when no open project uses it any more. Its pins are kept."""
+        key = server.identity, root
+        self._reader.forget(key)
+        self._latest.pop(key, None)
+        self._reported.pop(key, None)
+
     async def take_up(self, server: ServerConfig, root: Path | None, listed: tuple[bytes, ...]) -> None:
         """Accepts the first tools that a server lists, and reports later differences, each once."""
         key = server.identity, root
@@ -215,7 +222,7 @@ class Trust:
             await asyncio.sleep(rest)
         async with self._changing:
             done, at = self._reported.get(key, ((), 0.0))
-            if self.is_pinned(server) and (done == listed or self._latest[key] != listed):
+            if self.is_pinned(server) and (done == listed or self._latest.get(key, listed) != listed):
                 # A later listing is reported instead of this one.
                 return
             await self.prepare(server, root, listed)
