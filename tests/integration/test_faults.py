@@ -267,9 +267,9 @@ REPLIES = {
     "redirect": (status("308 There", f"Location: {AWAY}"), r"redirects to http://elsewhere\.example/mcp \(HTTP 308\)"),
     "half": (
         b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"jsonrpc',
-        "failed|ended|event stream",
+        "broke off its answer|failed|ended|event stream",
     ),
-    "not HTTP": (b"SSH-2.0-OpenSSH_9.9\r\n", "not HTTP|failed"),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.9\r\n", "not HTTP|failed|sent an invalid one"),
 }
 REASONS = {
     "refuse": "connection refused",
@@ -441,7 +441,14 @@ def test_servers_show_has_health_errors_limits_users_memory_and_cost(daemon: Sta
     assert found["memory"] > 1_000_000
     assert found["tokens"] > 10
     shown = cli("servers", "show", "one").ok().out
-    for text in ("state:", "ready since", "restarts:    1", "0 of 7", "30 s for a call, ok 5 s", "exited with code"):
+    for text in (
+        "state:",
+        "ready since",
+        "restarts:    1",
+        "0 in progress, at most 7",
+        "30 s for a call, ok 5 s",
+        "exited with code",
+    ):
         assert text in shown, shown
     assert cli("servers", "show", "none", "--json").exit_code == 4
     assert "one" in cli("servers").ok().out
