@@ -123,7 +123,7 @@ async def test_exactly_what_was_shown_is_accepted(scene):
     with pytest.raises(UsageError, match="have changed since they were shown, so nothing was accepted"):
         await scene.accept("read", shown)
     assert scene.status()["read"] == "changed"
-    assert await scene.accept("read", scene.review().digest(["read"])[:16]) == ("read",)
+    assert await scene.accept("read", scene.review().digest(["read"])[:32]) == ("read",)
     assert scene.status() == {"wipe": "new", "write": "removed"}
     assert await scene.accept() == ("wipe", "write")
     with pytest.raises(NotFound, match="Nothing of files awaits review"):

@@ -25,7 +25,7 @@ commands = typer.Typer(rich_markup_mode=None)
 pins = typer.Typer()
 commands.add_typer(pins, name="pins")
 
-_DIGITS = 16
+_DIGITS = 32
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _EXPLAINED = {
     "changed": "changed",

@@ -34,8 +34,8 @@ from toolcrib.servers.server import Server
 from toolcrib.store.pins import PinRow
 from toolcrib.store.schema import storable
 
-SHORTEST_DIGEST = 16
-"""Hexadecimal digits, which nobody can produce on purpose."""
+SHORTEST_DIGEST = 32
+"""Hexadecimal digits: too many for anyone to find a second definition with the same ones."""
 _CONTEXT_LINES = 2
 _NOT_COMPARED = frozenset({"name", "icons"})
 

@@ -1,7 +1,7 @@
 """What a server's tools look like now, compared with the definitions that were accepted.
 
 In: a server's listed definitions; the accepted digests. Out: a `PinReview`: the new, changed, removed and flagged
-tools, and a digest that stands for exactly these differences. `trust` stores what is accepted; `project` leaves out the
+tools, and a digest of exactly these differences. `trust` stores what is accepted; `project` leaves out the
 tools that are kept out. A definition is read once, and in a thread if a server lists many new ones.
 """
 
@@ -99,7 +99,7 @@ class PinReview:
     """The tools that await review, in alphabetical order."""
 
     def differing(self) -> frozenset[str]:
-        """The tools that an agent may find and nobody has accepted."""
+        """The listed tools that have not been accepted."""
         return frozenset(tool for tool, why in self.status.items() if why in (PinStatus.NEW, PinStatus.CHANGED))
 
     def held(self, *, all_differing: bool) -> frozenset[str]:

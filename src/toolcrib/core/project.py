@@ -185,7 +185,7 @@ class Project:
         self.callers[caller] = time.monotonic()
 
     def seconds_needed(self) -> float:
-        """How long its servers are still needed if nobody uses it any more; 0 if they are not."""
+        """How many seconds its servers stay after its last use; 0 if they can stop now."""
         now = time.monotonic()
         if self.users or self.used_by_program:
             # The callers' requests may be among those in flight.
