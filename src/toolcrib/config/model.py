@@ -139,6 +139,31 @@ class TokenFile:
     """The text before the token in the header: `Bearer `."""
 
 
+class Grant(enum.StrEnum):
+    """How an account gets its tokens."""
+
+    SIGN_IN = "sign_in"
+    """A person signs in with a browser."""
+    CLIENT_CREDENTIALS = "client_credentials"
+    """The client's own id and secret are enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OAuthSettings:
+    """How to sign in at a server. Whatever is empty is discovered or registered."""
+
+    grant: Grant = Grant.SIGN_IN
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    client_metadata_url: str = ""
+    """The address of a client-id metadata document, for servers that accept one in place of a registration."""
+    scopes: tuple[str, ...] = ()
+    auth_url: str = ""
+    token_url: str = ""
+    redirect_port: int | None = None
+    """The loopback port of the redirect address. None: any free port."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """A configured server. `server_config("NAME", {…})` creates one from an entry; in a program, `StdioServer` and the
@@ -157,6 +182,8 @@ class ServerConfig:
     headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     """Includes the header from `auth`."""
     token_file: TokenFile | None = None
+    oauth: OAuthSettings | None = None
+    """None if it never needs a sign-in: it is a process, has an `Authorization` header, or `auth: {type: none}`."""
     verify_tls: bool = True
     enabled: bool = True
     disabled_tools: tuple[str, ...] = ()

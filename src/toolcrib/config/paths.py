@@ -121,6 +121,11 @@ class Paths:
         return self.state_dir / "start"
 
     @property
+    def credentials(self) -> Path:
+        """Secrets and accounts, encrypted, and their key."""
+        return self.state_dir / "credentials"
+
+    @property
     def programs(self) -> Path:
         """Caches the versions of the coding agents' programs."""
         return self.cache_dir / "programs.json"
