@@ -516,12 +516,14 @@ async def test_leaving_during_an_answer_leaves_nothing_to_the_garbage_collector(
         before.finalizer(generator)
 
     sys.set_asyncgen_hooks(before.firstiter, finalized)
+    gc.freeze()  # So that each collection looks only at what was made here.
     try:
         with scripted(provider, [Say("one two three four five six seven eight")]) as model:
             for turn in TURNS_LATER:
                 await _leave(options(model, provider), end, turn)
                 gc.collect()
     finally:
+        gc.unfreeze()
         sys.set_asyncgen_hooks(*before)
     assert (troubles, caplog.text) == ([], "")
     # OpenAI's SDK leaves its own after every answer, but they have nothing to wait for.
