@@ -9,8 +9,10 @@ import pytest
 
 from toolcrib.config.auth import with_token
 from toolcrib.config.layers import load
-from toolcrib.config.model import Config, Problem, ServerConfig, Severity, Transport
+from toolcrib.config.masking import secrets_of_server
+from toolcrib.config.model import Config, Grant, OAuthSettings, Problem, ServerConfig, Severity, Transport
 from toolcrib.config.paths import Paths
+from toolcrib.config.show import mask
 
 SECRET = "very-secret-value"
 
@@ -45,6 +47,7 @@ def the_server(config: Config) -> ServerConfig:
 
 URL = "https://h.example/mcp"
 BEARER = {"type": "bearer", "token": SECRET}
+OAUTH = {"type": "oauth", "client_id": "c"}
 API_KEY = {"type": "api_key", "apiKey": SECRET}
 
 
@@ -145,6 +148,16 @@ def test_a_transport_is_accepted_in_every_spelling(tmp_path, entry, transport):
         ({"url": URL, "auth": {"type": "bearer"}}, ".auth", "token"),
         ({"url": URL, "auth": {"type": "api_key"}}, ".auth", "api_key"),
         ({"url": URL, "headers": {"authorization": SECRET}, "auth": BEARER}, ".auth", "one of the two"),
+        ({"url": URL, "headers": {"Authorization": SECRET}, "auth": {"type": "oauth"}}, ".auth", "one of the two"),
+        ({"url": URL, "auth": {"type": "client_credentials", "client_secret": SECRET}}, ".auth", "client_id"),
+        ({"url": URL, "auth": {"type": "client_credentials", "client_id": "c"}}, ".auth", "client_secret"),
+        ({"url": URL, "auth": {**OAUTH, "auth_url": URL}}, ".auth", "token_url"),
+        ({"url": URL, "auth": {**OAUTH, "token_url": "http://h.example/token"}}, ".auth.token_url", "https://"),
+        ({"url": URL, "auth": {**OAUTH, "token_url": f"https://u:{SECRET}@h/"}}, ".auth.token_url", "without user"),
+        ({"url": URL, "auth": {**OAUTH, "client_metadata_url": "file:///x"}}, ".auth.client_metadata_url", "https://"),
+        ({"url": URL, "auth": {**OAUTH, "redirect_port": 70000}}, ".auth.redirect_port", "a whole number"),
+        ({"url": URL, "auth": {**OAUTH, "scopes": {}}}, ".auth.scopes", "text"),
+        ({"url": "http://h.example/mcp", "auth": OAUTH}, ".url", "https://"),
         ({"url": URL, "auth": {**API_KEY, "headerName": "A\nB"}}, '.auth["A\\nB"]', "a header name"),
         ({"url": URL, "auth": {"type": "bearer", "token": f"{SECRET}\n"}}, ".auth.Authorization", "one line"),
         ({"command": "${input:token}"}, ".command", "$${"),
@@ -201,7 +214,6 @@ def test_keys_of_other_clients_with_an_effect_lead_to_a_warning(tmp_path, key):
         {"url": URL, "args": ["x"]},
         {"url": URL, "env": {"A": "b"}},
         {"url": "ws://h/", "type": "http"},
-        {"url": URL, "auth": {"type": "oauth", "authUrl": URL, "tokenUrl": URL, "clientId": "c"}},
         {"url": URL, "timeout": 5000},
         {"name": "other", "command": "x"},
     ],
@@ -411,3 +423,55 @@ def test_tools_are_switched_off_in_a_servers_entry_and_in_a_file_with_higher_pre
     ours = {"TOOLCRIB_SERVERS": json.dumps({"it": {"disabled_tools": ["b"]}})}
     merged = load_entry(tmp_path, {"url": URL, "disabled_tools": ["a"]}, environ=ours)
     assert (merged.servers["it"].disabled_tools, merged.servers["it"].enabled) == (("a", "b"), True)
+
+
+@pytest.mark.req("BNS-6")
+def test_a_remote_server_without_a_token_can_have_an_account(tmp_path):
+    for url in (URL, "http://127.0.0.1:1/mcp", "wss://h.example/"):
+        assert the_server(load_entry(tmp_path, {"url": url})).oauth == OAuthSettings()
+    for entry in (
+        {"command": "x"},
+        {"url": "http://h.example/mcp"},
+        {"url": URL, "auth": {"type": "none"}},
+        {"url": URL, "auth": BEARER},
+        {"url": URL, "headers": {"authorization": SECRET}},
+    ):
+        assert the_server(load_entry(tmp_path, entry)).oauth is None
+
+
+@pytest.mark.req("BNS-6")
+def test_the_details_of_a_sign_in_are_read_and_its_secret_is_hidden(tmp_path):
+    auth = {"type": "oauth", "authUrl": URL, "tokenUrl": URL, "clientId": "c", "clientSecret": "${OAUTH_SECRET}"}
+    auth |= {"scopes": "read write", "redirectPort": 8123, "clientMetadataUrl": "https://me.example/client.json"}
+    config = load_entry(tmp_path, {"url": URL, "auth": auth}, {"OAUTH_SECRET": SECRET})
+    server = the_server(config)
+    assert server.oauth == OAuthSettings(
+        client_id="c",
+        client_secret=SECRET,
+        client_metadata_url="https://me.example/client.json",
+        scopes=("read", "write"),
+        auth_url=URL,
+        token_url=URL,
+        redirect_port=8123,
+    )
+    assert (server.headers, config.problems) == ({}, ())
+    shown = mask(config)["servers"]["it"]["auth"]
+    assert (shown["client_secret"], shown["client_id"], shown["scopes"]) == ("${OAUTH_SECRET}", "c", ["read", "write"])
+    assert SECRET not in f"{server!r}{mask(config)}"
+    assert secrets_of_server(server) == {SECRET: "client_secret of server it"}
+
+
+@pytest.mark.req("BNS-6")
+def test_another_client_is_another_server(tmp_path):
+    def server(**auth):
+        return the_server(load_entry(tmp_path, {"url": URL, "auth": {"type": "oauth", **auth}}))
+
+    default = the_server(load_entry(tmp_path, {"url": URL}))
+    assert server().identity == default.identity
+    assert len({default.identity, server(clientId="a").identity, server(clientId="b").identity}) == 3
+    robot = {"type": "client_credentials", "clientId": "a", "clientSecret": SECRET, "scopes": ["read"]}
+    found = the_server(load_entry(tmp_path, {"url": URL, "auth": robot}))
+    assert found.oauth == OAuthSettings(
+        grant=Grant.CLIENT_CREDENTIALS, client_id="a", client_secret=SECRET, scopes=("read",)
+    )
+    assert found.identity != server(clientId="a").identity

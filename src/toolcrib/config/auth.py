@@ -1,12 +1,14 @@
-"""`auth:` → one header.
+"""`auth:` → one header, or how to sign in.
 
-In: the mapping under `auth`. Out: the header's name and value, or None; `with_token` reads a token file again for each
-connection. OAuth is accepted with a warning: the server is used without a header.
+In: the mapping under `auth`. Out: the header's name and value, `OAuthSettings`, or None; `with_token` reads a token
+file again for each connection. `servers.account` keeps the tokens of a sign-in.
 
     {type: none}
     {type: bearer, token}                       Authorization: Bearer <token>
     {type: api_key, apiKey, headerName}         X-API-Key by default
     {type: token_file, tokenPath, headerName}   the file's content, as a bearer token if there is no headerName
+    {type: oauth}                               details: clientId, clientSecret, scopes, authUrl, tokenUrl, …
+    {type: client_credentials, clientId, clientSecret}
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from toolcrib.config.keys import AUTH_KEYS, ConfigField, known_fields, normalized_key
-from toolcrib.config.model import ServerConfig, TokenFile
+from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, TokenFile
 from toolcrib.config.parse import Unreadable
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.read import read_bytes
 from toolcrib.config.values import ValueReader
 
 _TOKEN_FILE_LIMIT = 64 * 1024
-_KINDS = "none, bearer, api_key, token_file or oauth"
+_KINDS = "none, bearer, api_key, token_file, oauth or client_credentials"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_LARGEST_PORT = 65_535
 
 
 class AuthHeader(NamedTuple):
@@ -53,7 +58,7 @@ def has_new_token(config: ServerConfig) -> bool:
         return False
 
 
-def auth_header(field: ConfigField, values: ValueReader) -> AuthHeader | None:
+def read_auth(field: ConfigField, values: ValueReader) -> AuthHeader | OAuthSettings | None:
     report = values.report
     if not isinstance(field.value, Mapping):
         report.error(field.path, found=describe_type(field.value), expected=f"a mapping with type: {_KINDS}")
@@ -71,12 +76,11 @@ def auth_header(field: ConfigField, values: ValueReader) -> AuthHeader | None:
         case "token_file":
             return _from_file(given, field, values)
         case "oauth":
-            report.warning(
-                field.path,
-                found="oauth",
-                expected="an auth type that needs no browser",
-                suggestion="Browser sign-in is not supported yet; the server is used without it.",
-            )
+            return _oauth(given, field, values)
+        case "client_credentials":
+            for name in ("client_id", "client_secret"):
+                _required(given, name, field, values)
+            return _oauth(given, field, values, grant=Grant.CLIENT_CREDENTIALS)
         case _:
             where = kind or field
             report.error(where.path, found=describe(kind.value) if kind else "no type", expected=_KINDS)
@@ -127,6 +131,48 @@ def _from_file(given: Mapping[str, ConfigField], auth: ConfigField, values: Valu
     named = _header_name(given, values)
     file = TokenFile(path=path, header=named or "Authorization", before="" if named else "Bearer ")
     return AuthHeader(file.header, file.before + token, file)
+
+
+def _oauth(
+    given: Mapping[str, ConfigField], auth: ConfigField, values: ValueReader, grant: Grant = Grant.SIGN_IN
+) -> OAuthSettings:
+    texts = ("client_id", "client_secret", "client_metadata_url", "auth_url", "token_url")
+    found: dict[str, Any] = {
+        name: values.text(given[name], into=("auth", name), secret=name == "client_secret") or ""
+        for name in texts
+        if name in given
+    }
+    for name in ("client_metadata_url", "auth_url", "token_url"):
+        if found.get(name) and not (found[name].startswith("http") and keeps_secrets(found[name])):
+            values.report.error(
+                given[name].path,
+                found=describe(given[name].value),
+                expected="an https:// address without user or password; http:// only for this machine",
+            )
+    if "auth_url" in given:
+        # Nothing is discovered then, so nobody could register a client either.
+        for name in ("token_url", "client_id"):
+            _required(given, name, auth, values)
+    if field := given.get("scopes"):
+        listed = values.texts(field, into="scopes") if isinstance(field.value, list) else None
+        text = values.text(field, into=("auth", "scopes")) if listed is None else None
+        found["scopes"] = listed or tuple((text or "").split())
+    if field := given.get("redirect_port"):
+        port = values.number(field, least=1, most=_LARGEST_PORT, whole=True)
+        found["redirect_port"] = None if port is None else int(port)
+    return OAuthSettings(grant=grant, **found)
+
+
+def keeps_secrets(url: str) -> bool:
+    """Whether tokens may be sent there: over TLS, or to this machine."""
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or "@" in parts.netloc or not url.isprintable() or " " in url:
+        return False
+    return parts.scheme in {"https", "wss"} or host in _LOOPBACK
 
 
 def _token_in(path: Path) -> str:

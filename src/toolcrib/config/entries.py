@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from toolcrib.config.auth import auth_header
+from toolcrib.config.auth import keeps_secrets, read_auth
 from toolcrib.config.keys import RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
 from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
 from toolcrib.config.launching import keeps_session, misplaced
@@ -25,6 +25,7 @@ from toolcrib.config.model import (
     ConfigSource,
     KeyPath,
     Layer,
+    OAuthSettings,
     Retry,
     ServerConfig,
     ShareMode,
@@ -248,11 +249,18 @@ def _far_side(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[st
     if url is not None or not isinstance(fields["url"].value, str):
         _check_url(url, fields["url"], values.report)
     headers = (values.table(fields["headers"], into="headers") if "headers" in fields else None) or {}
-    made = auth_header(fields["auth"], values) if "auth" in fields else None
-    if made and made.name.lower() in {name.lower() for name in headers}:
-        values.report.error(fields["auth"].path, found=f"auth and the header {made.name}", expected="one of the two")
-    elif made:
-        headers[made.name] = made.value
+    made = read_auth(fields["auth"], values) if "auth" in fields else None
+    oauth = made if isinstance(made, OAuthSettings) else None
+    header = None if isinstance(made, OAuthSettings) else made
+    named = header.name if header else "Authorization"
+    if (header or oauth) and named.lower() in {name.lower() for name in headers}:
+        values.report.error(fields["auth"].path, found=f"auth and the header {named}", expected="one of the two")
+    elif header:
+        headers[named] = header.value
+    if oauth and url and not keeps_secrets(url):
+        values.report.error(fields["url"].path, found="auth with an address without TLS", expected="https://")
+    elif "auth" not in fields and keeps_secrets(url or "") and "authorization" not in map(str.lower, headers):
+        oauth = OAuthSettings()
     _check_headers(headers, fields, values.report)
     for path in values.spelled:
         if WORKSPACE_FOLDER in values.spelled[path]:
@@ -263,7 +271,8 @@ def _far_side(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[st
     return {
         "url": url or "",
         "headers": MappingProxyType(headers),
-        "token_file": made and made.file,
+        "token_file": header and header.file,
+        "oauth": oauth,
         "verify_tls": verify is not False,
     }
 

@@ -67,7 +67,13 @@ CONNECTION_KEYS = {key: SERVER_KEYS[key] for key in ("type", "command", "args", 
 RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backoff": "backoff"}
 AUTH_KEYS = {
     key: key for key in ("type", "token", "header_name", "api_key", "token_path", "auth_url", "token_url", "client_id")
-} | {"client_secret": "client_secret", "scope": "scopes", "scopes": "scopes"}
+} | {
+    "client_secret": "client_secret",
+    "client_metadata_url": "client_metadata_url",
+    "redirect_port": "redirect_port",
+    "scope": "scopes",
+    "scopes": "scopes",
+}
 
 _SLIPS = {
     "arguments": "args",
@@ -94,8 +100,8 @@ _UNSUPPORTED = {
     "enabled_tools": "to hide tools, write tools: with keep or drop at the top level",
     "include_tools": "to hide tools, write tools: with keep or drop at the top level",
     "exclude_tools": "to hide tools, write tools: with keep or drop at the top level",
-    "oauth": "browser sign-in is not supported",
-    "auth_provider_type": "browser sign-in is not supported",
+    "oauth": "write auth: {type: oauth, …}, or nothing if the server needs no details",
+    "auth_provider_type": "write auth: {type: oauth, …}, or nothing if the server needs no details",
     "bearer_token_env_var": 'write headers: {Authorization: "Bearer ${NAME}"}',
     "http_headers": "write it as headers",
     "env_http_headers": 'write headers: {NAME: "${VARIABLE}"}',

@@ -6,6 +6,7 @@ In: nothing (only types). Out: `Config` with its `ServerConfig`s, settings and p
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import fnmatch
 import hashlib
@@ -183,7 +184,8 @@ class ServerConfig:
     """Includes the header from `auth`."""
     token_file: TokenFile | None = None
     oauth: OAuthSettings | None = None
-    """None if it never needs a sign-in: it is a process, has an `Authorization` header, or `auth: {type: none}`."""
+    """How to sign in. None for a process, for a server with an `Authorization` header or another `auth`, and for one
+    that tokens may not be sent to, because its address has no TLS."""
     verify_tls: bool = True
     enabled: bool = True
     disabled_tools: tuple[str, ...] = ()
@@ -279,7 +281,7 @@ class ServerConfig:
 
         It covers secrets, so it must never leave the machine.
         """
-        parts = [
+        parts: list[object] = [
             self.name,
             self.transport,
             self.command,
@@ -291,6 +293,8 @@ class ServerConfig:
             sorted(self._lasting_headers().items()),
             self.verify_tls,
         ]
+        if self.oauth not in (None, OAuthSettings()):
+            parts.append(dataclasses.astuple(self.oauth))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

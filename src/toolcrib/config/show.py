@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcrib.config.masking import HIDDEN, mask_args, mask_spelling, mask_text, mask_tree, printable
-from toolcrib.config.model import Config, JobSettings, KeyPath, ServerConfig, Transport
+from toolcrib.config.model import Config, Grant, JobSettings, KeyPath, OAuthSettings, ServerConfig, Transport
 from toolcrib.config.tool_rules import shown_rule
 
 # ruff: noqa: RUF001
@@ -136,6 +136,7 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
             "url": mask_args([_written(server, ("url",), server.url)])[0],
             "headers": _hidden(server, "headers", server.headers),
             "verify_tls": server.verify_tls,
+            **({"auth": _oauth(server, server.oauth)} if server.oauth not in (None, OAuthSettings()) else {}),
         }
     retry = {"max_attempts": server.retry.max_attempts, "backoff": server.retry.backoff}
     return shown | {
@@ -149,6 +150,15 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
         "retry": retry,
         **({"pins": str(server.pins)} if server.pins is not None else {}),
     }
+
+
+def _oauth(server: ServerConfig, oauth: OAuthSettings) -> dict[str, Any]:
+    found = {key: value for key, value in vars(oauth).items() if value and key not in {"grant", "client_secret"}}
+    shown = {key: server.spelled.get(("auth", key), value) for key, value in found.items()}
+    if oauth.client_secret:
+        shown["client_secret"] = mask_spelling(server.spelled.get(("auth", "client_secret"), HIDDEN))
+    kind = "oauth" if oauth.grant is Grant.SIGN_IN else "client_credentials"
+    return {"type": kind, **shown}
 
 
 def _written(server: ServerConfig, path: KeyPath, value: str) -> str:
