@@ -5,7 +5,7 @@
 #   make unit         the fast tests
 #   make integration  the tests with real servers, databases, sandboxes and coding agents
 #   make conformance  the official MCP conformance suite, through the gateway
-#   make soak         the integration tests at full size
+#   make soak         the unit and integration tests at full size
 #   make bench        measure the cost of a call against its alternatives
 #   make walk         print the path of a call and of a listing through the code
 #   make pictures     draw the README's picture again, from a real run
@@ -63,7 +63,7 @@ pictures: $(VENV)/.installed
 	$(BIN)/python tools/pictures.py
 
 soak: $(VENV)/.installed-dev
-	TOOLCRIB_TEST_SIZES=full $(MAKE) integration
+	TOOLCRIB_TEST_SIZES=full $(MAKE) unit integration
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 from parts import daemon as daemons
-from parts import fleet, leftovers, server_process
+from parts import fleet, leftovers, server_process, sizes
 from parts import postgres as databases
 from parts.daemon import Cli, Home, StartDaemon
 from parts.report import not_run, summarize
@@ -37,6 +37,7 @@ signal.pthread_sigmask(signal.SIG_SETMASK, ())
 hypothesis.settings.register_profile(
     "toolcrib",
     deadline=None,
+    max_examples=500 if FULL else 40,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("toolcrib")
@@ -173,8 +174,8 @@ def store_env(store_url: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def sized() -> Callable[[int, int], int]:
-    """`sized(500, 5000)` is the first number in a usual run and the second in `make soak`."""
-    return lambda usual, most: most if FULL else usual
+    """Chooses between the usual and the full size."""
+    return sizes.sized
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

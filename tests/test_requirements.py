@@ -13,11 +13,11 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "requirements.md"
 
 _NUMBERS_NOT_BUILT_YET = {
-    "BNS": (6, 11),
+    "BNS": (11,),
     "KSI": (4, 10),
 }
 NOT_BUILT_YET = frozenset(f"{family}-{n}" for family, numbers in _NUMBERS_NOT_BUILT_YET.items() for n in numbers)
-LARGEST = 4
+LARGEST = 3
 """How long the list is now. Lower it whenever the list shrinks."""
 
 

@@ -18,6 +18,11 @@ def some(usual: Iterable[T], more: Iterable[T]) -> list[T]:
     return [*usual, *(more if FULL else ())]
 
 
+def sized(usual: int, full: int) -> int:
+    """A number of examples, attempts or the like."""
+    return full if FULL else usual
+
+
 def left_for_soak(item: pytest.Item) -> bool:
     """Whether the marks `soak` and `usual` leave this case out of a usual run."""
     if FULL:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parts.sizes import sized
 from toolcrib.audit import row as tokens
 from toolcrib.audit.chain import ChainKeys
 from toolcrib.audit.entry import MAX_PARSED_BYTES, AuditEntry, EntryKind, LargeArguments
@@ -180,7 +181,7 @@ def database(store_url: str) -> Iterator[Database]:
         yield opened
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sized(30, 500), deadline=None)
 @given(entries=st.lists(ENTRIES, min_size=1, max_size=4))
 def test_any_entry_is_read_back_with_its_hash(database: Database, entries: list[AuditEntry]) -> None:
     make = RowMaker(key=KEYS.arguments, mask=Masker(), values=True)

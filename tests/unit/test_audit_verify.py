@@ -17,6 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from parts.audit_logs import opened, opened_on
+from parts.sizes import sized
 from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
@@ -192,7 +193,7 @@ def changed_rows(stored: StoredLog, change: Any, data: st.DataObject) -> Rows:
     return sorted(rows, key=lambda row: row["seq"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sized(40, 500), deadline=None)
 @given(change=st.sampled_from(CHANGES), data=st.data())
 def test_any_change_is_found_at_the_first_changed_row(stored: StoredLog, change: Any, data: st.DataObject) -> None:
     rows = changed_rows(stored, change, data)
@@ -204,7 +205,7 @@ def test_any_change_is_found_at_the_first_changed_row(stored: StoredLog, change:
 
 
 @WHOLE
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(20, 300), deadline=None)
 @given(change=st.sampled_from(CHANGES), data=st.data())
 def test_any_change_under_an_open_audit_log_is_found(stored: StoredLog, change: Any, data: st.DataObject) -> None:
     rows = changed_rows(stored, change, data)

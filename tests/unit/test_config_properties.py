@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parts.sizes import sized
 from toolcrib.config.edit import add_server, remove_server
 from toolcrib.config.keys import SERVER_KEYS
 from toolcrib.config.layers import load
@@ -63,7 +64,7 @@ def test_any_text_similar_to_yaml_results_in_a_configuration(text):
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(60, 1000), deadline=None)
 @given(st.dictionaries(st.sampled_from(["servers", "mcpServers", "port", "names", "x"]) | texts, documents, max_size=4))
 def test_any_data_results_in_a_configuration(data):
     content = json.dumps(data).encode()
@@ -73,7 +74,7 @@ def test_any_data_results_in_a_configuration(data):
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(60, 1000), deadline=None)
 @given(st.dictionaries(texts, entries, max_size=4), st.lists(texts, max_size=2))
 def test_a_valid_server_is_not_affected_by_its_neighbours(neighbours, flags):
     good = {"command": "npx", "args": ["${A}"], "env": {"K": "v"}}

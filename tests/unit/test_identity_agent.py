@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parts.shaky_store import Shaky
+from parts.sizes import sized
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.errors import ToolcribError
 from toolcrib.events import AuditedChange, Bus
@@ -206,7 +207,7 @@ def unstored(fails: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.req("KSI-5")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=sized(25, 500), deadline=None)
 @given(steps=steps)
 @example(steps=unstored("before"))
 @example(steps=unstored("after"))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parts.sizes import sized
 from parts.tool_context import refused
 from toolcrib.workspace import globs
 from toolcrib.workspace.globs import Globs, IgnoreRules, IgnoreRulesCache, IgnoreVerdict, glob_expression
@@ -175,7 +176,7 @@ def fits_name(group: list[object], name: str) -> bool:
             return True
 
 
-@settings(max_examples=500)
+@settings(max_examples=sized(150, 2000))
 @given(patterns, paths)
 def test_a_glob_means_the_same_as_its_plain_reading(pattern: tuple[object, ...], path: str):
     alternatives = without_choices(pattern)
