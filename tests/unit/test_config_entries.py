@@ -9,10 +9,10 @@ import pytest
 
 from toolcrib.config.auth import with_token
 from toolcrib.config.layers import load
-from toolcrib.config.masking import secrets_of_server
+from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import Config, Grant, OAuthSettings, Problem, ServerConfig, Severity, Transport
 from toolcrib.config.paths import Paths
-from toolcrib.config.show import mask
+from toolcrib.config.show import mask, mask_server
 
 SECRET = "very-secret-value"
 
@@ -147,6 +147,8 @@ def test_a_transport_is_accepted_in_every_spelling(tmp_path, entry, transport):
         ({"url": URL, "auth": {"type": "magic"}}, ".auth.type", "bearer"),
         ({"url": URL, "auth": {"type": "bearer"}}, ".auth", "token"),
         ({"url": URL, "auth": {"type": "api_key"}}, ".auth", "api_key"),
+        ({"url": URL, "auth": {"type": "basic", "username": "u"}}, ".auth", "password"),
+        ({"url": URL, "auth": {"type": "basic", "username": "u:v", "password": SECRET}}, ".auth.username", "a colon"),
         ({"url": URL, "headers": {"authorization": SECRET}, "auth": BEARER}, ".auth", "one of the two"),
         ({"url": URL, "headers": {"Authorization": SECRET}, "auth": {"type": "oauth"}}, ".auth", "one of the two"),
         ({"url": URL, "auth": {"type": "client_credentials", "client_secret": SECRET}}, ".auth", "client_id"),
@@ -354,6 +356,15 @@ def test_an_api_key_has_a_default_header_and_is_not_in_the_repr(tmp_path):
     server = the_server(load_entry(tmp_path, {"url": URL, "auth": {"type": "apiKey", "api_key": SECRET}}))
     assert server.headers == {"X-API-Key": SECRET}
     assert SECRET not in repr(server)
+
+
+def test_a_user_and_a_password_become_a_header_and_the_password_is_masked(tmp_path):
+    auth = {"type": "basic", "username": "Aladdin", "password": "${LAMP}"}
+    server = the_server(load_entry(tmp_path, {"url": URL, "auth": auth}, environ={"LAMP": "open sesame"}))
+    assert server.headers == {"Authorization": "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="}, "the example of RFC 7617"
+    shown = Masker(secrets_of_server(server))("Aladdin, open sesame: QWxhZGRpbjpvcGVuIHNlc2FtZQ==")
+    assert shown == "Aladdin, ****: ****"
+    assert mask_server(server)["headers"] == {"Authorization": "Basic ****${LAMP}"}
 
 
 @pytest.mark.req("BNS-10")

@@ -5,6 +5,7 @@ file again for each connection. `servers.account` keeps the tokens of a sign-in.
 
     {type: none}
     {type: bearer, token}                       Authorization: Bearer <token>
+    {type: basic, username, password}           Authorization: Basic <both in base64>
     {type: api_key, apiKey, headerName}         X-API-Key by default
     {type: token_file, tokenPath, headerName}   the file's content, as a bearer token if there is no headerName
     {type: oauth}                               details: clientId, clientSecret, scopes, authUrl, tokenUrl, …
@@ -13,6 +14,7 @@ file again for each connection. `servers.account` keeps the tokens of a sign-in.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ from toolcrib.config.read import read_bytes
 from toolcrib.config.values import ValueReader
 
 _TOKEN_FILE_LIMIT = 64 * 1024
-_KINDS = "none, bearer, api_key, token_file, oauth or client_credentials"
+_KINDS = "none, bearer, basic, api_key, token_file, oauth or client_credentials"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _LARGEST_PORT = 65_535
 
@@ -70,6 +72,8 @@ def read_auth(field: ConfigField, values: ValueReader) -> AuthHeader | OAuthSett
             return None
         case "bearer":
             return _bearer(_required(given, "token", field, values), values)
+        case "basic":
+            return _basic(given, field, values)
         case "api_key":
             header = _header_name(given, values) or "X-API-Key"
             return _plain_header(header, _required(given, "api_key", field, values), values)
@@ -111,6 +115,19 @@ def _bearer(token: ConfigField | None, values: ValueReader) -> AuthHeader | None
     if into in values.spelled:
         values.spelled[into] = f"Bearer {values.spelled[into]}"
     return AuthHeader("Authorization", f"Bearer {text}")
+
+
+def _basic(given: Mapping[str, ConfigField], auth: ConfigField, values: ValueReader) -> AuthHeader | None:
+    into = ("headers", "Authorization")
+    fields = [_required(given, name, auth, values) for name in ("username", "password")]
+    texts = [values.text(field, into=into, secret=True) if field else None for field in fields]
+    if fields[0] and ":" in (texts[0] or ""):
+        values.report.error(fields[0].path, found="a colon", expected="a name without one")
+    if None in texts:
+        return None
+    if into in values.spelled:
+        values.spelled[into] = "Basic " + ":".join(str(field.value) for field in fields if field)
+    return AuthHeader("Authorization", f"Basic {base64.b64encode(':'.join(map(str, texts)).encode()).decode()}")
 
 
 def _plain_header(header: str, secret: ConfigField | None, values: ValueReader) -> AuthHeader | None:

@@ -66,7 +66,11 @@ SERVER_KEYS = {
 CONNECTION_KEYS = {key: SERVER_KEYS[key] for key in ("type", "command", "args", "env", "cwd", "url", "headers")}
 RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backoff": "backoff"}
 AUTH_KEYS = {
-    key: key for key in ("type", "token", "header_name", "api_key", "token_path", "auth_url", "token_url", "client_id")
+    key: key
+    for key in (
+        *("type", "token", "username", "password", "header_name", "api_key", "token_path"),
+        *("auth_url", "token_url", "client_id"),
+    )
 } | {
     "client_secret": "client_secret",
     "client_metadata_url": "client_metadata_url",

@@ -9,6 +9,7 @@ also hides text that looks like a secret, and approvals name the owner of each s
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import re
@@ -331,8 +332,11 @@ def _with_passwords(secrets: Iterable[str]) -> Iterator[str]:
 
 def _header_secrets(value: str) -> Iterator[str]:
     yield value
-    _, _, credential = value.partition(" ")
+    scheme, _, credential = value.partition(" ")
     yield credential.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            yield from _with_passwords([base64.b64decode(credential).decode()])
 
 
 def _url_secrets(url: str) -> Iterator[str]:

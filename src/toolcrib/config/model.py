@@ -184,7 +184,7 @@ class ServerConfig:
     """Includes the header from `auth`."""
     token_file: TokenFile | None = None
     oauth: OAuthSettings | None = None
-    """How to sign in. None for a process, for a server with an `Authorization` header or another `auth`, and for one
+    """How to sign in. None for a process, for a server with an Authorization header or another `auth`, and for one
     that tokens may not be sent to, because its address has no TLS."""
     verify_tls: bool = True
     enabled: bool = True
