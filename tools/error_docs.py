@@ -26,7 +26,8 @@ because it treats any other status as a broken connection; a client of 2026-07-2
 Over the bridge (`toolcrib stdio`) there is no status: the same code and text arrive as a line. An unknown token ends
 the bridge's connection with that line.
 
-Names in braces are filled in. Toolcrib's own codes are outside -32768 to -32000, the range reserved by JSON-RPC and
+Names in braces are filled in: `{setting}` is the limit that applied, such as the server's `call_timeout` or
+`call_timeouts.TOOL`. Toolcrib's own codes are outside -32768 to -32000, the range reserved by JSON-RPC and
 MCP. If a server answers a call with an error, Toolcrib forwards it unchanged with status 200, or, for a client of
 2026-07-28, with the status that the specification assigns to its code.
 """

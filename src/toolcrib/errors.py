@@ -334,8 +334,8 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ),
         ErrorCase.SERVER_DOWN: _to_the_model("Server '{server}' {why}"),
         ErrorCase.TIMED_OUT: _to_the_model(
-            "Server '{server}' did not answer within {limit} s. The call was cancelled; it may have run. Raise the "
-            "server's call_timeout if it needs longer."
+            "Server '{server}' did not answer within {limit} s. The call was cancelled; it may have run. Raise "
+            "{setting} if it needs longer."
         ),
         ErrorCase.AUDIT_UNWRITABLE: _to_the_model(
             "{tool} did not run: it may change something, and the audit log cannot be written. {why}"

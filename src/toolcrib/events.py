@@ -108,6 +108,11 @@ class ConfigReloaded(Event):
     restart: tuple[str, ...] = ()
     """Settings that differ from those of the start, and apply only after a restart."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether anything took effect."""
+        return bool(self.added or self.removed or self.changed or self.settings)
+
     def lines(self) -> list[str]:
         """The differences, for people."""
         found = (

@@ -65,6 +65,8 @@ async def test_a_disabled_tool_is_neither_listed_nor_called_and_its_server_keeps
     assert pid(running) == before
     assert (await during(cli, "disable", "w:note")).ok().out.startswith("w:note was already disabled")
     assert "no tool 'nothing'" in (await during(cli, "disable", "w:nothing")).err
+    nameless = await during(cli, "disable", "w:")
+    assert (nameless.exit_code, "w: names no tool" in nameless.err, pid(running)) == (2, True, before)
     (await during(cli, "enable", "w:note")).ok()
     assert file.read_text() == text
     (await during(cli, "call", "w:note", "nonce=2")).ok()

@@ -396,7 +396,7 @@ async def test_a_process_that_does_not_start_has_its_reason_and_starts_when_it_c
     mode.write_text(way)
     limit = 2.0 if way == "hang" else LIMIT
     async with scene(Transport.STDIO, live, "", mode, connect_timeout=limit) as here, here.others_continue(way):
-        expected = {"refuse": "exited with code 1: Error: not today", "hang": "not ready within 2 s"}[way]
+        expected = {"refuse": "Error: not today (its process exited with code 1).", "hang": "not ready within 2 s"}[way]
         await until(lambda: here.server.errors, "the reason")
         assert expected in here.server.errors[0].error
         with pytest.raises(ServerUnavailable, match="did not run"):
@@ -415,7 +415,7 @@ async def test_a_server_that_dies_in_a_loop_heals_when_it_stays_up(
         async with scene(transport, live, address, web_mode) as here, here.others_continue("a restart loop"):
             if transport is not Transport.HTTP:
                 # Over HTTP, where no connection stays open, the next call notices it.
-                await until(lambda: len(here.server.errors) >= 3, "three restarts")
+                await until(lambda: sum(past.times for past in here.server.errors) >= 3, "three restarts")
             web_mode.write_text("ok")
             await here.heals()
     finally:
@@ -425,6 +425,7 @@ async def test_a_server_that_dies_in_a_loop_heals_when_it_stays_up(
 @pytest.mark.req("BNS-7")
 def test_servers_show_has_health_errors_limits_users_memory_and_cost(daemon: StartDaemon, cli: Cli) -> None:
     entry = stdio_entry("raw_server", call_timeout=30, call_timeouts={"ok": 5}, max_waiting_calls=7, start="eager")
+    entry |= {"disabled_tools": ["chatter"], "env": {"KEY": "sec-ret"}}
     started = daemon({"servers": {"one": entry}})
     started.wait_until_ready("one")
     mcp = Endpoint(started)
@@ -435,7 +436,7 @@ def test_servers_show_has_health_errors_limits_users_memory_and_cost(daemon: Sta
     assert (found["limits"]["call_timeout"], found["limits"]["call_timeouts"]) == (30, {"ok": 5})
     (past,) = found["errors"]
     assert "exited with code" in past["error"]
-    assert past["at"] <= found["since"] <= found["last_seen"]
+    assert past["first_at"] == past["at"] <= found["since"] <= found["last_seen"]
     assert len(found["used_by"]["projects"]) == 1
     assert found["processes"] >= 1
     assert found["memory"] > 1_000_000
@@ -446,10 +447,14 @@ def test_servers_show_has_health_errors_limits_users_memory_and_cost(daemon: Sta
         "ready since",
         "restarts:    1",
         "0 in progress, at most 7",
-        "30 s for a call, ok 5 s",
+        "60 s to connect, 30 s for a call, ok 5 s",
+        f"{found['tools']} tools (1 disabled: chatter), ",
+        "raw_server.py",
+        "config.json: servers.one",
         "exited with code",
     ):
         assert text in shown, shown
+    assert "sec-ret" not in shown + json.dumps(found)
     assert cli("servers", "show", "none", "--json").exit_code == 4
     assert "one" in cli("servers").ok().out
 

@@ -149,6 +149,7 @@ def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
     edited.write_text('{"servers": {\n"one": {\n')
     wait_for(lambda: "configuration reloaded" in running.log_tail(), "the edit to be noticed")
     listings = {"servers": "server:list", "servers show one": "", "tools": "tool:list", "status": "system:status"}
+    listings |= {"pins": "pins:list", "refresh two": ""}
     for words, command in listings.items():
         said = shown(*words.split())
         assert f"Problem: {edited}:3: found" in said
@@ -159,9 +160,13 @@ def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
     edited.write_text(json.dumps({"servers": {"one": {"comand": "x"}, "two": two}}, indent=1))
     wait_for(lambda: "comand" in running.log_tail(), "the second edit to be noticed")
     assert pids(running) == before, "the server with the invalid entry keeps its last valid one"
-    said = shown("servers")
-    assert f"{edited}:4: servers.one.comand" in said
-    assert "Its last valid version stays in effect" in said
+    for words, theirs in (("servers", False), ("servers show one", False), ("servers show two", True)):
+        said = shown(*words.split())
+        assert (f"{edited}:4: servers.one.comand" in said) is not theirs, words
+        assert ("Its last valid version stays in effect" in said) is not theirs
+    assert "servers.one.comand" in shown("restart", "two")
+    reloaded = cli("reload")
+    assert (reloaded.exit_code, "servers.one.comand" in reloaded.err) == (3, True)
     edited.write_text(json.dumps({"servers": {"three": {"command": "x", "share": "everyone"}, "two": two}}, indent=1))
     wait_for(lambda: set(pids(running)) == {"two"}, "the removed entry")
     assert "servers.three.share" in cli("servers", "show", "three").err
@@ -199,7 +204,9 @@ def test_sighup_and_reload_apply_edits_and_say_what_changed(
     write(edited, {}, audit_values=True, names="plain", log_level="debug")
     found = wait_for(lambda: running.command("config:reload")["restart"], "the setting that needs a restart")
     assert found == ["audit_values"]
-    assert "Take effect only after a restart: audit_values." in cli("reload").ok().out
+    said = cli("reload").ok().out
+    assert "when this was applied:\nRemoved: one.\nSettings: names, log_level.\n" in said
+    assert "Take effect only after a restart: audit_values." in said
     assert (
         "removed: one; settings: names, log_level; take effect only after a restart: audit_values" in running.log_tail()
     )

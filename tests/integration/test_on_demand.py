@@ -156,6 +156,21 @@ async def test_tools_known_from_one_project_start_nothing_in_another(
         assert await pid(crib, project) != await pid(crib, crib.projects.home)
 
 
+async def test_a_server_whose_file_is_deleted_and_restored_stays_idle(
+    open_crib: OpenCrib, own: OwnServer, tmp_path: Path
+) -> None:
+    await listed_once(open_crib, own, own.entry())
+    async with open_crib(own.entry()) as crib:
+        file = tmp_path / "home" / "config.json"
+        content = file.read_text()
+        file.unlink()
+        await crib.projects.reload()
+        assert crib.status() == {}
+        file.write_text(content)
+        await crib.projects.reload()
+        assert (state(crib), own.starts) == (ServerState.IDLE, 1)
+
+
 @pytest.mark.parametrize("how", ["eager", "restart", "refresh", "connect"])
 async def test_a_server_also_starts_where_it_should_be_ready(open_crib: OpenCrib, own: OwnServer, how: str) -> None:
     await listed_once(open_crib, own, own.entry())
@@ -219,6 +234,7 @@ async def test_an_idle_server_stops_and_comes_back_with_the_next_call(open_crib:
         assert not Path(f"/proc/{first}").exists()
         assert await pid(crib, home) != first
         assert (news, crib.catalog, own.starts) == ([], listed, 3)
+        assert home.servers["s"].restarts == 0
 
 
 async def test_a_server_does_not_stop_while_a_call_is_under_way(open_crib: OpenCrib, own: OwnServer) -> None:
@@ -355,7 +371,7 @@ async def test_an_agents_own_process_with_outdated_tools_is_neither_called_nor_l
         home.subscribe(lambda: listed.append(home.find("s:whoami").shown.description))
         mine = home.agent_servers.by_agent("s")[CLIENT.name]
         os.kill(outdated, signal.SIGKILL)
-        await until(lambda: mine.connections == 2)
+        await until(lambda: mine.restarts == 1)
         assert await pid(crib, home, CLIENT) != outdated
         assert set(listed) <= {"Changed."}
 

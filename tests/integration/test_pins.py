@@ -143,7 +143,10 @@ async def test_a_change_is_shown_loses_trust_and_is_accepted_or_kept_out(
     assert cli("pins", "accept", "files", "--yes").ok().out.endswith("Accepted: files:wipe.\n")
     cli("call", "files:wipe").ok()
     assert server.seen() == ["renew", "wipe"]
-    assert cli("pins", "accept", "files:nothing", "--yes").exit_code == 4
+    for unknown, said in (("files:nothing", "files has no tool 'nothing'"), ("nope", "There is no server 'nope'")):
+        refused = cli("pins", "accept", unknown, "--yes")
+        assert (refused.exit_code, said in refused.err) == (4, True)
+    assert "Nothing of files:read awaits review" in cli("pins", "reject", "files:read").err
 
 
 def _digest(daemon: Daemon) -> str:

@@ -21,7 +21,7 @@ import toolcrib
 import toolcrib.daemon.process
 from toolcrib.cli.app import app, run
 from toolcrib.cli.manual import manual
-from toolcrib.cli.output import result_text, say_json, say_line, visible
+from toolcrib.cli.output import moment, result_text, say_json, say_line, visible
 from toolcrib.cli.tool_commands import arguments_from
 from toolcrib.config.trust import trust_digest
 from toolcrib.errors import InvalidArguments
@@ -147,9 +147,34 @@ def test_an_error_of_the_daemon_keeps_its_code_its_remedy_and_its_exit_code(daem
     assert shown == {**error, "remedy": "Servers: files.", "exit_code": 4, "data": {"kind": "UnknownServer"}}
 
 
+def test_a_cut_description_ends_in_an_ellipsis_and_a_server_without_tools_may_be_installing(daemon, cli):
+    daemon.answers["tool:list"] = {"tools": [{**TOOL, "description": "d" * 101}]}
+    assert cli("tools").out.endswith("  " + "d" * 99 + "…\n")
+    daemon.answers["tool:list"] = {"tools": [], "installing": [{"server": "files", "since": 0.0}]}
+    shown = cli("tools", "files")
+    assert shown.out == "No tools yet.\n"
+    assert f"files is being installed, since {moment(0.0)}.\n" in shown.err
+
+
+NOTHING: dict[str, Any] = {key: [] for key in ("added", "removed", "changed", "settings", "restart")}
+
+
+@pytest.mark.req("FRG-10")
+def test_reload_shows_what_the_daemon_has_applied_already_and_fails_for_a_broken_file(daemon, cli):
+    daemon.answers["config:reload"] = {**NOTHING, "ok": True, "last_change": None, "problems": []}
+    assert cli("reload").out == "Nothing changed.\n"
+    daemon.answers["config:reload"]["last_change"] = {**NOTHING, "at": 0.0, "added": ["a"], "restart": ["old"]}
+    applied = f"Nothing has changed since {moment(0.0)}, when this was applied:\nAdded: a.\n"
+    assert cli("reload").out == applied
+    daemon.answers["config:reload"] |= {"removed": ["b"], "ok": False, "problems": ["p"]}
+    assert cli("reload", code=3) == ("Removed: b.\n", "Problem: p\n")
+    assert json.loads(cli("reload", "--json", code=3).out)["ok"] is False
+
+
 @pytest.mark.req("KSI-6")
 def test_a_call_is_not_repeated_if_the_daemon_hangs_up_before_it_answers(daemon, cli):
-    assert "may have run" in cli("call", "files:write_file", code=7).err
+    error = cli("call", "files:write_file", code=7).err
+    assert ("may have run" in error, "tool:call" in error) == (True, False)
     assert len(daemon.requests) == 1
 
 
@@ -233,6 +258,8 @@ def test_add_sends_the_entry_as_typed(daemon, cli):
     cli("add", "files", *options, "--", "npx", "-y", "server", "--json", ".")
     entry = {"command": "npx", "args": ["-y", "server", "--json", "."], "env": {"A": "b=c"}, "cwd": "/tmp"}
     assert daemon.requests[-1]["params"] == {"name": "files", "entry": entry, "scope": "project"}
+    daemon.answers["server:add"]["tools"] = 1
+    assert cli("add", "x", "--", "cat").out.endswith("It is ready: 1 tool. `toolcrib tools x` lists it.\n")
     cli("add", "docs", "--url", "https://x/mcp", "--header", "K: ${KEY}", "--transport", "sse")
     entry = {"url": "https://x/mcp", "transport": "sse", "headers": {"K": "${KEY}"}}
     assert daemon.requests[-1]["params"] == {"name": "docs", "entry": entry, "scope": "user"}
@@ -483,17 +510,19 @@ def terminal(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Screen:
 
 
 @pytest.mark.parametrize("no_color", ["1", ""])
-def test_on_a_terminal_an_error_takes_one_line_and_no_color_is_respected(daemon, monkeypatch, cli, no_color):
-    screen = terminal(monkeypatch, COLUMNS="100", TERM="xterm-256color", NO_COLOR=no_color)
+def test_on_a_terminal_an_error_is_below_its_server_and_no_color_is_respected(daemon, monkeypatch, cli, no_color):
+    screen = terminal(monkeypatch, COLUMNS="80", TERM="xterm-256color", NO_COLOR=no_color)
     away = {**SERVER, "name": "docs", "state": "unavailable", "last_error": "It is so long. " * 30, "stderr": ["x"]}
-    daemon.answers["server:list"] = {"servers": [away, SERVER]}
+    daemon.answers["server:list"] = {"servers": [away, {**SERVER, "last_error": "Delete /a/b, then restart it. " * 5}]}
     hints = "`toolcrib servers show NAME` shows everything about a server.\n`toolcrib logs docs` shows its stderr.\n"
     assert cli("servers").err == hints
-    lines = screen.getvalue().splitlines()
-    assert len(lines) == 3
-    assert "…" in lines[1]
+    heading, row, *error, other, first, second = screen.getvalue().splitlines()
+    assert "last error" not in heading
+    assert ("docs" in row, "files" in other) == (True, True)
+    assert (len(error), error[0][:16], error[-1][-2:]) == (3, "  It is so long.", " …")
+    assert first.split() + second.split() == ("Delete /a/b, then restart it. " * 5).split(), "it fits, so all is shown"
     assert ("\x1b[" in screen.getvalue()) == (not no_color), "neither color nor bold"
-    assert not no_color or all(len(line) <= 100 for line in lines)
+    assert not no_color or all(len(line) <= 80 for line in screen.getvalue().splitlines())
 
 
 SESSION: dict[str, Any] = {

@@ -233,7 +233,7 @@ def test_trust_and_untrust_of_a_server_report_what_changed(cli, home):
     listing.write_text(json.dumps({"tools": [{"name": "read", "inputSchema": {}}]}))
     entry = {"command": sys.executable, "args": [str(fleet.SERVERS / "scripted_server.py"), "--listing", str(listing)]}
     (home / "home" / "config.json").write_text(json.dumps({"mcpServers": {"files": entry}}))
-    marked = "0 of its 1 tools are marked read-only.\n"
+    marked = "Tools marked read-only: 0 of 1.\n"
     assert cli("trust", "--server", "files")[:2] == (0, f"files is now trusted.\n{marked}")
     assert cli("trust", "--server", "files")[:2] == (0, f"files is already trusted.\n{marked}")
     assert cli("servers")[1].splitlines()[1].split()[5] == "yes"

@@ -308,6 +308,21 @@ def test_relative_paths_of_a_project_start_at_its_root(person):
     assert config.servers["b"].headers == {"Authorization": "Bearer t"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"servers": {"a.b": {"comand": "x"}}, "port": "x"}',
+        '{"mcpServers": [{"name": "z", "command": "x"}, {"name": "a.b", "comand": "x"}], "port": "x"}',
+        '{"servers": {"a.b": {"command": "x", "command": "y"}}, "port": "x"}',
+    ],
+)
+def test_a_problem_of_an_entry_names_its_server(person, text):
+    (person.home / "config.json").write_text(text)
+    problems = person.load().problems
+    assert {problem.server for problem in problems if "servers" in problem.key.lower()} == {"a.b"}
+    assert {problem.server for problem in problems if problem.key == "port"} == {""}
+
+
 def test_problems_are_sorted_with_errors_first(person):
     person.user({"far_off_key_of_somebody": 1, "servers": {"a": {}, "b": {"command": "x", "oauth": {}}, "c": 1}})
     severities = [problem.severity for problem in person.load().problems]

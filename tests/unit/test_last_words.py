@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from toolcrib.servers.last_words import ProbeNoise, cache_remedy, explanation, fetch_failed
+from toolcrib.servers.stdio import _how_it_ended
 
 pytestmark = pytest.mark.req("BNS-9")
 
@@ -170,6 +171,13 @@ def test_a_broken_npx_cache_has_a_remedy(printed, names):
     found = cache_remedy(lines(printed))
     assert names in found
     assert bool(found) == bool(names)
+
+
+def test_the_remedy_and_the_cause_come_first():
+    told = _how_it_ended(1, lines(NODE_IN_CACHE))
+    assert told.startswith("npx's copy of the package is broken. Delete /home/u/.npm/_npx/15b07286cbcc3329, then ")
+    assert _how_it_ended(-9, ["Error: no"]) == "Error: no (its process was killed by signal 9)."
+    assert _how_it_ended(3, []) == "Its process exited with code 3."
 
 
 def test_a_launchers_own_failure_is_told_from_the_servers():

@@ -144,9 +144,12 @@ async def test_a_package_is_installed_by_one_server_at_a_time(live: LiveServers,
         one.start()
     await until(npx.did)
     assert all(one.status.installing for one in servers)
+    assert sorted(one.status.waits_for_installation for one in servers) == [False, True]
     npx.go.touch()
     await asyncio.gather(*(one.settled(LIMIT) for one in servers))
-    assert [one.status.state for one in servers] == [ServerState.READY] * 2
+    assert [(one.status.state, one.status.waits_for_installation) for one in servers] == [
+        (ServerState.READY, False)
+    ] * 2
     assert npx.did() == ["begin", "end"] * 2
 
 
@@ -211,6 +214,10 @@ async def test_a_kit_that_closes_ends_what_is_still_installing(npx):
 def test_a_server_that_is_being_installed_is_listed_with_its_seconds(capsys):
     server_table([{"name": "files", "state": "connecting", "installing": 14.2, "transport": "stdio"}])
     assert "files  installing… 14 s  " in capsys.readouterr().out
+    server_table([{"name": "files", "state": "connecting", "waits_for_installation": True, "transport": "stdio"}])
+    shown = capsys.readouterr()
+    assert "files  waiting  " in shown.out
+    assert "files waits until another server has installed the same package." in shown.err
 
 
 def test_adding_a_server_shows_that_it_is_being_installed(daemon, cli, npx):

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say
+from toolcrib.cli.output import counted, hint, printed, say
 from toolcrib.cli.perform import ANSWER_WITHIN, daemon_pid, perform, root
 from toolcrib.cli.server_commands import has_stderr, hint_pins, logs_hint
 from toolcrib.config.launchers import INSTALL_LIMIT
@@ -122,8 +122,8 @@ def _say_added(name: str, found: Mapping[str, Any]) -> None:
         case "ready":
             count = found.get("tools", 0)
             say(f"Added {name} to {found['file']}.")
-            tools = f"{count} {'tool' if count == 1 else 'tools'}"
-            say(f"It is ready: {tools}. `toolcrib tools {shlex.quote(name)}` lists them.")
+            lists = f" `toolcrib tools {shlex.quote(name)}` lists {'it' if count == 1 else 'them'}." if count else ""
+            say(f"It is ready: {counted(count, 'tool')}.{lists}")
         case "disabled":
             say(f"Added {name} to {found['file']}. It is disabled.")
         case _:

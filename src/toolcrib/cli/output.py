@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ GAP = 2
 
 _NARROWEST = 20
 """The text column keeps at least this many characters."""
+_MOST_BELOW = 3
+"""Lines below a row."""
 
 
 class TableCut(enum.Enum):
@@ -52,6 +55,8 @@ class ColumnPriorities:
     """Columns that may be shortened, the last one first, and their minimum widths."""
     optional: Sequence[str] = ()
     """Columns that may be omitted, the first one first."""
+    below: str = ""
+    """A column whose texts are on lines of their own, each below its row. In a pipe, it is a column like the others."""
 
 
 def fit_columns(natural: Mapping[str, int], room: int, yielding: ColumnPriorities) -> dict[str, int]:
@@ -92,6 +97,15 @@ def result_text(result: Mapping[str, Any]) -> str:
     if not has_text and "structuredContent" in result:
         blocks.append(_pretty(result["structuredContent"]))
     return "\n".join(blocks)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def moment(at: float) -> str:
+    """A time, given in seconds since the epoch."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def size_of(count: float) -> str:
@@ -147,7 +161,7 @@ _SELDOM = 15.0
 """Seconds between two lines about the progress of a command."""
 _UNBOUNDED = 100_000
 """A width at which nothing is cut or wrapped, for output to a pipe."""
-_YELLOW = ("connecting", "unavailable", "running", "queued", "cancelled", "interrupted")
+_YELLOW = ("connecting", "waiting", "unavailable", "running", "queued", "cancelled", "interrupted")
 _STATE_COLOURS = {
     **dict.fromkeys(("ready", "idle", "finished", "done"), "green"),
     **dict.fromkeys(_YELLOW, "yellow"),
@@ -237,6 +251,11 @@ def table(
     yielding: ColumnPriorities | None = None,
 ) -> TableCut:
     """Prints the rows. With `yielding`, each row is cut to one line on a terminal; a pipe gets everything."""
+    below: list[list[str]] = [[] for _ in rows]
+    if yielding is not None and yielding.below and (width := screen_width()) is not None:
+        place = columns.index(yielding.below)
+        below = [_wrapped(row[place] or "", width) for row in rows]
+        columns, *rows = ([*row[:place], *row[place + 1 :]] for row in (columns, *rows))
     texts = [[visible("-" if value in (None, "") else str(value)).replace("\n", " ") for value in row] for row in rows]
     drawn = terminal(sys.stdout, width=screen_width() or _UNBOUNDED)
     natural = {
@@ -254,8 +273,27 @@ def table(
     ]
     # Cells are padded to their column's width; trailing spaces are removed.
     lines = drawn.table(widths, cells, one_line_each=yielding is not None)
+    if any(below):
+        lines = [line for whole in zip(lines, ["", *below], strict=True) for line in (whole[0], *whole[1])]
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
-    return TableCut.NOTHING if widths == natural else TableCut.SOME
+    cut = widths != natural or any(one and one[-1].endswith(_CUT) for one in below)
+    return TableCut.SOME if cut else TableCut.NOTHING
+
+
+_CUT = " …"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    indent = " " * GAP
+    return textwrap.wrap(
+        visible(text),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        max_lines=_MOST_BELOW,
+        placeholder=_CUT,
+    )
 
 
 def terminal(stream: TextIO, width: int | None = None) -> Terminal:

@@ -57,7 +57,7 @@ def from_daemon(
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
     """Runs the command in the daemon. Raises `DaemonNotRunning` if there is none."""
-    with working(f"{name} …") as tell:
+    with working("waiting for the daemon …") as tell:
         heard = _progress_apart(tell, on_event)
         return ask(paths().socket, name, params or {}, root=root(), timeout=timeout, on_event=heard)
 

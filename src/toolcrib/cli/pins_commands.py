@@ -17,6 +17,7 @@ import typer
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import confirmed, hint, printed, say, terminal
 from toolcrib.cli.perform import perform
+from toolcrib.cli.server_commands import hint_problems
 from toolcrib.config.show import visible
 from toolcrib.daemon_client.command_client import RemoteError
 from toolcrib.errors import NotFound
@@ -75,6 +76,7 @@ def _show(params: dict[str, Any], *, as_json: bool) -> int:
         say("All tools are as you accepted them.")
     else:
         hint("`toolcrib pins accept NAME[:TOOL]` accepts what a server lists now; `pins reject` keeps it out.")
+    hint_problems(found)
     return 0
 
 
@@ -126,7 +128,7 @@ def reject(target: Target, *, as_json: AsJson = False) -> int:
 
 
 def _found(target: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
-    """The server, its tools that are meant, and the tool's name if the target names one."""
+    """The server, its tools that are meant, and the tool's name if the target names one. Raises `NotFound`."""
     for server in sorted(perform("pins:list")["servers"], key=lambda row: -len(row["server"])):
         name = server["server"]
         if target == name:
@@ -135,6 +137,9 @@ def _found(target: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str
             tool = target.removeprefix(f"{name}:")
             if meant := [row for row in server["tools"] if row["tool"] == tool]:
                 return server, meant, tool
+    name, _, tool = target.partition(":")
+    # Raises if there is no such server or tool.
+    perform("pins:list", {"name": name, "tool": tool})
     raise NotFound(f"Nothing of {target} awaits review.", remedy="`toolcrib pins` lists what does.")
 
 

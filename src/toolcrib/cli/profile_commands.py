@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say, table
+from toolcrib.cli.output import counted, hint, printed, say, table
 from toolcrib.cli.perform import perform
 from toolcrib.config.parse import Unreadable, parse_yaml
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
@@ -204,7 +204,7 @@ def edit(
         raise UsageError("--file and --copy can't be used together.", remedy="Use one of them.")
     found = printed(edit_profile(name, copy) if file is None else profile_from_file(name, file), as_json=as_json)
     if found["changed"]:
-        count = f"{found['rules']} {'rule' if found['rules'] == 1 else 'rules'}"
+        count = counted(found["rules"], "rule")
         say(f"{name}: {count}; agents: {', '.join(found['agents']) or 'none yet'}.")
         if not found["agents"]:
             hint(f"Next: `toolcrib agent add AGENT --profile {name}`.")

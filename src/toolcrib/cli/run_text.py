@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from toolcrib.cli.output import duration, shortened, size_of
+from toolcrib.cli.output import counted, duration, shortened, size_of
 from toolcrib.coding_agents.client_spec import TokenUsage
 from toolcrib.coding_agents.process_alive import is_same_process
 from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary, ToolListSize
@@ -268,7 +268,7 @@ def opening_lines(about: RunMetadata, detail: EventDetail = EventDetail.ALL) -> 
     yield _row("conversation", one_line(about.conversation) + continued)
     for label, texts, style in (("governed", about.governed, ""), ("not governed", about.ungoverned, "yellow")):
         if texts and detail is EventDetail.USUAL:
-            yield _row(label, f"{_count(len(texts), 'line')}, shown by --events", style)
+            yield _row(label, f"{counted(len(texts), 'line')}, shown by --events", style)
             continue
         for place, text in enumerate(texts):
             yield _row("" if place else label, one_line(text), style)
@@ -336,7 +336,7 @@ def _prompt(prompt: str) -> Iterator[StyledLine]:
     for index, line in enumerate(shown.splitlines()):
         yield _row("" if index else "prompt", line)
     if hidden := len("\n".join(lines)) - len(shown):
-        yield _row("", f"({_count(hidden, 'character')} more; --json shows everything)", "dim")
+        yield _row("", f"({counted(hidden, 'character')} more; --json shows everything)", "dim")
 
 
 def _continue_command(about: RunMetadata) -> str:
@@ -380,8 +380,4 @@ def _listing_text(listing: ToolListSize) -> str:
     if not listing.tools:
         return ""
     about = "~" if listing.tokens_estimated else ""
-    return f"{_count(listing.tools, 'tool')}, {size_of(listing.bytes)}, {about}{_count(listing.tokens, 'token')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(listing.tools, 'tool')}, {size_of(listing.bytes)}, {about}{counted(listing.tokens, 'token')}"

@@ -6,17 +6,28 @@ In: command-line arguments. Out: an exit code. Each calls a command of the daemo
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, size_of, table
+from toolcrib.cli.output import (
+    ColumnPriorities,
+    TableCut,
+    counted,
+    duration,
+    hint,
+    moment,
+    printed,
+    say,
+    size_of,
+    table,
+)
 from toolcrib.cli.perform import from_daemon, perform
 from toolcrib.config.show import visible
-from toolcrib.errors import ServerUnavailable
+from toolcrib.errors import ConfigError, ServerUnavailable
 from toolcrib.events import ConfigReloaded
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
@@ -27,7 +38,7 @@ MAX_TOOL_NAMES = 5
 
 PIN_STATUSES = ("changed", "new", "removed", "kept_out")
 
-_PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "protocol"))
+_PRIORITIES = ColumnPriorities(text="name", optional=("uptime", "pid", "protocol"), below="last error")
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -38,7 +49,7 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             row.get("name"),
-            row.get("state") if row.get("installing") is None else f"installing… {row['installing']:.0f} s",
+            _state(row),
             row.get("protocol_version"),
             row.get("transport"),
             row.get("tools"),
@@ -53,6 +64,8 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     if cut is TableCut.SOME:
         hint("`toolcrib servers show NAME` shows everything about a server.")
     for row in servers:
+        if row.get("waits_for_installation"):
+            hint(f"{row['name']} waits until another server has installed the same package.")
         hint_pins(row)
         if running := [f"{agent} (pid {one['pid']})" for agent, one in row.get("agents", {}).items() if one["pid"]]:
             hint(f"{row['name']}: each agent has its own process: {', '.join(running)}.")
@@ -60,6 +73,12 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
             hint(f"{row['name']}: tools not listed, because they run only as tasks (not supported): {_named(tasks)}.")
         if row.get("last_error") and has_stderr(row):
             hint(logs_hint(row["name"]))
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    if row.get("waits_for_installation"):
+        return "waiting"
+    return str(row.get("state", "")) if row.get("installing") is None else f"installing… {row['installing']:.0f} s"
 
 
 def hint_pins(row: Mapping[str, Any]) -> None:
@@ -113,7 +132,7 @@ def servers(context: typer.Context, *, mcp_server: McpServers = None, as_json: A
     if found["servers"]:
         server_table(found["servers"])
     elif problems := found.get("problems"):
-        count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+        count = counted(len(problems), "problem")
         say(f"No servers are in use, and the configuration has {count}: `toolcrib config check`.")
     elif found.get("untrusted"):
         say("No servers are in use.")
@@ -132,36 +151,41 @@ def show(name: ServerName, *, as_json: AsJson = False) -> int:
         if text:
             say(f"{title + ':':<12} {text}")
     for past in found.get("errors", []):
-        say(f"  {_moment(past['at'])}  {past['error']}")
+        times = (
+            f"(\N{MULTIPLICATION SIGN} {past['times']} since {moment(past['first_at'])})" if past["times"] > 1 else ""
+        )
+        say("  ".join(filter(None, (f"  {moment(past['at'])}", times, past["error"]))))
     hint_problems(found)
     return 0
 
 
-def _moment(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
 def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    limits, users = found["limits"], found.get("used_by", {})
-    state = str(found["state"]) if found.get("installing") is None else f"installing… {found['installing']:.0f} s"
-    state = " ".join(filter(None, (state, found.get("since") and f"since {_moment(found['since'])}")))
-    own = [f"{tool} {seconds:g} s" for tool, seconds in limits["call_timeouts"].items()]
+    limits, users, entry = found["limits"], found.get("used_by", {}), found["entry"]
+    state = " ".join(filter(None, (_state(found), found.get("since") and f"since {moment(found['since'])}")))
+    most = [f"{limits['connect_timeout']:g} s to connect", f"{limits['call_timeout']:g} s for a call"]
+    most += [f"{tool} {seconds:g} s" for tool, seconds in limits["call_timeouts"].items()]
+    tools, disabled = counted(found["tools"], "tool"), entry["disabled_tools"]
+    if disabled:
+        tools += f" ({len(disabled)} disabled: {', '.join(disabled)})"
     about = "~" if found["tokens_estimated"] else ""
     processes = found.get("processes")
     return [
         ("name", str(found["name"])),
         ("state", state),
         ("transport", str(found["transport"])),
-        ("last seen", _moment(found["last_seen"]) if found.get("last_seen") else ""),
+        ("command", shlex.join([entry["command"], *entry["args"]]) if "command" in entry else ""),
+        ("url", entry.get("url", "")),
+        ("source", str(found["source"])),
+        ("last seen", moment(found["last_seen"]) if found.get("last_seen") else ""),
         ("restarts", str(found["restarts"]) if "restarts" in found else ""),
         ("calls", f"{found['calls']} in progress, at most {limits['max_waiting_calls']}" if "calls" in found else ""),
-        ("time limit", ", ".join([f"{limits['call_timeout']:g} s for a call", *own])),
+        ("time limit", ", ".join(most)),
         ("projects", ", ".join(users.get("projects", ()))),
         ("agents", ", ".join(users.get("agents", ()))),
-        ("memory", f"{size_of(found['memory'])} in {processes} processes" if processes else ""),
-        ("tools", f"{found['tools']}, which cost {about}{found['tokens']} tokens"),
+        ("memory", f"{size_of(found['memory'])} in {processes} process{'es' * (processes > 1)}" if processes else ""),
+        ("tools", f"{tools}, {about}{counted(found['tokens'], 'token')}"),
         ("last error", str(found["last_error"])),
-        ("errors", f"the last {len(found['errors'])}" if found.get("errors") else ""),
+        ("errors", "the newest last" if found.get("errors") else ""),
     ]
 
 
@@ -208,21 +232,33 @@ def refresh(name: ServerName, *, as_json: AsJson = False) -> int:
     """List a server's tools again in the running daemon, if it does not announce changes."""
     found = printed(from_daemon("server:refresh", {"name": name}), as_json=as_json)
     server_table([found])
+    hint_problems(found)
     return 0
 
 
 @commands.command()
 def reload(*, as_json: AsJson = False) -> int:
-    """Read the configuration again in the running daemon and show what changed.
+    """Read the configuration again in the running daemon and show what changed. Exit code 3: there is an error.
 
-    The daemon notices changed files by itself, within two seconds. SIGHUP does the same as this command.
+    The daemon notices changed files by itself, within two seconds; this then shows what it has applied. SIGHUP does the
+    same as this command.
     """
-    found = printed(from_daemon("config:reload"), as_json=as_json)
-    names: dict[str, Any] = {key: found[key] for key in ("added", "removed", "changed", "settings", "restart")}
-    for line in ConfigReloaded(**names).lines():
+    found = from_daemon("config:reload")
+    code = 0 if found["ok"] else ConfigError.exit_code
+    printed(found, as_json=as_json, exit_code=code)
+    change, last = _difference(found), found["last_change"]
+    if last and not change.changes:
+        say(f"Nothing has changed since {moment(last['at'])}, when this was applied:")
+        change = replace(_difference(last), restart=change.restart)
+    for line in change.lines():
         say(f"{line[0].upper()}{line[1:]}.")
     hint_problems(found)
-    return 0
+    return code
+
+
+def _difference(found: Mapping[str, Any]) -> ConfigReloaded:
+    names: dict[str, Any] = {key: found[key] for key in ("added", "removed", "changed", "settings", "restart")}
+    return ConfigReloaded(**names)
 
 
 @commands.command()
@@ -231,4 +267,5 @@ def restart(name: ServerName, *, as_json: AsJson = False) -> int:
     found = from_daemon("server:restart", {"name": name})
     code = 0 if found["state"] == "ready" else ServerUnavailable.exit_code
     server_table([printed(found, as_json=as_json, exit_code=code)])
+    hint_problems(found)
     return code

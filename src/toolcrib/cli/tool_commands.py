@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import TOOL_ERROR, hint, printed, result_text, say, table
+from toolcrib.cli.output import TOOL_ERROR, hint, moment, printed, result_text, say, shortened, table
 from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
 from toolcrib.cli.server_commands import hint_problems
 from toolcrib.errors import InvalidArguments
 from toolcrib.run_events import failure_in
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")
+_LONGEST_DESCRIPTION = 100
 _MAX_DEPTH = 16
 """How far references and alternatives are followed, because a schema may be circular."""
 
@@ -209,15 +210,17 @@ def tools(
         rows = [(tool["display"], tool["name"], _first_line(tool.get("description"))) for tool in found["tools"]]
         table(("tool", "full name", "description"), rows)
     else:
-        say("No tools.")
+        say("No tools yet." if found.get("installing") else "No tools.")
         hint("`toolcrib servers` shows the servers and their state.")
+    for one in found.get("installing", []):
+        hint(f"{one['server']} is being installed, since {moment(one['since'])}.")
     hint_problems(found)
     return 0
 
 
 def _first_line(text: Any) -> str:
     lines = str(text or "").strip().splitlines()
-    return lines[0][:100] if lines else ""
+    return shortened(lines[0], _LONGEST_DESCRIPTION) if lines else ""
 
 
 @commands.command()

@@ -81,7 +81,7 @@ def _trust_server(command: str, name: str, file: Path | None, *, as_json: bool) 
     else:
         say(f"{name} is {'now' if found['changed'] else 'already'} trusted.")
         if found["tools"]:
-            say(f"{found['read_only']} of its {found['tools']} tools are marked read-only.")
+            say(f"Tools marked read-only: {found['read_only']} of {found['tools']}.")
     return 0
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from toolcrib.commands.problems import problems_in
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
-from toolcrib.commands.server import describe_problems
 from toolcrib.config.model import Severity
 from toolcrib.config.problems import sorted_problems
 from toolcrib.config.show import mask
@@ -42,7 +42,13 @@ async def reload(context: CommandContext, _: Parameters) -> dict[str, Any]:
     projects = context.crib.projects
     async with projects.editing:
         reloaded = asdict(await projects.reload(by=context.principal.name))
-    return {name: reloaded[name] for name in reloaded if name != "at"} | await describe_problems(context)
+    config, last = context.project.config, projects.last_change
+    return {
+        **{name: reloaded[name] for name in reloaded if name != "at"},
+        "last_change": None if last is None else asdict(last),
+        "ok": not any(problem.severity is Severity.ERROR for problem in config.problems),
+        **problems_in(config),
+    }
 
 
 @registry.command("config:show", CommandEffect.READS, Availability.SOCKET)

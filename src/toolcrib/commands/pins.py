@@ -18,6 +18,7 @@ from pydantic import Field
 from toolcrib.catalog.flags import look_alikes
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool, decode_definition
+from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     Availability,
     CommandContext,
@@ -29,7 +30,7 @@ from toolcrib.commands.registry import (
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.pins import PinReview, PinStatus
 from toolcrib.core.project import Project
-from toolcrib.errors import ServerUnavailable, UnknownServer
+from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool
 from toolcrib.servers.server import Server
 from toolcrib.store.pins import PinRow
 from toolcrib.store.schema import storable
@@ -107,6 +108,8 @@ def server_look_alikes(project: Project) -> dict[str, str]:
 
 class ListPins(Parameters):
     name: str | None = None
+    tool: str = ""
+    """Fails unless the server has it."""
 
 
 @registry.command("pins:list", CommandEffect.REVEALS, Availability.SOCKET, servers=ServersNeeded.SETTLED)
@@ -115,9 +118,13 @@ async def list_pins(context: CommandContext, params: ListPins) -> dict[str, Any]
     project = context.project
     if params.name is not None and params.name not in project.servers:
         raise _unknown(project, params.name)
+    review = project.review(params.name or "")
+    if params.tool and review is not None and params.tool not in review.tools:
+        remedy = f"`toolcrib tools {params.name}` lists its tools."
+        raise UnknownTool(f"{params.name} has no tool {params.tool!r}.", remedy=remedy)
     names = sorted(project.servers) if params.name is None else [params.name]
     described = [await _described(context, name) for name in names]
-    return {"servers": [row for row in described if row is not None]}
+    return {"servers": [row for row in described if row is not None], **await describe_problems(context)}
 
 
 async def _described(context: CommandContext, name: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from pydantic import Field
 from toolcrib.catalog.tool import decode_definition
 from toolcrib.commands.installing import wait_for_installations
 from toolcrib.commands.pins import describe_pins
+from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     Availability,
     CommandContext,
@@ -33,7 +34,7 @@ from toolcrib.config.edit import (
 )
 from toolcrib.config.from_code import read_server_entry
 from toolcrib.config.masking import mask_args, mask_tree
-from toolcrib.config.model import Config, Layer, ServerConfig
+from toolcrib.config.model import Layer, ServerConfig
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, home_of, project_config
 from toolcrib.config.values import EntryContext
 from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UnknownTool, UsageError
@@ -52,6 +53,7 @@ _STATUS_FIELDS = (
     "since",
     "last_seen",
     "last_error",
+    "waits_for_installation",
     "attempts",
     "root",
 )
@@ -74,14 +76,14 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
     server = context.project.servers.get(name)
     if server is None:
         return row
-    status = server.status
+    status, waits = server.status, server.status.waits_for_installation
     if own := context.project.agent_servers.by_agent(name):
         row["agents"] = {agent: {"state": one.status.state, "pid": one.status.pid} for agent, one in own.items()}
     return {
         **row,
         **{name: getattr(status, name) for name in _STATUS_FIELDS},
         "uptime": time.time() - status.since if status.since and status.state is ServerState.READY else None,
-        "installing": time.time() - status.since if status.since and status.installing else None,
+        "installing": time.time() - status.since if status.since and status.installing and not waits else None,
         "server_info": mask_tree(status.server_info, context.crib.environment.mask.line),
         "stderr": server.stderr_tail(5),
     }
@@ -114,23 +116,6 @@ def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
         "name": name,
         "state": None if server is None else server.status.state,
         "tools": sum(map(context.principal.permission().shows, tools)),
-    }
-
-
-async def current_config(context: CommandContext) -> Config:
-    """The configuration in the files; the effective one while the database with the trusted files is unavailable."""
-    try:
-        return await context.crib.projects.read_config(context.project.root)
-    except StoreError:
-        return context.project.config
-
-
-async def describe_problems(context: CommandContext) -> dict[str, Any]:
-    """The problems and untrusted files of the current configuration, which explain missing servers."""
-    config = await current_config(context)
-    return {
-        "problems": [str(problem) for problem in config.problems],
-        "untrusted": [str(file) for file in config.untrusted],
     }
 
 
@@ -183,7 +168,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
             raise nothing_changed(error) from error
         await crib.projects.reload(by=context.principal.name, besides=params.name)
     if params.name not in project.config.servers:
-        problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
+        problems = [str(problem) for problem in project.config.problems if problem.server == params.name]
         raise ConfigError(
             f"{params.name} is in {file}, but not in use: {' '.join(problems) or 'another entry replaces it.'}",
             remedy="Run `toolcrib config check` for details.",
@@ -237,7 +222,7 @@ class ServerName(Parameters):
 @registry.command("server:remove", CommandEffect.CHANGES, Availability.EVERYWHERE)
 async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Remove an MCP server and its tools from the configuration."""
-    file = _file_of(context, params.name)
+    file, config = _file_of(context, params.name), context.project.config.servers.get(params.name)
     async with context.crib.projects.editing:
         try:
             edited = remove_server(file, params.name, project=await _in_project(context, file))
@@ -246,6 +231,8 @@ async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
             raise
         await _trust_edited(context, file, edited)
         await context.crib.projects.reload(by=context.principal.name, besides=params.name)
+    if config is not None:
+        await context.services.last_known.forget(config)
     await _record(context, "server removed", params.name, file)
     return {"server": params.name, "file": str(file)}
 
@@ -270,7 +257,10 @@ async def disable(context: CommandContext, params: SwitchServer) -> dict[str, An
 
 async def _switch(context: CommandContext, params: SwitchServer, switch: ServerSwitch) -> dict[str, Any]:
     project = context.project
-    name, _, tool = (params.name, "", "") if params.name in project.config.servers else params.name.partition(":")
+    known = params.name in project.config.servers
+    name, colon, tool = (params.name, "", "") if known else params.name.partition(":")
+    if colon and not tool:
+        raise UsageError(f"{params.name} names no tool.", remedy=f"Write {name}, or {name}:TOOL.")
     _refuse_unknown_tool(context, name, tool)
     config = project.config.servers.get(name)
     in_project = config is not None and config.source.layer is Layer.PROJECT
@@ -317,7 +307,7 @@ def _file_of(context: CommandContext, name: str) -> Path:
 async def refresh(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """List an MCP server's tools again, for servers that do not announce changes."""
     await _server_in_use(context, params.name).refresh()
-    return describe_server(context, params.name)
+    return describe_server(context, params.name) | await describe_problems(context)
 
 
 @registry.command("server:restart", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
@@ -326,7 +316,7 @@ async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]
     server = _server_in_use(context, params.name)
     await server.restart()
     await server.settled()
-    return describe_server(context, params.name)
+    return describe_server(context, params.name) | await describe_problems(context)
 
 
 def _server_in_use(context: CommandContext, name: str) -> Server:
@@ -341,7 +331,7 @@ def configured_server(context: CommandContext, name: str) -> ServerConfig:
     config = context.project.config.servers.get(name)
     if config is None:
         for problem in context.project.config.problems:
-            if problem.key.split(".")[1:2] == [name]:
+            if problem.server == name:
                 raise ConfigError(str(problem), remedy="Correct the entry.")
         raise unknown_server(name, context.project.config.servers)
     return config

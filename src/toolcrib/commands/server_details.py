@@ -10,9 +10,12 @@ import asyncio
 from typing import Any
 
 from toolcrib.audit.row import MAX_COUNTED_BYTES, count_tokens, estimate_tokens
+from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, ServersNeeded, registry
-from toolcrib.commands.server import ServerName, configured_server, describe_problems, describe_server
+from toolcrib.commands.server import ServerName, configured_server, describe_server
+from toolcrib.config.masking import mask_tree
 from toolcrib.config.model import ServerConfig
+from toolcrib.config.show import mask_server, visible
 from toolcrib.errors import NotFound
 from toolcrib.servers.health import processes_of
 from toolcrib.servers.server import Server
@@ -24,15 +27,15 @@ async def show(context: CommandContext, params: ServerName) -> dict[str, Any]:
     config = configured_server(context, params.name)
     server = context.project.servers.get(params.name)
     row = {**describe_server(context, params.name), "limits": _limits(config), **await _cost(server)}
-    row |= await describe_problems(context)
+    row |= {"entry": mask_tree(mask_server(config), visible), **await describe_problems(context, server=params.name)}
     if server is None:
         return row
     pid = server.status.pid
     processes = await asyncio.to_thread(processes_of, pid) if pid else []
     return {
         **row,
-        "errors": [{"at": past.at, "error": past.error} for past in server.errors],
-        "restarts": max(0, server.connections - 1),
+        "errors": [past._asdict() for past in server.errors],
+        "restarts": server.restarts,
         "calls": server.calls,
         "used_by": _users(context, server),
         "processes": len(processes),
@@ -52,7 +55,9 @@ def _limits(config: ServerConfig) -> dict[str, Any]:
 
 async def _cost(server: Server | None) -> dict[str, Any]:
     """The tokens of all its definitions, as a client without Toolcrib would list them."""
-    text = b"[" + b",".join((server.tools if server else None) or ()) + b"]"
+    if server is None or not server.tools:
+        return {"tokens": 0, "tokens_estimated": False}
+    text = b"[" + b",".join(server.tools) + b"]"
     counted = await asyncio.to_thread(count_tokens, text) if len(text) <= MAX_COUNTED_BYTES else None
     if counted is None:
         return {"tokens": estimate_tokens(text), "tokens_estimated": True}

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
+from toolcrib.commands.problems import current_config, describe_problems
 from toolcrib.commands.registry import (
     Availability,
     CommandContext,
@@ -20,13 +21,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
-from toolcrib.commands.server import (
-    current_config,
-    describe_for_agent,
-    describe_problems,
-    describe_server,
-    usable_servers,
-)
+from toolcrib.commands.server import describe_for_agent, describe_server, usable_servers
 from toolcrib.config.model import Severity
 from toolcrib.errors import UnknownServer
 from toolcrib.events import AuditedChange

@@ -11,6 +11,7 @@ import msgspec
 from pydantic import Field
 
 from toolcrib.calls import CallRequest
+from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     VERBATIM,
     Availability,
@@ -20,7 +21,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
-from toolcrib.commands.server import describe_problems, unknown_server
+from toolcrib.commands.server import unknown_server
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.results import read_answer
 from toolcrib.errors import ToolError, UsageError
@@ -36,7 +37,8 @@ async def list_tools(context: CommandContext, params: ListTools) -> dict[str, An
     project = context.project
     if params.server is not None and params.server not in {*project.config.servers, *RESERVED_SERVER_NAMES}:
         raise unknown_server(params.server, project.config.servers)
-    await project.settled(None if params.server is None else [params.server])
+    asked = [name for name in project.servers if params.server in (None, name)]
+    await project.settled(asked)
     style = project.config.settings.names
     return {
         "tools": [
@@ -52,6 +54,11 @@ async def list_tools(context: CommandContext, params: ListTools) -> dict[str, An
             }
             for name, tool in project.catalog.by_public(style).items()
             if params.server in (None, tool.server)
+        ],
+        "installing": [
+            {"server": name, "since": status.since}
+            for name in asked
+            if (status := project.servers[name].status).installing
         ],
         **await describe_problems(context),
     }

@@ -105,6 +105,7 @@ def take_entry(
     entry: ServerEntry, result: Contribution, context: EntryContext, ambiguous: frozenset[KeyPath] = frozenset()
 ) -> None:
     report = result.report
+    report.entry = entry.path, entry.name if isinstance(entry.name, str) else ""
     if not check_name(entry.name, entry.path, report):
         return
     if held := result.claimed.get(server_key(entry.name)):

@@ -355,6 +355,8 @@ class Problem:
     """The nearest valid key, or what to do."""
     line: int | None = None
     """Counted from one; None if there is no line."""
+    server: str = ""
+    """The name of the server whose entry it is in."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line) if part is not None)

@@ -16,6 +16,7 @@ from toolcrib.config.model import KeyPath, Problem, Severity
 
 _BARE_KEY = re.compile(r"[\w$-]+")
 _LONGEST_QUOTE = 60
+_SECTION = re.compile(r"(?i)(?:mcp[_-]?)?servers")
 
 
 class ProblemReport:
@@ -28,6 +29,8 @@ class ProblemReport:
         self.errors = 0
         self.unset: list[Problem] = []
         """The errors caused by an unset variable."""
+        self.entry: tuple[KeyPath, str] = (), ""
+        """The entry that is read now: where it is, and the server's name."""
 
     def error(self, path: KeyPath, *, found: str, expected: str, suggestion: str = "", line: int | None = None) -> None:
         self.errors += 1
@@ -48,7 +51,15 @@ class ProblemReport:
     def _add(self, severity: Severity, path: KeyPath, line: int | None = None, **texts: str) -> None:
         place = line or self._line_of(path)
         file = printable(self.source)
-        self.problems.append(Problem(severity=severity, file=file, key=key_text(path), line=place, **texts))
+        key, server = key_text(path), self._server_of(path)
+        self.problems.append(Problem(severity=severity, file=file, key=key, line=place, server=server, **texts))
+
+    def _server_of(self, path: KeyPath) -> str:
+        begin, name = self.entry
+        if begin and path[: len(begin)] == begin:
+            return name
+        within = len(path) > 1 and _SECTION.fullmatch(str(path[0])) is not None
+        return str(path[1]) if within and isinstance(path[1], str) else ""
 
     def _line_of(self, path: KeyPath) -> int | None:
         for length in range(len(path), 0, -1):

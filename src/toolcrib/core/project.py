@@ -304,7 +304,7 @@ class Project:
             target = shlex.quote(f"{meant}:{tool}")
             unknown.remedy = f"{tool} is disabled. To enable it: toolcrib enable {target}"
         for problem in self.config.problems:
-            if problem.key.split(".")[1:2] == [meant]:
+            if problem.server == meant:
                 unknown.remedy = str(problem)
 
     def target(self, server: str, request: RequestContext[Project]) -> CallTarget:

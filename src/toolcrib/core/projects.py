@@ -82,6 +82,8 @@ class Projects:
         """The processor time that loading configurations has taken so far."""
         self._stamps: dict[Path, Stamp] = {}
         """By project: its configuration files, as they were when they were read."""
+        self.last_change: ConfigReloaded | None = None
+        """The last reload that changed something."""
         self._first_settings: DaemonSettings | None = None
         """The settings of the start."""
         self.editing = asyncio.Lock()
@@ -171,6 +173,8 @@ class Projects:
             settings=tuple(name for name in _different(settings, now) if name not in _AT_START),
             restart=tuple(name for name in _different(self._first_settings or now, now) if name in _AT_START),
         )
+        if event.changes:
+            self.last_change = event
         self._crib.bus.publish(event)
         return event
 
@@ -366,12 +370,11 @@ class Projects:
             self._crib.trust.forget(server.config, server.root)
 
     async def _forget(self, server: Server) -> None:
-        """Deletes the last known tools of a server that is in no configuration any more."""
+        """Deletes the last known tools of a changed entry. One that is gone may come back with its file."""
         self._forget_lists(server)
-        identity = server.config.identity
-        configs = [config for project in self for config in project.config.servers.values()]
-        if all(config.identity != identity for config in configs):
-            await self._crib.services.last_known.forget(server)
+        named = [one for project in self for name, one in project.config.servers.items() if name == server.name]
+        if named and all(config.identity != server.config.identity for config in named):
+            await self._crib.services.last_known.forget(server.config)
 
     def _announce(self, project: Project) -> None:
         self._crib.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))

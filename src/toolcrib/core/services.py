@@ -18,7 +18,7 @@ from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
 from toolcrib.calls import Door
 from toolcrib.config.masking import Masker
-from toolcrib.config.model import DaemonSettings
+from toolcrib.config.model import DaemonSettings, ServerConfig
 from toolcrib.config.paths import Paths
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
@@ -62,11 +62,11 @@ class LastKnownTools:
         except StoreError as error:
             log.warning("could not store the tools of %s: %s", server.name, error.text())
 
-    async def forget(self, server: Server) -> None:
+    async def forget(self, config: ServerConfig) -> None:
         try:
-            await self._store.write(servers.forget_tools, server.config.identity)
+            await self._store.write(servers.forget_tools, config.identity)
         except StoreError as error:
-            log.warning("could not delete the stored tools of %s: %s", server.name, error.text())
+            log.warning("could not delete the stored tools of %s: %s", config.name, error.text())
 
 
 @dataclass(frozen=True, kw_only=True)

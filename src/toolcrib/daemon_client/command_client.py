@@ -89,8 +89,8 @@ def ask(
         # A daemon that disconnects at once may still have sent the reason.
         with contextlib.suppress(ConnectionError):
             sock.sendall(json.dumps(request).encode() + b"\n")
-        for line in _lines(sock, method, deadline):
-            message = _decoded(line, method)
+        for line in _lines(sock, deadline):
+            message = _decoded(line)
             if message.get("method") == "event":
                 if on_event is not None:
                     on_event(message["params"]["event"])
@@ -100,12 +100,12 @@ def ask(
                 result: dict[str, Any] = message["result"]
                 return result
     raise DaemonNotRunning(
-        f"The daemon closed the connection before it answered {method}, which may have run.",
+        "The daemon closed the connection before it answered; the command may have run.",
         remedy="Check `toolcrib status` and `toolcrib logs`.",
     )
 
 
-def _lines(sock: socket.socket, method: str, deadline: float | None) -> Iterator[bytes]:
+def _lines(sock: socket.socket, deadline: float | None) -> Iterator[bytes]:
     parts: list[bytes] = []
     while True:
         sock.settimeout(None if deadline is None else max(0.01, deadline - time.monotonic()))
@@ -113,7 +113,7 @@ def _lines(sock: socket.socket, method: str, deadline: float | None) -> Iterator
             chunk = sock.recv(CHUNK)
         except TimeoutError as error:
             raise CallTimeout(
-                f"The daemon did not answer {method} in time; it may have run.", remedy="See `toolcrib logs`."
+                "The daemon did not answer in time; the command may have run.", remedy="See `toolcrib logs`."
             ) from error
         except ConnectionError:
             return
@@ -126,13 +126,13 @@ def _lines(sock: socket.socket, method: str, deadline: float | None) -> Iterator
         parts.append(rest)
 
 
-def _decoded(line: bytes, method: str) -> dict[str, Any]:
+def _decoded(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ProtocolViolation(
-            f"The daemon's answer to {method} is not JSON.", remedy="Run `toolcrib down`, then `toolcrib up`."
+            "The daemon's answer is not JSON.", remedy="Run `toolcrib down`, then `toolcrib up`."
         ) from error
     if not isinstance(message, dict):
-        raise ProtocolViolation(f"The daemon's answer to {method} is not a JSON-RPC message.")
+        raise ProtocolViolation("The daemon's answer is not a JSON-RPC message.")
     return message

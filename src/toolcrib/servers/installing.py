@@ -46,6 +46,8 @@ class Installation:
         self._lock: int | None = None
         self._holds = False
         self._began = 0.0
+        self.waits = False
+        """Whether another cold start of the package is waited for."""
 
     @property
     def by_launcher(self) -> bool:
@@ -62,15 +64,7 @@ class Installation:
         if not self.is_due:
             yield
             return
-        began = time.monotonic()
-        while self.is_due and not self._taken():
-            # Another process or thread may have the turn, so there is no event to wait for.
-            await asyncio.sleep(_LOOK_AGAIN)
-            if time.monotonic() - began > _LONGEST_TURN:
-                raise ServerUnavailable(
-                    f"Another program has been starting the same package for {_LONGEST_TURN:.0f} s.",
-                    remedy="End that program if it hangs.",
-                )
+        await self._turn_comes()
         self._began = time.monotonic()
         if self._holds:
             log.info("%s: installing, if its launcher has not done so before", self._name)
@@ -80,6 +74,21 @@ class Installation:
             if self._holds:
                 log.info("%s: installing ended without an answer after %.0f s", self._name, self._seconds())
                 self._leave()
+
+    async def _turn_comes(self) -> None:
+        began = time.monotonic()
+        try:
+            while self.is_due and not self._taken():
+                self.waits = True
+                # Another process or thread may have the turn, so there is no event to wait for.
+                await asyncio.sleep(_LOOK_AGAIN)
+                if time.monotonic() - began > _LONGEST_TURN:
+                    raise ServerUnavailable(
+                        f"Another program has been starting the same package for {_LONGEST_TURN:.0f} s.",
+                        remedy="End that program if it hangs.",
+                    )
+        finally:
+            self.waits = False
 
     def answered(self) -> None:
         if self._holds and self._launch is not None:

@@ -219,10 +219,14 @@ class ServerLink(abc.ABC):
         *,
         meta: Mapping[str, Any],
         limit: float,
+        setting: str = "the server's connect_timeout",
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
-        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server."""
+        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server.
+
+        `setting` is where the limit comes from.
+        """
         peer = self._peer or self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
         token = None
@@ -245,7 +249,7 @@ class ServerLink(abc.ABC):
             self._abandon(request_id, "time limit reached")
             raise CallTimeout(
                 f"Server '{self.name}' did not answer within {limit:g} s. The call was cancelled; it may have run.",
-                remedy="Raise the server's call_timeout if it needs longer.",
+                remedy=f"Raise {setting} if it needs longer.",
             ) from None
         finally:
             clock.stop()

@@ -7,6 +7,8 @@ frozen like a dataclass, and created in a tenth of the time.
 from __future__ import annotations
 
 import enum
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -61,9 +63,22 @@ class ServerAnswer(msgspec.Struct, frozen=True):
 
 
 class PastError(NamedTuple):
+    """The same error, once or several times in a row."""
+
     at: float
-    """Seconds since the epoch."""
+    """When it occurred last, in seconds since the epoch."""
     error: str
+    times: int = 1
+    first_at: float = 0.0
+
+
+def remember_error(errors: deque[PastError], error: str) -> None:
+    """Adds the error as the newest one."""
+    now = time.time()
+    if errors and errors[-1].error == error:
+        errors[-1] = PastError(now, error, errors[-1].times + 1, errors[-1].first_at)
+    else:
+        errors.append(PastError(now, error, first_at=now))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +92,8 @@ class ServerStatus:
     tools: int = 0
     installing: bool = False
     """Connecting through a launcher that may be fetching the server."""
+    waits_for_installation: bool = False
+    """Its launcher has not started, because another one is fetching the same package."""
     since: float | None = None
     """When the current state began (seconds since the epoch)."""
     last_seen: float | None = None

@@ -22,10 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from toolcrib.config.auth import with_token
 from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
-from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers import health, refused_calls
@@ -43,11 +41,12 @@ from toolcrib.servers.model import (
     ServerState,
     ServerStatus,
     ToolCall,
+    remember_error,
 )
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stdio import StderrLog
 from toolcrib.servers.tool_listing import list_tools
-from toolcrib.servers.web import explain, root_cause
+from toolcrib.servers.web import explain, root_cause, with_current_token
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +114,10 @@ class Server:
         """Whether we closed the last connection because of its input; if so, the reason stays visible."""
         self.calls = 0
         """Calls that run or wait for the connection."""
-        self.connections = 0
-        """How often it has connected."""
+        self._resumes = True
+        """Whether its next connection is the first one, or the first after it was idle."""
+        self.restarts = 0
+        """How often it has connected otherwise."""
         self.errors: deque[PastError] = deque(maxlen=KEPT_ERRORS)
         """Why it was lost or could not be reached, newest last."""
         self._peer: Peer | None = None
@@ -153,6 +154,7 @@ class Server:
             pid=link.pid if link else None,
             tools=len(self.tools or ()),
             installing=self.installing,
+            waits_for_installation=self.installing and self._installation.waits,
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
             last_error=self.mask.line((link.last_error if link else "") or self._last_error),
@@ -202,6 +204,7 @@ class Server:
                 return
             # From here on, calls wait for the next connection.
             self._link = None
+            self._resumes = True
             await self._end("It was idle.")
             self._enter(ServerState.STOPPED if self._released else ServerState.IDLE)
 
@@ -268,11 +271,16 @@ class Server:
     ) -> ServerAnswer:
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling also cancels on the server."""
         config = self.config
-        limit = config.call_timeouts.get(call.name, config.call_timeout) if timeout is None else timeout
+        limit, setting = timeout, "the call's time limit"
+        if limit is None and (limit := config.call_timeouts.get(call.name)) is not None:
+            setting = f"the server's call_timeouts.{call.name}"
+        elif limit is None:
+            limit, setting = config.call_timeout, "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
         params: Mapping[str, Any] = {**call.params, "name": call.name}
-        how: Any = {"meta": call.meta, "limit": limit, "headers": call.headers, "on_progress": on_progress}
+        how: Any = {"meta": call.meta, "limit": limit, "setting": setting}
+        how |= {"headers": call.headers, "on_progress": on_progress}
         listed = self.tools
         self.calls += 1
         try:
@@ -345,7 +353,7 @@ class Server:
                 self._enter(ServerState.CONNECTING)
                 continue
             self._last_error = self.mask.line("It keeps losing the session." if error is None else error)
-            self.errors.append(PastError(time.time(), self._last_error))
+            remember_error(self.errors, self._last_error)
             if self._breaker.exhausted:
                 self._enter(ServerState.FAILED)
                 return
@@ -393,7 +401,9 @@ class Server:
             async with asyncio.timeout(limit):
                 if Server._open_link is None:
                     Server._open_link = await asyncio.to_thread(_load_transports)
-                link = await stack.enter_async_context(Server._open_link(await self._current_config(), context))
+                config = await with_current_token(self.config)
+                self.mask.learn(secrets_of_server(config))
+                link = await stack.enter_async_context(Server._open_link(config, context))
                 tools = await list_tools(link, limit)
             self._ready(link, tools)
             try:
@@ -410,17 +420,6 @@ class Server:
             self._enter(ServerState.UNAVAILABLE if why else ServerState.CONNECTING)
             return why
 
-    async def _current_config(self) -> ServerConfig:
-        if self.config.token_file is None:
-            return self.config
-        try:
-            config = await asyncio.to_thread(with_token, self.config)
-        except Unreadable as error:
-            path = self.config.token_file.path
-            raise ServerUnavailable(f"Its token file {path}: found {error.found}, expected {error.expected}.") from None
-        self.mask.learn(secrets_of_server(config))
-        return config
-
     def _ready(self, link: ServerLink, tools: tuple[bytes, ...]) -> None:
         self._installation.answered()
         self.tools = tools
@@ -430,7 +429,8 @@ class Server:
             self._last_error = ""
         self._link = link
         self._links.add(link)
-        self.connections += 1
+        self.restarts += not self._resumes
+        self._resumes = False
         self._breaker.connected()
         self._idle.start()
         self._enter(ServerState.READY)

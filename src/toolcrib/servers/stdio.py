@@ -309,9 +309,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
 
 def _how_it_ended(code: int, lines: Sequence[str]) -> str:
-    how = f"Its process was killed by signal {-code}" if code < 0 else f"Its process exited with code {code}"
+    """Begins with what a person must know, because a narrow terminal cuts the end."""
+    how = f"process was killed by signal {-code}" if code < 0 else f"process exited with code {code}"
     why = explanation(lines).rstrip(".")
-    return " ".join(filter(None, (f"{how}: {why}." if why else f"{how}.", cache_remedy(lines))))
+    return " ".join(filter(None, (cache_remedy(lines), f"{why} (its {how})." if why else f"Its {how}.")))
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,10 @@ from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from urllib.parse import urljoin, urlsplit
 
+from toolcrib.config.auth import with_token
 from toolcrib.config.masking import printable
+from toolcrib.config.model import ServerConfig
+from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerUnavailable, ToolcribError
 from toolcrib.servers.post_client import ConnectionBroken, PostClient, ProxyRefused
 from toolcrib.servers.wire import TooLarge
@@ -41,6 +44,17 @@ REDIRECTS = frozenset({307, 308})
 """Redirects that keep method and body."""
 MAX_REDIRECTS = 3
 _LONGEST_ERROR = 4096
+
+
+async def with_current_token(config: ServerConfig) -> ServerConfig:
+    """The configuration with the content of its token file, if it has one. Raises `ServerUnavailable`."""
+    if config.token_file is None:
+        return config
+    try:
+        return await asyncio.to_thread(with_token, config)
+    except Unreadable as error:
+        path = config.token_file.path
+        raise ServerUnavailable(f"Its token file {path}: found {error.found}, expected {error.expected}.") from None
 
 
 def tls_context(*, verify: bool) -> ssl.SSLContext:
