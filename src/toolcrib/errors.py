@@ -15,7 +15,8 @@ an exit code, using the attributes here.
     ├── ServerFailure          the server could not answer
     │   ├── ServerUnavailable  not connected now
     │   ├── CallTimeout        no answer in time (it may have run)
-    │   └── ProtocolViolation  the answer was not valid MCP
+    │   ├── ProtocolViolation  the answer was not valid MCP
+    │   └── SignInFailed       signing in or out at its authorization server failed
     ├── WorkspaceError         a workspace tool cannot do its task
     ├── AuditUnwritable        a call that may change something cannot be recorded
     ├── ToolError              the server answered a call with a JSON-RPC error
@@ -142,6 +143,10 @@ class CallTimeout(ServerFailure):
 
 class ProtocolViolation(ServerFailure):
     http_status = 502
+
+
+class SignInFailed(ServerFailure):
+    pass
 
 
 class WorkspaceError(ToolcribError):

@@ -8,8 +8,9 @@ several times as much, and its other features (cookies, compression, redirects) 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -332,11 +333,17 @@ class _Connection(asyncio.Protocol):
             self._response.complete = True
 
 
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host and a port → the addresses to try. Raises `OSError`."""
+
+
 class PostClient:
     """Sends requests and pools connections."""
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
+    def __init__(self, tls: ssl.SSLContext, *, resolve: Resolve | None = None) -> None:
+        """`resolve` replaces the system's resolver, for connections without a proxy."""
         self._tls = tls
+        self._resolve = resolve
         # Stored because get_running_loop() costs a system call in some Python versions.
         self.loop = asyncio.get_running_loop()
         self._idle: dict[tuple[bool, str, int, str | None], list[_Connection]] = {}
@@ -408,16 +415,29 @@ class PostClient:
         connection = _Connection(self, address)
         try:
             async with asyncio.timeout(_CONNECT):
-                if address.proxy is None:
-                    tls = self._tls if address.tls else None
-                    await self.loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
-                else:
+                if address.proxy is not None:
                     await self._connect_by_proxy(connection, address, address.proxy)
+                elif self._resolve is None:
+                    await self._connect_to(connection, address, address.host)
+                else:
+                    await self._connect_to_first(connection, address, await self._resolve(address.host, address.port))
         except (ssl.SSLError, ConnectFailed):
             raise
         except OSError as error:
             raise ConnectFailed(*error.args) from error
         return connection
+
+    async def _connect_to(self, connection: _Connection, address: Address, host: str) -> None:
+        tls, name = (self._tls, address.host) if address.tls else (None, None)
+        await self.loop.create_connection(lambda: connection, host, address.port, ssl=tls, server_hostname=name)
+
+    async def _connect_to_first(self, connection: _Connection, address: Address, hosts: Sequence[str]) -> None:
+        for host in hosts[:-1]:
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(_CONNECT / len(hosts)):
+                    await self._connect_to(connection, address, host)
+                    return
+        await self._connect_to(connection, address, hosts[-1])
 
     async def _connect_by_proxy(self, connection: _Connection, address: Address, proxy: str) -> None:
         loop = self.loop
