@@ -13,7 +13,7 @@ import enum
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 from urllib.parse import urljoin, urlsplit
@@ -147,9 +147,7 @@ class CheckedHttp:
                         return answer
                     target = redirect_target(url, location)
                     if target is None:
-                        return CheckedAnswer(
-                            **{**vars(answer), "elsewhere": shown_url(urljoin(url, location))[:_SHOWN]}
-                        )
+                        return replace(answer, elsewhere=shown_url(urljoin(url, location))[:_SHOWN])
                     url = target
         except TooLarge:
             raise SignInFailed(f"{shown_url(url)} sent more than {LARGEST_ANSWER // 1024} KB.") from None
