@@ -26,6 +26,7 @@ from toolcrib.servers import installing, server, transports
 from toolcrib.servers.installing import Installation
 from toolcrib.servers.model import Era, ServerState
 from toolcrib.servers.stdio import ChildProcess
+from unit.test_commands_permission import opened
 
 pytestmark = pytest.mark.req("BNS-9")
 __all__ = ["live"]
@@ -218,6 +219,19 @@ def test_a_server_that_is_being_installed_is_listed_with_its_seconds(capsys):
     shown = capsys.readouterr()
     assert "files  waiting  " in shown.out
     assert "files waits until another server has installed the same package." in shown.err
+
+
+async def test_the_tools_of_a_server_that_is_being_installed_come_with_its_beginning(npx, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "CONNECT_LIMIT", 0.05)
+    entry = {"command": str(npx.program), "args": npx.words, "env": npx.env}
+    async with opened(tmp_path / "commands", entry) as commands:
+        await until(npx.did)
+        began = commands.crib.status()["files"].since
+        found = await commands.run("tool:list", server="files")
+        assert (found["tools"], found["installing"]) == ([], [{"server": "files", "since": began}])
+        npx.go.touch()
+        await until(lambda: commands.crib.status()["files"].tools)
+        assert (await commands.run("tool:list", server="files"))["installing"] == []
 
 
 def test_adding_a_server_shows_that_it_is_being_installed(daemon, cli, npx):

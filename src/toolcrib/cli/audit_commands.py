@@ -22,6 +22,7 @@ from toolcrib.cli.output import (
     TableCut,
     fit_columns,
     hint,
+    moment,
     printed,
     say,
     say_line,
@@ -98,7 +99,7 @@ class AuditRows:
     def _time(self, at: float) -> str:
         then = time.localtime(at)
         if self.times is TimeFormat.WHOLE:
-            return _when(at)
+            return moment(at)
         today = time.localtime()[:3] == then[:3]
         return time.strftime("%H:%M:%S" if today else "%m-%d %H:%M", then)
 
@@ -141,7 +142,7 @@ def _change(what: str, agent: str, detail: Mapping[str, Any]) -> str:
     parts = []
     for name, value in detail.items():
         if name.endswith("_at") and isinstance(value, int | float):
-            parts.append(f"{name.removesuffix('_at')} {_when(value)}")
+            parts.append(f"{name.removesuffix('_at')} {moment(value)}")
             continue
         # The agent has its own column, and the subject of the change is before the colon.
         text = _plain(value, agent)
@@ -155,10 +156,6 @@ def _plain(value: Any, agent: str) -> str:
     if isinstance(value, list):
         return "; ".join(_plain(item, agent) for item in value)
     return json.dumps(value, ensure_ascii=False)
-
-
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _took(seconds: float) -> str:

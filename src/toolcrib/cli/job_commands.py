@@ -7,7 +7,6 @@ daemon; none works without one.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, whole_prompt
-from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, printed, say, table
+from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, moment, printed, say, table
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.paths import working_folder
 from toolcrib.errors import UsageError
@@ -121,7 +120,7 @@ def show(job: _Id, *, as_json: AsJson = False) -> int:
     found = printed(from_daemon("job:result", {"job": job}), as_json=as_json)
     for name, value in found.items():
         if name.endswith("_at"):
-            value = None if value is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))  # noqa: PLW2901
+            value = None if value is None else moment(value)  # noqa: PLW2901
         if name not in ("text", "error") and value not in (None, "", {}):
             say(f"{name.replace('_', ' '):14}{value}")
     _say_outcome(found)

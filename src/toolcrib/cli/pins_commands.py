@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import confirmed, hint, printed, say, terminal
+from toolcrib.cli.output import confirmed, hint, moment, printed, say, terminal
 from toolcrib.cli.perform import perform
 from toolcrib.cli.server_commands import hint_problems
 from toolcrib.config.show import visible
@@ -156,9 +155,8 @@ def _say_server(server: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> No
 def _say_tool(tool: Mapping[str, Any]) -> None:
     words = [_EXPLAINED[tool["status"]], "kept out" if tool["kept_out"] else ""]
     if tool["accepted_at"] is not None:
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(tool["accepted_at"]))
         by = tool["accepted_by"]
-        words.append(f"accepted {day} {'at' if by == 'first use' else 'by'} {by}")
+        words.append(f"accepted {moment(tool['accepted_at'])} {'at' if by == 'first use' else 'by'} {by}")
     digest = f"  digest {tool['digest'][:_DIGITS]}" if tool["digest"] else ""
     _line(f"  {tool['tool']}: {', '.join(filter(None, words))}{digest}")
     for reason in tool["flags"]:

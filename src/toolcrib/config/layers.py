@@ -148,7 +148,7 @@ def _user(paths: Paths, context: EntryContext, last_good: LastGood) -> Iterator[
     elif path in last_good.files:
         found = contribution_of(parse_document(str(path), last_good.files[path]), context)
         _keep_entries(found, last_good)
-        found.report = _stays_in_effect(document)
+        found.report = _warned(document, _STAYS)
     yield found
 
 
@@ -166,13 +166,20 @@ def _keep_entries(found: Contribution, last_good: LastGood) -> None:
     last_good.servers = dict(found.servers)
 
 
-def _stays_in_effect(document: ConfigDocument) -> ProblemReport:
-    document.report.warning(
-        (),
-        found="content that cannot be used",
-        expected="a valid file",
-        suggestion="Its last valid version stays in effect until you fix it.",
-    )
+_STAYS = {
+    "found": "content that cannot be used",
+    "expected": "a valid file",
+    "suggestion": "Its last valid version stays in effect until you fix it.",
+}
+_WAITS = {
+    "found": "a project file that is not trusted in its current form",
+    "expected": "a trusted file",
+    "suggestion": "It has no effect. To review and trust it, run `toolcrib trust`.",
+}
+
+
+def _warned(document: ConfigDocument, about: Mapping[str, str]) -> ProblemReport:
+    document.report.warning((), **about)
     return document.report
 
 
@@ -228,7 +235,7 @@ def _project(
                 # It can't be read, so it asks for nothing new: what the user trusted stays in effect.
                 last_good[path] = good
                 contributions.append(contribution_of(parse_document(str(path), good), inside))
-                contributions[-1].report = _stays_in_effect(document)
+                contributions[-1].report = _warned(document, _STAYS)
             else:
                 contributions.append(Contribution(report=document.report))
         elif is_trusted(path, digest):
@@ -236,7 +243,7 @@ def _project(
             contributions.append(contribution_of(document, inside))
         elif effects := effects_of(document, users_names, context.environ):
             waiting.append(UntrustedFile(file=path, digest=digest, effects=effects))
-            contributions.append(Contribution(report=_waits(document)))
+            contributions.append(Contribution(report=_warned(document, _WAITS)))
     return contributions, tuple(waiting)
 
 
@@ -256,16 +263,6 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, ConfigDocument
             if path != shared:
                 warn_of_others(own[1:], document)
             yield path, document
-
-
-def _waits(document: ConfigDocument) -> ProblemReport:
-    document.report.warning(
-        (),
-        found="a project file that is not trusted in its current form",
-        expected="a trusted file",
-        suggestion="It has no effect. To review and trust it, run `toolcrib trust`.",
-    )
-    return document.report
 
 
 def _environment(context: EntryContext) -> Contribution:
