@@ -221,6 +221,39 @@ async def test_a_reconnected_project_has_new_tools(
     await projects.close()
 
 
+async def test_a_server_that_is_disconnected_twice_stays_connected_for_other_projects(
+    fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    server = fake_servers()["a"]
+    projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]), monkeypatch)
+    home, other = await projects.at(tmp_path), await projects.at(tmp_path / "other")
+    registering, shared = ServerRegistry(projects), other.servers["a"]
+    server.do("connect")
+    await rest()
+    for _ in range(2):
+        await registering.disconnect()
+        assert (home.servers["a"].status.state, names(home)) == (ServerState.STOPPED, ["a1"])
+        assert shared.status.state is ServerState.READY
+    await registering.connect("a")
+    assert home.servers["a"] is shared
+    await registering.disconnect("a")
+    assert shared.status.state is ServerState.READY
+    await projects.close()
+
+
+async def test_of_two_tools_whose_names_are_stored_alike_only_the_first_is_listed(
+    fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    server = fake_servers()["a"]
+    server.tools = ["read\0", "read\\u0000", "write"]
+    projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]), monkeypatch)
+    home = await projects.at(tmp_path)
+    server.do("connect")
+    await rest()
+    assert names(home) == ["read\0", "write"]
+    await projects.close()
+
+
 async def test_a_reload_during_the_close_starts_no_server(
     fake_servers: NewServers, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolcrib.config.masking import storable
 from toolcrib.errors import StoreError
 from toolcrib.store import identity, pins, servers
 from toolcrib.store.database import Database
 from toolcrib.store.identity import AgentRow, LegacySessionRow, ProfileRow, SessionRow
 from toolcrib.store.pins import PinChange, PinRow
-from toolcrib.store.schema import storable
 
 DEFINITIONS = (b'{"name": "a",\n "x": 1.10}', b'{"name":"\xc3\xa9"}', b"\xff\x00 not even JSON")
 

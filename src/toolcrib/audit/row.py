@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolcrib.audit.entry import AuditEntry, EntryKind, LargeArguments
-from toolcrib.config.masking import Masker, mask_tree, names_a_secret
+from toolcrib.config.masking import Masker, mask_tree, names_a_secret, storable
 from toolcrib.policy import Verdict
-from toolcrib.store.schema import storable
 
 MAX_SHAPE_BYTES = 2048
 

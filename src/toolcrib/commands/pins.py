@@ -27,13 +27,13 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
+from toolcrib.config.masking import storable
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.pins import PinReview, PinStatus
 from toolcrib.core.project import Project
 from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool
 from toolcrib.servers.server import Server
 from toolcrib.store.pins import PinRow
-from toolcrib.store.schema import storable
 
 SHORTEST_DIGEST = 32
 """Hexadecimal digits: too many for anyone to find a second definition with the same ones."""

@@ -3,7 +3,8 @@
 In: a text, an argument list, a value as written; configurations, whose secrets the masker learns. Out: the same with
 `****` in place of each secret, also in its JSON, URL and base64 forms, and without characters that could move a
 terminal's cursor. Error texts, logs, the audit log, jobs, runs and approvals all use one `Masker`; only the audit log
-also hides text that looks like a secret, and approvals name the owner of each secret.
+also hides text that looks like a secret, and approvals name the owner of each secret. `printable` and `storable` escape
+characters of untrusted texts.
 """
 
 from __future__ import annotations
@@ -57,6 +58,25 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def storable(text: str) -> str:
+    """Escapes characters that the database cannot store, for untrusted texts that must be recorded."""
+    if is_storable(text):
+        return text
+    return "".join(f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def is_storable(text: str) -> bool:
+    if "\0" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def mask_text(text: str) -> str:

@@ -19,8 +19,8 @@ import msgspec
 
 from toolcrib.catalog.flags import inspect
 from toolcrib.catalog.tool import BadDefinition, decode_definition, digest_of
+from toolcrib.config.masking import storable
 from toolcrib.store.pins import PinChange, PinRow
-from toolcrib.store.schema import storable
 
 _MANY = 50
 """More new definitions than this are read in a thread."""

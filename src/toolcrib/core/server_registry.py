@@ -144,8 +144,10 @@ class ServerRegistry:
         """Ends the connection and the process of one server, or of all. Their tools stay listed; calls fail because
         the server is stopped."""
         async with self._turn:
-            servers = tuple(self._projects.home.servers.values()) if name is None else (self._known(name),)
-            await asyncio.gather(*map(self._pool.release, servers))
+            home = self._projects.home
+            servers = tuple(home.servers.values()) if name is None else (self._known(name),)
+            # Never one that other projects still use: calls would reach it, and it would be released again later.
+            home.servers.update({one.name: one for one in await asyncio.gather(*map(self._pool.disconnect, servers))})
 
     async def refresh(self, name: str) -> None:
         """Lists its tools again. Raises `ServerFailure`."""

@@ -187,9 +187,7 @@ class Trust:
             return listed
         review = self.review(server, root, listed)
         held = review.held(all_differing=hold)
-        # Of two names that are stored alike, only the first was reviewed.
-        reviewed = {tool.definition for name, tool in review.tools.items() if name not in held}
-        return tuple(one for one in listed if one in reviewed)
+        return tuple(tool.definition for name, tool in review.tools.items() if name not in held)
 
     def must_wait(self, server: ServerConfig, root: Path | None, listed: tuple[bytes, ...], *, hold: bool) -> bool:
         """Whether `offered` would read so many definitions that `prepare` should be awaited first."""

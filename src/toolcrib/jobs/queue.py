@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from toolcrib.commands.job import SubmitJob
+from toolcrib.config.masking import storable
 from toolcrib.config.paths import private_folder
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
@@ -36,7 +37,6 @@ from toolcrib.jobs.submission import check_again, check_program, row_for, settin
 from toolcrib.jobs.worker import ActiveJob, Worker, start_worker
 from toolcrib.store import jobs
 from toolcrib.store.jobs import JobRow, JobStatus, Owners
-from toolcrib.store.schema import storable
 
 _FILE = "daemon.id"
 _NAME = re.compile(r"[0-9a-f]{16}")

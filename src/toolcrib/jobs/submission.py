@@ -20,6 +20,7 @@ from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.program import find_program
 from toolcrib.commands.job import SubmitJob
+from toolcrib.config.masking import storable
 from toolcrib.config.model import JobSettings
 from toolcrib.config.paths import is_project, project_of
 from toolcrib.config.settings import AGENT_LOOP, PROGRAMS
@@ -29,7 +30,6 @@ from toolcrib.identity.agent import Agent
 from toolcrib.identity.principal import CLIENT, OWNER, Principal
 from toolcrib.policy import Verdict
 from toolcrib.store.jobs import JobRow, JobStatus
-from toolcrib.store.schema import storable
 
 SUBMIT_TOOL = ("crib", "job_submit")
 LONGEST_PROMPT = 256 * 1024

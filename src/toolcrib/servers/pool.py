@@ -16,6 +16,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
+from toolcrib.servers.model import ServerState
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
@@ -75,18 +76,7 @@ class ServerPool:
         key = instance_key(config, root, agent)
         server = self._servers.get(key)
         if server is None:
-            server = Server(
-                config,
-                root=key[2],
-                on_tools=self._on_tools,
-                bus=self._bus,
-                reaper=self.reaper,
-                log_file=self._log_file(config.name, key[2]) if self._log_file else None,
-                mask=self._mask,
-                known_tools=known_tools,
-                install_locks=self._install_locks,
-            )
-            self._servers[key] = server
+            self._servers[key] = server = self._made(config, key[2], known_tools)
             if known_tools is None or not config.starts_on_demand:
                 server.start()
             else:
@@ -94,10 +84,30 @@ class ServerPool:
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
 
+    def _made(self, config: ServerConfig, root: Path | None, known_tools: tuple[bytes, ...] | None) -> Server:
+        return Server(
+            config,
+            root=root,
+            on_tools=self._on_tools,
+            bus=self._bus,
+            reaper=self.reaper,
+            log_file=self._log_file(config.name, root) if self._log_file else None,
+            mask=self._mask,
+            known_tools=known_tools,
+            install_locks=self._install_locks,
+        )
+
     async def release(self, server: Server) -> None:
         """Undoes one `acquire`; the last release stops the server."""
         if self._let_go(server):
             await server.stop()
+
+    async def disconnect(self, server: Server) -> Server:
+        """The same. Returns a stopped server with its tools: itself, or another one if it still has users."""
+        await self.release(server)
+        if server.status.state is ServerState.STOPPED:
+            return server
+        return self._made(server.config, server.root, server.tools)
 
     async def retire(self, server: Server) -> None:
         """The same, but calls in flight finish before the server stops. Waits only for a server without any."""

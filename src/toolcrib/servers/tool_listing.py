@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from toolcrib.config.masking import printable
+from toolcrib.config.masking import printable, storable
 from toolcrib.errors import METHOD_NOT_FOUND, ProtocolViolation, ServerUnavailable
 from toolcrib.servers import wire
 from toolcrib.servers.link import ServerLink
@@ -129,13 +129,15 @@ def _take(link: ServerLink, raw: bytes, tools: dict[str, bytes]) -> None:
     except (msgspec.MsgspecError, RecursionError) as error:
         log.warning("%s: skipped an invalid tool: %s", link.name, printable(str(error)))
         return
-    if not name or name in tools:
+    # The database's form of the name: pins could not tell two tools apart whose names are stored alike.
+    stored = storable(name)
+    if not name or stored in tools:
         log.warning("%s: skipped a tool: its name '%s' is empty or already used", link.name, printable(name[:80]))
         return
     if link.peer.era is Era.MODERN and b"x-mcp-header" in raw and (fault := _header_fault(raw)) is not None:
         log.warning("%s: skipped the tool '%s': %s", link.name, printable(name[:80]), printable(fault[:200]))
         return
-    tools[name] = raw
+    tools[stored] = raw
 
 
 def _header_fault(raw: bytes) -> str | None:

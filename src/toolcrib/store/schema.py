@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy import dialects
 
+from toolcrib.config.masking import is_storable
 from toolcrib.errors import StoreError
 
 if TYPE_CHECKING:
@@ -26,31 +27,12 @@ class Text(sa.types.TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
-        if value is not None and not _is_storable(value):
+        if value is not None and not is_storable(value):
             raise StoreError(
                 f"The database cannot store the text {value[:100]!a}: it contains NUL or is not valid Unicode.",
                 remedy="Remove that character; rename a file with such a name.",
             )
         return value
-
-
-def storable(text: str) -> str:
-    """Escapes characters that the database cannot store, for untrusted texts that must be recorded."""
-    if _is_storable(text):
-        return text
-    return "".join(f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text)
-
-
-def _is_storable(text: str) -> bool:
-    if "\0" in text:
-        return False
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 metadata = sa.MetaData()
