@@ -496,7 +496,8 @@ def test_a_variable_that_only_this_shell_has_leads_to_another_remedy(home, daemo
     monkeypatch.setenv("SOME_KEY", "sec-ret")
     error = cli(*words, code=3).err
     assert error.endswith(
-        "The daemon (pid 4711) was started without it: run `toolcrib down`, then `toolcrib up` here.\n"
+        "The daemon (pid 4711) was started without it: run `toolcrib secret set SOME_KEY`, or `toolcrib down` and "
+        "`toolcrib up` here.\n"
     )
     assert "sec-ret" not in error
 

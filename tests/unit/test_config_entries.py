@@ -162,7 +162,8 @@ def test_a_transport_is_accepted_in_every_spelling(tmp_path, entry, transport):
         ({"url": "http://h.example/mcp", "auth": OAUTH}, ".url", "https://"),
         ({"url": URL, "auth": {**API_KEY, "headerName": "A\nB"}}, '.auth["A\\nB"]', "a header name"),
         ({"url": URL, "auth": {"type": "bearer", "token": f"{SECRET}\n"}}, ".auth.Authorization", "one line"),
-        ({"command": "${input:token}"}, ".command", "$${"),
+        ({"command": "${input:token}"}, ".command", "toolcrib secret set token"),
+        ({"command": "${input:}"}, ".command", "$${"),
         ({"command": "${A"}, ".command", "${VAR}"),
     ],
 )

@@ -113,7 +113,10 @@ def _explain_missing_variables(error: RemoteError) -> None:
     if unset and all(name in os.environ for name in unset):
         pid = daemon_pid()
         which = "The daemon" if pid is None else f"The daemon (pid {pid})"
-        error.remedy = f"{which} was started without it: run `toolcrib down`, then `toolcrib up` here."
+        error.remedy = (
+            f"{which} was started without it: run `toolcrib secret set {unset[0]}`, or `toolcrib down` and "
+            "`toolcrib up` here."
+        )
 
 
 def _say_added(name: str, found: Mapping[str, Any]) -> None:

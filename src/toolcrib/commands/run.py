@@ -31,7 +31,7 @@ from toolcrib.commands.watch import AgentWatch, event_json, offered_names
 from toolcrib.config.model import WORKSPACE, Config
 from toolcrib.config.paths import project_of
 from toolcrib.config.settings import JOB_PROGRAMS, JobProgram
-from toolcrib.config.values import expand
+from toolcrib.config.values import references
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.daemon_client.lifetime import DaemonLifetime
@@ -343,7 +343,7 @@ def _variables(config: Config) -> list[str]:
     """The variables in servers' entries and jobs' API keys: they are for Toolcrib only, and mostly secret."""
     written = [text for server in config.servers.values() for text in server.spelled.values()]
     written += config.settings.jobs.spelled.values()
-    return sorted({name for text in written for name in expand(text, {}).variables})
+    return sorted({name for text in written for name, _ in references(text)})
 
 
 async def _until_its_end(context: CommandContext, watch: AgentWatch, agent: Agent) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -149,11 +150,12 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     around = EntryContext(
         layer=Layer.USER if is_users else Layer.PROJECT,
         environ=crib.environment.variables,
+        secrets=crib.environment.secrets(),
         home=home_of(crib.environment.variables),
         root=None if is_users else project.root,
         neutral=crib.environment.paths.start_folder if is_users else None,
     )
-    read_server_entry(params.name, entry, around)
+    await asyncio.to_thread(read_server_entry, params.name, entry, around)
     file = crib.environment.paths.user_config if is_users else project_config(project.root)
     if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
     async with crib.projects.editing:

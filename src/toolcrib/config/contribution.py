@@ -42,6 +42,7 @@ class Contribution:
     unusable: dict[str, Problem] = field(default_factory=dict)
     """Settings with an invalid value, and the problem with each."""
     tools: tuple[ToolRule, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class ServerEntry:
 
 
 def contribution_of(document: ConfigDocument, context: EntryContext) -> Contribution:
-    result = Contribution(report=document.report)
+    document.report.inputs = _inputs(document.data)
+    result = Contribution(report=document.report, inputs=document.report.inputs)
     for entry in entries_of(document.data, document.report):
         take_entry(entry, result, context, document.ambiguous)
     if not _is_single(document.data):
@@ -63,6 +65,14 @@ def contribution_of(document: ConfigDocument, context: EntryContext) -> Contribu
         for given in [given for name, given in top if name == "tools"]:
             result.tools += read_tool_rules(given, ValueReader(context, document.report), document.ambiguous)
     return result
+
+
+def _inputs(data: Mapping[str, Any]) -> dict[str, str]:
+    """The descriptions of secrets, by name, in the list that VS Code writes: `[{id, description, …}]`."""
+    given = data.get("inputs")
+    found = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    named = ((one.get("id"), one.get("description")) for one in found)
+    return {name: about for name, about in named if isinstance(name, str) and isinstance(about, str)}
 
 
 def entries_of(data: Mapping[str, Any], report: ProblemReport) -> Iterator[ServerEntry]:

@@ -123,6 +123,7 @@ def read_server(
         disabled_tools=hidden,
         spelled=MappingProxyType(values.spelled),
         supplied=MappingProxyType(values.supplied),
+        secrets=frozenset(values.secrets_used),
         **reach,
         **common,
     )

@@ -26,7 +26,7 @@ from toolcrib.config.model import Config, Layer, ServerConfig, Severity, Transpo
 from toolcrib.config.paths import home_of
 from toolcrib.config.problems import ProblemReport
 from toolcrib.config.read import ConfigDocument, parse_document, read_document
-from toolcrib.config.values import EntryContext, Interpolation
+from toolcrib.config.values import EntryContext, Interpolation, Secrets
 from toolcrib.errors import ConfigError, UsageError
 
 
@@ -224,7 +224,9 @@ def check_source(source: object) -> None:
         )
 
 
-def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, str]) -> Config:
+def with_servers_of(
+    source: OwnSource, config: Config, *, environ: Mapping[str, str], secrets: Secrets | None = None
+) -> Config:
     """Raises `ConfigError` for a file that cannot be read, and for any mistake in a mapping.
 
     In a file, an entry with a mistake is ignored and listed in `problems`, as in any configuration file.
@@ -232,7 +234,12 @@ def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, 
     document = _document(source)
     file = None if isinstance(source, Mapping) else Path(source).absolute()
     context = EntryContext(
-        layer=Layer.FLAGS, environ=environ, home=home_of(environ), file=file, root=file.parent if file else Path.cwd()
+        layer=Layer.FLAGS,
+        environ=environ,
+        secrets=secrets or Secrets(),
+        home=home_of(environ),
+        file=file,
+        root=file.parent if file else Path.cwd(),
     )
     found = contribution_of(document, context)
     wrong = [str(problem) for problem in document.report.problems if problem.severity is Severity.ERROR]
@@ -242,6 +249,7 @@ def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, 
         config,
         servers=MappingProxyType(found.servers),
         tools=found.tools,
+        inputs=found.inputs,
         problems=tuple(document.report.problems),
         waiting=(),
     )

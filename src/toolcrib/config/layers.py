@@ -35,7 +35,7 @@ from toolcrib.config.problems import ProblemReport, describe, sorted_problems
 from toolcrib.config.read import ConfigDocument, parse_document, read_document
 from toolcrib.config.settings import TOP_KEYS
 from toolcrib.config.trust import digest_of, effects_of, has_no_links
-from toolcrib.config.values import EntryContext, ValueReader
+from toolcrib.config.values import EntryContext, Secrets, ValueReader
 from toolcrib.errors import ConfigError
 
 
@@ -108,6 +108,7 @@ def load(
     paths: Paths,
     root: Path | None,
     environ: Mapping[str, str],
+    secrets: Secrets | None = None,
     flags: Flags | None = None,
     is_trusted: IsTrusted = trust_nothing,
     last_good: LastGood | None = None,
@@ -115,17 +116,23 @@ def load(
     """`last_good` remembers what was valid: if a file or an entry of the user's becomes invalid, its last valid version
     stays in effect."""
     good = last_good or LastGood()
-    context = EntryContext(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
+    secrets = secrets or Secrets()
+    context = EntryContext(
+        layer=Layer.USER, environ=environ, secrets=secrets, home=home_of(environ), neutral=paths.start_folder
+    )
     user = list(_user(paths, context, good))
     project, waiting = _project(root, context, is_trusted, user, good.files)
-    return _merged(
+    merged = _merged(
         [*user, *project, _environment(context), _flags(flags or Flags(), context)], waiting=waiting, root=root
     )
+    return dataclasses.replace(merged, secrets=MappingProxyType(secrets.used))
 
 
-def store_location(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str | Path:
+def store_location(
+    paths: Paths, environ: Mapping[str, str], flags: Flags, secrets: Secrets | None = None
+) -> str | Path:
     """Where the database is. Raises `ConfigError` for an invalid `store`, instead of using another database."""
-    config = load(paths=paths, root=None, environ=environ, flags=flags)
+    config = load(paths=paths, root=None, environ=environ, flags=flags, secrets=secrets)
     if problem := config.unusable.get("store"):
         raise ConfigError(str(problem), remedy="Correct it; Toolcrib does not start with another database.")
     return config.settings.store or default_store(paths)
@@ -144,18 +151,18 @@ def _user(paths: Paths, context: EntryContext, last_good: LastGood) -> Iterator[
     found = contribution_of(document, context)
     if not _is_broken(found.report):
         last_good.files[path] = document.content
-        _keep_entries(found, last_good)
+        _keep_entries(found, last_good, context.secrets)
     elif path in last_good.files:
         found = contribution_of(parse_document(str(path), last_good.files[path]), context)
-        _keep_entries(found, last_good)
+        _keep_entries(found, last_good, context.secrets)
         found.report = _warned(document, _STAYS)
     yield found
 
 
-def _keep_entries(found: Contribution, last_good: LastGood) -> None:
-    """Puts the last valid entry in the place of one with an error."""
+def _keep_entries(found: Contribution, last_good: LastGood, secrets: Secrets) -> None:
+    """Puts the last valid entry in the place of one with an error, unless it used a secret that is gone."""
     for name, path in found.invalid.items():
-        if name in last_good.servers:
+        if name in last_good.servers and all(secret in secrets for secret in last_good.servers[name].secrets):
             found.servers[name] = last_good.servers[name]
             found.report.warning(
                 path,
@@ -241,7 +248,7 @@ def _project(
         elif is_trusted(path, digest):
             last_good[path] = document.content
             contributions.append(contribution_of(document, inside))
-        elif effects := effects_of(document, users_names, context.environ):
+        elif effects := effects_of(document, users_names, context.environ, context.secrets):
             waiting.append(UntrustedFile(file=path, digest=digest, effects=effects))
             contributions.append(Contribution(report=_warned(document, _WAITS)))
     return contributions, tuple(waiting)
@@ -354,6 +361,7 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, 
         settings=settings,
         unusable=MappingProxyType(unusable),
         tools=tuple(rule for contribution in contributions for rule in contribution.tools),
+        inputs={name: about for contribution in contributions for name, about in contribution.inputs.items()},
         problems=sorted_problems(problems),
         waiting=waiting,
         root=root,

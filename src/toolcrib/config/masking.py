@@ -49,7 +49,7 @@ _LONGEST_SECRET_NAME = 128
 """Characters: a longer name can't match the pattern, and the cache stays small."""
 _NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}{_SENSITIVE_NAME}\s{{0,9}}[=:]\s{{0,9}}).+")
 _SECRET_OPTION = re.compile(rf"(?i)--?{_SENSITIVE_NAME}")
-_REFERENCE = re.compile(r"\$\{(?:env:)?[A-Za-z_][A-Za-z0-9_]*(?::-[^{}]*)?\}")
+_REFERENCE = re.compile(r"\$\{(?:(?:env:)?[A-Za-z_][A-Za-z0-9_]*(?::-[^{}]*)?|input:[\w.-]+)\}")
 _SCHEME = re.compile(r"(?i)\s*(?:bearer|basic|token)\s+")
 
 
@@ -308,7 +308,8 @@ def secrets_of(config: Config) -> dict[str, str]:
     of_jobs = {key: f"api_keys.{provider} of jobs" for provider, key in config.settings.jobs.api_keys.items()}
     of_store = dict.fromkeys(_with_passwords(secrets_in(config.settings.store)), "store")
     of_servers = [secrets_of_server(server) for server in config.servers.values()]
-    found = [secret for some in (of_store, of_jobs, *of_rules, *of_servers) for secret in some.items()]
+    of_user = {value: f"{name} of your secrets" for name, value in config.secrets.items()}
+    found = [secret for some in (of_user, of_store, of_jobs, *of_rules, *of_servers) for secret in some.items()]
     return dict(sorted(found, key=lambda secret: bool(secret[1])))
 
 

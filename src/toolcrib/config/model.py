@@ -210,7 +210,9 @@ class ServerConfig:
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values with `${VAR}`, as written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
     supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
-    """The values of these variables in the user's environment."""
+    """The values of these variables in the user's environment, and of the user's secrets."""
+    secrets: frozenset[str] = field(default=frozenset(), compare=False)
+    """The names of the user's secrets that it uses."""
 
     def works_in(self, root: Path | None) -> Path | None:
         """The folder that its process runs in, for the project at `root`. None for a remote server."""
@@ -450,6 +452,10 @@ class Config:
     """Errors first."""
     waiting: tuple[UntrustedFile, ...] = ()
     """Project files that are not trusted, and what each would do."""
+    secrets: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
+    """The user's secrets that it uses, by name."""
+    inputs: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
+    """By name of an `${input:NAME}`: what to ask for, as its file says."""
     root: Path | None = None
     """The project that this configuration was read for."""
 

@@ -31,6 +31,8 @@ class ProblemReport:
         """The errors caused by an unset variable."""
         self.entry: tuple[KeyPath, str] = (), ""
         """The entry that is read now: where it is, and the server's name."""
+        self.inputs: Mapping[str, str] = {}
+        """What the source says about the values of `${input:NAME}`, by name."""
 
     def error(self, path: KeyPath, *, found: str, expected: str, suggestion: str = "", line: int | None = None) -> None:
         self.errors += 1
@@ -40,11 +42,19 @@ class ProblemReport:
         self._add(Severity.WARNING, path, found=found, expected=expected, suggestion=suggestion)
 
     def missing(self, path: KeyPath, variable: str) -> None:
+        """`variable` is the name as written: `NAME` or `input:NAME`."""
+        name = variable.removeprefix("input:")
+        expected, other = f"a secret named {name}", ""
+        if name == variable:
+            expected = f"the environment variable {name}, or a secret of that name"
+            other = f", set the variable where Toolcrib starts, or write ${{{name}:-default}}"
+        elif about := self.inputs.get(name):
+            expected += f" ({printable(about)})"
         self.error(
             path,
             found=f"${{{variable}}}, which is not set",
-            expected=f"the environment variable {variable}",
-            suggestion=f"Set it where Toolcrib starts, or write ${{{variable}:-default}}.",
+            expected=expected,
+            suggestion=f"Run `toolcrib secret set {name}`{other}.",
         )
         self.unset.append(self.problems[-1])
 

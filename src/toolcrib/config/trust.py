@@ -24,7 +24,7 @@ from toolcrib.config.problems import ProblemReport, describe_type, key_text
 from toolcrib.config.read import ConfigDocument, read_bytes
 from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
 from toolcrib.config.show import visible
-from toolcrib.config.values import references
+from toolcrib.config.values import INPUT, Secrets, references
 from toolcrib.errors import ConfigError
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./?&~${}-]+")
@@ -50,10 +50,12 @@ def has_no_links(path: Path) -> bool:
     return not path.is_symlink() and os.path.realpath(path) == str(path)
 
 
-def effects_of(document: ConfigDocument, users_names: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
+def effects_of(
+    document: ConfigDocument, users_names: Mapping[str, str], environ: Mapping[str, str], secrets: Secrets
+) -> tuple[str, ...]:
     """The file's whole content as written, safe to print, so that the user sees everything before trusting it.
 
-    Nothing is masked, because variables are not expanded; the lines only state whether `environ` has each variable.
+    Nothing is masked, because variables are not expanded; the lines only state where each variable's value is from.
     `users_names` are the names of the user's own servers, which the file could replace.
     """
     silent = ProblemReport(document.report.source)
@@ -66,13 +68,13 @@ def effects_of(document: ConfigDocument, users_names: Mapping[str, str], environ
         if isinstance(entry.name, str) and (held := users_names.get(server_key(entry.name))):
             lines.append(f"{name}: replaces your own server {visible(held)}")
         rest = {key: value for key, value in _mapping(entry.entry).items() if (*entry.path, key) not in shown}
-        lines += [f"  {line}" for line in (*_leaves(rest), *_variables(entry.entry, environ))]
+        lines += [f"  {line}" for line in (*_leaves(rest), *_variables(entry.entry, environ, secrets))]
     is_one_server = any(not entry.path for entry in entries)
     rest = (
         {} if is_one_server else {k: value for k, value in document.data.items() if normalized_key(k) not in SECTIONS}
     )
     if lines or {normalized_key(key) for key in rest} & {*SETTINGS.keys() - USER_ONLY_SETTINGS, "tools"}:
-        lines += [f"sets {line}" for line in (*_leaves(rest), *_variables(rest, environ))]
+        lines += [f"sets {line}" for line in (*_leaves(rest), *_variables(rest, environ, secrets))]
     return tuple(lines)
 
 
@@ -106,10 +108,14 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[str]:
         yield f"{visible(key_text(path))}: {_json(value)}"
 
 
-def _variables(value: Any, environ: Mapping[str, str]) -> Iterator[str]:
+def _variables(value: Any, environ: Mapping[str, str], secrets: Secrets) -> Iterator[str]:
     for name, has_default in dict.fromkeys(found for text in _texts(value) for found in references(text)):
         if name == WORKSPACE_FOLDER[2:-1]:
             yield f"${{{name}}} is the folder of this project"
+        elif name not in environ and name.removeprefix(INPUT) in secrets:
+            yield f"${{{name}}} is your secret {name.removeprefix(INPUT)}, and its value is used"
+        elif name.startswith(INPUT):
+            yield f"${{{name}}} is not among your secrets"
         elif environ.get(name):
             yield f"${{{name}}} is set in Toolcrib's environment, and its value is used"
         elif has_default:

@@ -1,10 +1,12 @@
 """Checks the type of one value and expands its variables.
 
-In: `ConfigField`s and the environment. Out: text, lists, tables, numbers, booleans; None after reporting a problem. All
-settings are read through this module, so nothing reaches a server unchecked. A variable's value is not expanded again.
+In: `ConfigField`s, the environment and the user's secrets. Out: text, lists, tables, numbers, booleans; None after
+reporting a problem. All settings are read through this module, so nothing reaches a server unchecked. A variable's
+value is not expanded again.
 
-    ${VAR}  ${env:VAR}      the variable, which must be set (it may be empty)
-    ${VAR:-default}         the default if the variable is unset or empty
+    ${VAR}  ${env:VAR}      the variable, which must be set (it may be empty), or the secret of that name
+    ${VAR:-default}         the default if the variable is unset or empty, and there is no such secret
+    ${input:NAME}           the secret of that name
     $${                     a literal ${ ; any other $ is literal
 """
 
@@ -12,8 +14,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,15 @@ from toolcrib.config.keys import ConfigField
 from toolcrib.config.masking import printable
 from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath, Layer
 from toolcrib.config.problems import ProblemReport, describe, describe_type
+from toolcrib.errors import StoreError
 
+INPUT = "input:"
+"""Before the name of a secret that the environment can't set."""
+SECRET_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"  # noqa: S105 - a pattern
 _REFERENCE = re.compile(
     r"(?P<literal>\$\$\{)"
     r"|\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}"
+    rf"|\$\{{(?P<input>{INPUT}{SECRET_NAME})\}}"
     r"|(?P<malformed>\$\{[^}]{0,40}\}?)"
 )
 
@@ -42,14 +49,37 @@ class Expansion:
         return not self.missing and not self.malformed
 
 
+class Secrets:
+    """The user's secrets, as one load of the configuration sees them."""
+
+    def __init__(self, read: Callable[[str], str | None] = lambda _: None) -> None:
+        """`read` raises `StoreError` for a secret that cannot be read."""
+        self._read = read
+        self.used: dict[str, str] = {}
+        """The secrets that were looked up, by name."""
+
+    def get(self, name: str) -> str | None:
+        if name not in self.used and (value := self._read(name)) is not None:
+            self.used[name] = value
+        return self.used.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        """Also true if it cannot be read."""
+        try:
+            return name in self.used or self._read(name) is not None
+        except StoreError:
+            return True
+
+
 def references(text: str) -> Iterator[tuple[str, bool]]:
     """The variables in a text, and whether each has a default."""
     for found in _REFERENCE.finditer(text):
-        if found["name"]:
-            yield found["name"], found["default"] is not None
+        if name := found["name"] or found["input"]:
+            yield name, found["default"] is not None
 
 
-def expand(text: str, environ: Mapping[str, str]) -> Expansion:
+def expand(text: str, value_of: Callable[[str], str | None]) -> Expansion:
+    """`value_of` gets each name as written: `NAME` or `input:NAME`."""
     if "${" not in text:
         return Expansion(text=text)
     variables: list[str] = []
@@ -62,9 +92,9 @@ def expand(text: str, environ: Mapping[str, str]) -> Expansion:
         if found["malformed"]:
             malformed.append(found["malformed"])
             return ""
-        name, default = found["name"], found["default"]
+        name, default = found["name"] or found["input"], found["default"]
         variables.append(name)
-        held = environ.get(name)
+        held = value_of(name)
         if held is None and default is None:
             missing.append(name)
         if default is not None and not held:
@@ -94,6 +124,7 @@ class EntryContext:
     layer: Layer
     environ: Mapping[str, str]
     home: Path
+    secrets: Secrets = field(default_factory=Secrets)
     file: Path | None = None
     root: Path | None = None
     """For a project's file: the project's root, where relative paths start."""
@@ -114,8 +145,19 @@ class ValueReader:
         self.report = report
         self.spelled: dict[KeyPath, str] = {}
         self.supplied: dict[str, str] = {}
-        """The expanded variables and their values in the environment."""
+        """The expanded variables and secrets, and their values."""
+        self.secrets_used: set[str] = set()
+        """The names of those that are the user's secrets."""
         self._kept = kept or {}
+
+    def _value_of(self, name: str) -> str | None:
+        plain = name.removeprefix(INPUT)
+        held = self._kept.get(name) or (self.context.environ.get(name) if name == plain else None)
+        if held is None and (held := self.context.secrets.get(plain)) is not None:
+            self.secrets_used.add(plain)
+        if held and name not in self._kept:
+            self.supplied[plain] = held
+        return held
 
     def text(self, field: ConfigField, *, into: KeyPath, secret: bool = False) -> str | None:
         """`into` is the value's key in `spelled`. Whole numbers and booleans are accepted as text."""
@@ -145,15 +187,19 @@ class ValueReader:
     def _expanded(self, value: str, path: KeyPath) -> str | None:
         if not self._has_variables(value):
             return value
-        expansion = expand(value, {**self.context.environ, **self._kept})
-        self.supplied |= {name: held for name in expansion.variables if (held := self.context.environ.get(name))}
+        try:
+            expansion = expand(value, self._value_of)
+        except StoreError as error:
+            found = f"a secret that cannot be read: {error.message.removesuffix('.')}"
+            self.report.error(path, found=found, expected="a readable one", suggestion=error.remedy)
+            return None
         for name in expansion.missing:
             self.report.missing(path, name)
         for malformed in expansion.malformed:
             self.report.error(
                 path,
                 found=f"{printable(malformed)}",
-                expected="${VAR} or ${VAR:-default}",
+                expected="${VAR}, ${VAR:-default} or ${input:NAME}",
                 suggestion="Write $${ for a literal ${.",
             )
         return expansion.text if expansion.complete else None

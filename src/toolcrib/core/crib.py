@@ -21,6 +21,7 @@ from toolcrib.config.layers import store_location
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths, empty_folder, project_of
+from toolcrib.config.values import Secrets
 from toolcrib.core.connection import Connection
 from toolcrib.core.project import BuiltinServer
 from toolcrib.core.projects import Projects
@@ -29,6 +30,7 @@ from toolcrib.core.results import Result, read_answer
 from toolcrib.core.server_registry import ServerRegistry
 from toolcrib.core.services import Services, open_services
 from toolcrib.core.trust import Trust, trusted_files
+from toolcrib.credentials.vault import Vault
 from toolcrib.errors import UsageError
 from toolcrib.events import Bus
 from toolcrib.identity.principal import OWNER, RequestContext
@@ -48,6 +50,11 @@ class CribEnvironment:
     flags: Flags
     mask: Masker
     """Masks the secrets of every configuration that was loaded."""
+    vault: Vault
+
+    def secrets(self) -> Secrets:
+        """The user's secrets as they are now."""
+        return Secrets(self.vault.secret)
 
 
 class Opening(enum.Enum):
@@ -85,12 +92,14 @@ class Crib(AsyncResource, ToolProvider):
     ) -> None:
         """Defaults: this user's files, the current folder, the process's environment, and all servers."""
         variables = os.environ if environ is None else environ
+        paths = paths or Paths.of_user(variables)
         self.environment = CribEnvironment(
-            paths=paths or Paths.of_user(variables),
+            paths=paths,
             root=(root or Path.cwd()).resolve(),
             variables=variables,
             flags=flags,
             mask=mask or Masker(),
+            vault=Vault(paths),
         )
         self.bus = Bus()
         self.projects = Projects(self, builtins=builtins or {}, only=only, source=source)
@@ -145,7 +154,8 @@ class Crib(AsyncResource, ToolProvider):
     async def _open_services(self) -> None:
         here = self.environment
         empty_folder(here.paths.start_folder)
-        store = await Store.open(store_location(here.paths, here.variables, here.flags), holder=self._holder)
+        location = store_location(here.paths, here.variables, here.flags, here.secrets())
+        store = await Store.open(location, holder=self._holder)
         self._exit.push_async_callback(store.close)
         settings = self.projects.load_config(here.root, await trusted_files(store)).settings
         self._services = await self._exit.enter_async_context(

@@ -25,6 +25,7 @@ from toolcrib.core.config_watch import Stamp, stamp_of
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
 from toolcrib.core.trust import trusted_files
+from toolcrib.credentials.vault import CredentialKind
 from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
@@ -210,11 +211,12 @@ class Projects:
         return [one for one in self if any(builtin.outdated(one) for builtin in self._builtins.values())]
 
     def is_edited(self) -> bool:
-        """Whether a configuration file has changed since it was read. Reads the disk."""
+        """Whether a configuration file or a secret has changed since it was read. Reads the disk."""
         return any(self._stamps.get(project.root) != self._stamp(project.root) for project in self)
 
     def _stamp(self, root: Path) -> Stamp:
-        return stamp_of(files_read(self._crib.environment.paths, root))
+        here = self._crib.environment
+        return stamp_of((*files_read(here.paths, root), here.vault.folder(CredentialKind.SECRET)))
 
     async def read_config(self, root: Path) -> Config:
         """Loads the configuration from its files, without starting or stopping anything."""
@@ -228,6 +230,7 @@ class Projects:
 
     def _load(self, root: Path, trusted: frozenset[str]) -> Config:
         here = self._crib.environment
+        secrets = here.secrets()
         with self._loading:
             begun = time.thread_time()
             try:
@@ -235,11 +238,14 @@ class Projects:
                     paths=here.paths,
                     root=root,
                     environ=here.variables,
+                    secrets=secrets,
                     flags=here.flags,
                     is_trusted=lambda _, digest: digest in trusted,
                     last_good=self._last_good,
                 )
-                return config if self._source is None else with_servers_of(self._source, config, environ=here.variables)
+                if self._source is None:
+                    return config
+                return with_servers_of(self._source, config, environ=here.variables, secrets=secrets)
             finally:
                 self.seconds_loading += time.thread_time() - begun
 

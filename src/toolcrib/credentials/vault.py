@@ -52,6 +52,11 @@ class Vault:
         entry = self._read(self._file(kind, name))
         return None if entry is None else entry.value
 
+    def secret(self, name: str) -> str | None:
+        """A secret's text."""
+        value = self.get(CredentialKind.SECRET, name)
+        return None if value is None else value.decode()
+
     def put(self, kind: CredentialKind, name: str, value: bytes) -> None:
         """The entry is stored durably when this returns."""
         file = self._file(kind, name)
