@@ -132,6 +132,8 @@ class ServerFailure(ToolcribError):
 class ServerUnavailable(ServerFailure):
     repeat_after: float | None = None
     """Seconds after which a call that cannot do harm may be sent again; None if that is useless or not necessary."""
+    retry_after: float | None = None
+    """Seconds that the server wants to be left alone, if it has said so."""
     may_have_run = False
     """Whether the server may have got the call."""
 

@@ -260,7 +260,9 @@ def status(line: str, *headers: str) -> bytes:
 
 AWAY = "http://user:secret@elsewhere.example/mcp?key=secret"
 REPLIES = {
-    "429": (status("429 Slow down", "Retry-After: 7"), r"too many requests \(HTTP 429\)\. Try again in 7 s"),
+    "429": (status("429 Slow down", "Retry-After: 1"), r"too many requests \(HTTP 429\)\. Try again in 1 s"),
+    "page": (status("200 OK", "Content-Type: text/html; charset=utf-8"), r"answers with a web page, not MCP\. .*/mcp"),
+    "text": (status("200 OK", "Content-Type: text/plain"), "answers with content of type text/plain instead of "),
     "500": (status("500 Oops"), r"has failed \(HTTP 500\)"),
     "502": (status("502 Bad"), r"the server behind it does not answer \(HTTP 502\)"),
     "503": (status("503 Later"), r"overloaded or not available \(HTTP 503\)"),
@@ -362,6 +364,25 @@ async def test_an_unreachable_server_has_its_reason_and_connects_when_it_can(
         await asyncio.gather(*(server.stop() for server in servers.values()))
     finally:
         await network.end()
+
+
+@pytest.mark.parametrize("transport", WEB)
+async def test_a_server_that_refuses_a_connection_for_some_time_is_left_alone(
+    transport: Transport, live: LiveServers, web_server: RunningServer, web_mode: Path
+) -> None:
+    relay = Relay(web_server.port, reply=status("503 Later", "Retry-After: 3000"))
+    await relay.open()
+    try:
+        server = await live.started(config(transport, f"127.0.0.1:{relay.port}", web_mode))
+        with pytest.raises(ServerUnavailable, match=r"HTTP 503.*did not run.*tries again in [23]\d\d\d s\."):
+            await server.call(call("echo"))
+        status_now = server.status
+        assert (status_now.attempts, (status_now.next_attempt or 0) > 2000) == (1, True)
+        relay.reply = b""
+        await server.restart()
+        assert (server.status.state, server.status.next_attempt) == (ServerState.READY, None)
+    finally:
+        await relay.close()
 
 
 @pytest.mark.parametrize("transport", WEB)

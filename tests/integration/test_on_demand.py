@@ -20,6 +20,9 @@ from integration.test_projects import bridge_in
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.waiting import during, until
 from toolcrib.calls import CallRequest
+from toolcrib.commands.all import registry
+from toolcrib.commands.local import NoDaemon
+from toolcrib.commands.registry import CommandContext, Via
 from toolcrib.config.paths import Paths
 from toolcrib.core import project as project_module
 from toolcrib.core.crib import Crib
@@ -339,6 +342,21 @@ async def test_an_agents_own_process_ends_with_the_agent(open_crib: OpenCrib, ow
         await until(lambda: not Path(f"/proc/{client}").exists())
         assert await pid(crib, home) == owner
         assert home.agent_servers.all() == ()
+
+
+async def test_a_restart_includes_the_running_processes_of_agents(open_crib: OpenCrib, own: OwnServer) -> None:
+    other = Principal.fixed("other", CLIENT.permission())
+    async with open_crib(own.entry(share="agent")) as crib:
+        home = crib.projects.home
+        before, _ = await pid(crib, home, CLIENT), await pid(crib, home, other)
+        await home.agent_servers.by_agent("s")[other.name].rest()
+        request: Any = {"request": RequestContext(OWNER, home), "host": NoDaemon(), "emit": None}
+        context = CommandContext(crib=crib, via=Via.SOCKET, **request)
+        row = await registry.run("server:restart", {"name": "s"}, context)
+        assert not Path(f"/proc/{before}").exists()
+        assert {agent: one["state"] for agent, one in row["agents"].items()} == {"client": "ready", "other": "idle"}
+        starts = own.starts
+        assert (await pid(crib, home, CLIENT) != before, own.starts) == (True, starts)
 
 
 @pytest.mark.req("BNS-4")

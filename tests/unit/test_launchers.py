@@ -1,6 +1,7 @@
 """A server that a launcher fetches first: it is waited for, installed once at a time, and ended with patience."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import shlex
@@ -15,6 +16,7 @@ from parts.fleet import SERVERS
 from parts.live_servers import LIMIT, LiveServers, call, live, odd_config, until
 from parts.server_process import stdio_command
 from parts.waiting import wait_for
+from toolcrib.cli import perform
 from toolcrib.cli.server_commands import server_table
 from toolcrib.commands import installing as reports
 from toolcrib.config.from_code import StdioServer, server_config
@@ -51,6 +53,11 @@ __all__ = ["live"]
         ("docker run -i --rm -e KEY mcp/fetch --flag", "docker run", "mcp/fetch"),
         ("podman --log-level error container run -it -v a:b image", "podman container run", "image"),
         ("npx", "npx", ""),
+        ("uvx --with a --python 3.12 b", "uvx", "a b"),
+        ("uv --verbose run --with a server.py", "uv run", "--verbose run --with a server.py"),
+        ("uv run --directory /d b", "uv run", "run --directory /d b"),
+        ("/usr/bin/env -i -u X A=1 B=c=d npx -y a", "npx", "a"),
+        ("env uv tool run a", "uv tool run", "a"),
     ],
 )
 def test_launchers_are_recognized_by_their_command_line(line, launcher, package):
@@ -62,7 +69,20 @@ def test_launchers_are_recognized_by_their_command_line(line, launcher, package)
 
 
 @pytest.mark.parametrize(
-    "line", ["node npx", "uv run server.py", "npm run dlx", "docker exec a b", "docker", "bun server.ts", "npxx a"]
+    "line",
+    [
+        "node npx",
+        "uv pip install a",
+        "npm run dlx",
+        "env",
+        "env A=1",
+        "env A=1 node npx",
+        "env env npx a",
+        "docker exec a b",
+        "docker",
+        "bun server.ts",
+        "npxx a",
+    ],
 )
 def test_other_programs_are_no_launchers(line):
     command, *args = shlex.split(line)
@@ -154,13 +174,17 @@ async def test_a_package_is_installed_by_one_server_at_a_time(live: LiveServers,
     assert npx.did() == ["begin", "end"] * 2
 
 
-async def test_another_process_that_installs_the_package_is_waited_for(npx, tmp_path):
+async def test_another_process_that_installs_the_package_is_waited_for(npx, tmp_path, monkeypatch):
     locks = tmp_path / "locks"
     here = Installation(npx.config(), locks)
     async with here.turn():
         (file,) = locks.iterdir()
     with file.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
+        with monkeypatch.context() as hurried:
+            hurried.setattr(installing, "_LONGEST_TURN", 0.1)
+            with pytest.raises(ServerUnavailable, match=r"starting the same package for 0 s\. End that program"):
+                await Installation(npx.config(), locks).turn().__aenter__()
         entering = asyncio.ensure_future(here.turn().__aenter__())
         assert not (await asyncio.wait({entering}, timeout=0.3))[0]
     await entering
@@ -189,6 +213,33 @@ async def test_commands_without_a_daemon_wait_for_an_installation_and_report_it(
     await reports.wait_for_installations([found], emit)
     assert found.status.state is ServerState.READY
     assert events[0] == {"progress": "installing… 0 s"}
+
+
+def test_a_call_without_a_daemon_waits_for_the_whole_installation_and_shows_it(npx, toolcrib_home, monkeypatch):
+    monkeypatch.setattr(server, "_INSTALLING_CALL", 0.05)
+    monkeypatch.setattr(reports, "_TELL_AGAIN", 0.01)
+    for name, value in toolcrib_home.environ().items():
+        monkeypatch.setenv(name, value)
+    shown = []
+
+    @contextlib.contextmanager
+    def working(_: str):
+        def replace(text: str) -> None:
+            shown.append(text)
+            npx.go.touch()
+
+        yield replace
+
+    monkeypatch.setattr(perform, "working", working)
+    toolcrib_home.write_config({"servers": {"odd": {"command": str(npx.program), "args": npx.words, "env": npx.env}}})
+    for times in (1, 2):  # The second time, its tools are known, so it starts with the call.
+        with perform.asking("tool:call", {"tool": "odd:echo"}, ()) as ask:
+            assert ask("tool:call", {"tool": "odd:echo"})["result"]["content"]
+        assert npx.did() == ["begin", "end"] * times
+        assert shown[0] == "installing… 0 s"
+        npx.go.unlink()
+        installing._fetched.clear()
+        shown.clear()
 
 
 async def test_a_kit_goes_on_without_an_installing_server_and_adds_it_later(npx):
@@ -232,6 +283,11 @@ async def test_the_tools_of_a_server_that_is_being_installed_come_with_its_begin
         npx.go.touch()
         await until(lambda: commands.crib.status()["files"].tools)
         assert (await commands.run("tool:list", server="files"))["installing"] == []
+
+
+def test_an_unavailable_server_is_listed_with_the_time_of_its_next_attempt(capsys):
+    server_table([{"name": "files", "state": "unavailable", "next_attempt": 14.2, "transport": "http"}])
+    assert "files  unavailable, retry in 14 s  " in capsys.readouterr().out
 
 
 def test_adding_a_server_shows_that_it_is_being_installed(daemon, cli, npx):

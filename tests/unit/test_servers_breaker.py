@@ -73,6 +73,20 @@ def test_calls_do_not_wait_for_a_server_that_hangs(clock: Clock) -> None:
     assert not breaker.is_open
 
 
+def test_a_server_that_wants_to_be_left_alone_is_not_tried_before(clock: Clock) -> None:
+    breaker = Breaker(Retry(backoff=0.5))
+    breaker.postpone(100)
+    breaker.lost()
+    assert (breaker.pause(), breaker.next_attempt, breaker.kick()) == (100, 100, False)
+    clock.now += 100
+    assert breaker.kick()
+    breaker.postpone(100)
+    breaker.begin()
+    assert (breaker.pause(), breaker.kick()) == (0.5, False)
+    clock.now += 1
+    assert breaker.kick()
+
+
 async def test_a_call_to_an_open_breaker_fails_at_once_with_the_time_of_the_next_attempt(live: LiveServers) -> None:
     server = await live.odd("exits", retry=Retry(backoff=0.01, max_attempts=None))
     await until(lambda: server.status.attempts >= 4, "some attempts")

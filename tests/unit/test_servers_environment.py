@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from toolcrib.config.masking import Masker, secrets_of_server
@@ -238,6 +239,10 @@ def test_a_refusal_has_its_status_and_a_group_the_error_that_explains_it() -> No
     assert root_cause(group) is reason
     assert explain(group, 1) == "It is away. Do this."
     assert "1.5 s" in explain(TimeoutError(), 1.5)
+    for ran in (" The call may have run.", " The call did not run."):
+        assert explain(ServerUnavailable(f"It is away.{ran}", remedy="Do this."), 1) == "It is away. Do this."
+    assert explain(ServerUnavailable("é" * 100_000), 1) == "é" * 4096
+    assert "broke off its answer" in explain(ExceptionGroup("", [httpx2.RemoteProtocolError("Bearer abc")]), 1)
 
 
 def test_the_reaper_removes_the_registered_files_unless_they_were_replaced(tmp_path: Path) -> None:

@@ -108,7 +108,10 @@ def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterato
     if daemon_runs() and not servers:
         yield from_daemon
         return
-    with working("connecting to the servers …"), _opened_in_process(name, params, servers, None) as ask_here:
+    with (
+        working("connecting to the servers …") as tell,
+        _opened_in_process(name, params, servers, _progress_apart(tell, None)) as ask_here,
+    ):
         yield ask_here
 
 

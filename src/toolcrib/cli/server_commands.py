@@ -49,7 +49,7 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             row.get("name"),
-            _state(row),
+            ", ".join(filter(None, (_state(row), _retry(row)))),
             row.get("protocol_version"),
             row.get("transport"),
             row.get("tools"),
@@ -78,7 +78,14 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
 def _state(row: Mapping[str, Any]) -> str:
     if row.get("waits_for_installation"):
         return "waiting"
-    return str(row.get("state", "")) if row.get("installing") is None else f"installing… {row['installing']:.0f} s"
+    if row.get("installing") is not None:
+        return f"installing… {row['installing']:.0f} s"
+    return str(row.get("state", ""))
+
+
+def _retry(row: Mapping[str, Any]) -> str:
+    again = row.get("next_attempt") or 0.0
+    return f"retry in {again:.0f} s" if again >= 1 else ""
 
 
 def hint_pins(row: Mapping[str, Any]) -> None:
@@ -171,7 +178,7 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     processes = found.get("processes")
     return [
         ("name", str(found["name"])),
-        ("state", state),
+        ("state", ", ".join(filter(None, (state, _retry(found))))),
         ("transport", str(found["transport"])),
         ("command", shlex.join([entry["command"], *entry["args"]]) if "command" in entry else ""),
         ("url", entry.get("url", "")),
@@ -265,7 +272,8 @@ def _difference(found: Mapping[str, Any]) -> ConfigReloaded:
 def restart(name: ServerName, *, as_json: AsJson = False) -> int:
     """Reconnect a server in the running daemon. Exit code 6: it isn't responding."""
     found = from_daemon("server:restart", {"name": name})
-    code = 0 if found["state"] == "ready" else ServerUnavailable.exit_code
+    # One that each agent has for itself is idle when its tools are listed.
+    code = 0 if found["state"] in ("ready", "idle") else ServerUnavailable.exit_code
     server_table([printed(found, as_json=as_json, exit_code=code)])
     hint_problems(found)
     return code

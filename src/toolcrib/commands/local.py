@@ -21,9 +21,10 @@ from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
-from toolcrib.errors import DaemonNotRunning
+from toolcrib.errors import DaemonNotRunning, ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import OWNER, RequestContext
 
+_CALL = "tool:call"
 RunLocal = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -72,7 +73,23 @@ async def local_commands(
         context = CommandContext(
             crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=emit
         )
-        yield lambda name, params: registry.run(name, params, context)
+
+        async def run(name: str, params: dict[str, Any]) -> dict[str, Any]:
+            if name == _CALL:
+                await _started(context, str(params.get("tool", "")))
+            return await registry.run(name, params, context)
+
+        yield run
+
+
+async def _started(context: CommandContext, tool: str) -> None:
+    """Starts the tool's server if it is idle, and waits for it as above: a call alone would wait for a shorter time."""
+    project = context.crib.projects.home
+    with contextlib.suppress(UnknownTool, ServerUnavailable):
+        server = project.servers.get(project.find(tool).server)
+        if server is not None:
+            server.start_if_idle()
+            await wait_for_installations([server], context.emit)
 
 
 def excludes_daemon(name: str) -> bool:
@@ -93,4 +110,4 @@ def _needed(command: Command, params: dict[str, Any]) -> frozenset[str] | None:
 
 def _calls_a_command(command: Command, params: dict[str, Any]) -> bool:
     """Whether the tool to call is one of Toolcrib's commands, whose result covers all servers."""
-    return command.name == "tool:call" and str(params.get("tool", "")).startswith(("crib:", "crib_", "mcp_crib_"))
+    return command.name == _CALL and str(params.get("tool", "")).startswith(("crib:", "crib_", "mcp_crib_"))

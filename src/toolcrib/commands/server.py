@@ -56,6 +56,7 @@ _STATUS_FIELDS = (
     "last_error",
     "waits_for_installation",
     "attempts",
+    "next_attempt",
     "root",
 )
 
@@ -314,10 +315,9 @@ async def refresh(context: CommandContext, params: ServerName) -> dict[str, Any]
 
 @registry.command("server:restart", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]:
-    """Disconnect from an MCP server and connect again."""
+    """Disconnect from an MCP server and connect again; also the instances that agents have for themselves."""
     server = _server_in_use(context, params.name)
-    await server.restart()
-    await server.settled()
+    await asyncio.gather(server.restart(), context.project.agent_servers.restart(params.name))
     return describe_server(context, params.name) | await describe_problems(context)
 
 

@@ -1,4 +1,4 @@
-"""Recognizes programs that fetch a server before they run it: `npx`, `uvx`, `docker run` and similar.
+"""Recognizes programs that fetch a server or its dependencies before they run it, such as `npx` and `uv run`.
 
 In: a command line. Out: a `PackageLaunch`, or None for any other program. `entries` gives such a server more time to
 connect; `servers` shows that it is being installed.
@@ -6,6 +6,7 @@ connect; `servers` shows that it is being installed.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from pathlib import PurePath
 INSTALL_LIMIT = 180.0
 """The default `connect_timeout` of a server that a launcher starts."""
 
+_UV_RUN = ("uv", ("run",))
 _SUBCOMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(("npx", "uvx", "bunx", "pnpx"), ((),)),
-    "uv": (("tool", "run"),),
+    "uv": (("tool", "run"), ("run",)),
     "pipx": (("run",),),
     "bun": (("x",),),
     "npm": (("exec",), ("x",)),
@@ -26,10 +28,10 @@ _SUBCOMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """Each launcher's subcommands that fetch and run something."""
 _WITHOUT_VALUE = re.compile(
-    r"-[yqsidt]+|--(?:yes|quiet|silent|offline|prefer-\w+|isolated|rm|init|interactive|tty|no-.+)"
+    r"-[yqsidt]+|--(?:yes|quiet|silent|verbose|offline|prefer-\w+|isolated|rm|init|interactive|tty|no-.+)"
 )
 """For any other option without `=`, the next word counts as its value."""
-_NAMES_PACKAGE = frozenset({"-p", "--package", "--from", "--spec"})
+_NAMES_PACKAGE = frozenset({"-p", "--package", "--from", "--spec", "--with"})
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,16 @@ class PackageLaunch:
 
 
 def launch_of(command: str, args: Sequence[str]) -> PackageLaunch | None:
+    if PurePath(command).name == "env":
+        command, *args = [*itertools.dropwhile(lambda word: "=" in word, _after_options(args)[0])] or [command]
     program = PurePath(command).name.removesuffix(".exe").removesuffix(".cmd")
     for subcommand in _SUBCOMMANDS.get(program, ()):
         rest = _after_options(args)[0] if subcommand else list(args)
         if tuple(rest[: len(subcommand)]) == subcommand:
             words, named = _after_options(rest[len(subcommand) :])
-            return PackageLaunch(" ".join((program, *subcommand)), " ".join((*named, *words[:1])))
+            # The folder and other options of `uv run` determine what it installs.
+            package = args if (program, subcommand) == _UV_RUN else (*named, *words[:1])
+            return PackageLaunch(" ".join((program, *subcommand)), " ".join(package))
     return None
 
 

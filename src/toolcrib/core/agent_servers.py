@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from toolcrib.servers.model import ServerState
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
 
@@ -29,6 +30,11 @@ class AgentServers:
 
     def by_agent(self, server: str) -> dict[str, Server]:
         return {agent: held for (name, agent), held in self._held.items() if name == server}
+
+    async def restart(self, server: str) -> None:
+        """Restarts this server's instances, except idle ones, which start with their next call."""
+        running = [one for one in self.by_agent(server).values() if one.status.state is not ServerState.IDLE]
+        await asyncio.gather(*(one.restart() for one in running))
 
     def all(self) -> tuple[Server, ...]:
         return tuple(self._held.values())

@@ -31,6 +31,7 @@ class Breaker:
         self._hung = False
         self._last_kick = 0.0
         self._next = 0.0
+        self._earliest = 0.0
 
     def reset(self) -> None:
         self.failures = 0
@@ -39,6 +40,7 @@ class Breaker:
     def begin(self) -> None:
         """An attempt to connect begins."""
         self._ready_at = None
+        self._earliest = 0.0
 
     def connected(self) -> None:
         self._ready_at = time.monotonic()
@@ -47,6 +49,10 @@ class Breaker:
     def hang(self) -> None:
         """The server does not answer, though it may still exist: calls don't wait for the next attempts either."""
         self._hung = True
+
+    def postpone(self, seconds: float) -> None:
+        """The server wants to be left alone for so long: neither a retry nor a call triggers an attempt before."""
+        self._earliest = time.monotonic() + seconds
 
     def lost(self, *, misbehaved: bool = False) -> None:
         """An attempt or a connection has ended."""
@@ -66,9 +72,10 @@ class Breaker:
 
     def pause(self) -> float:
         """Seconds until the next attempt. Random, so that many servers behind one network don't reconnect at once."""
+        now = time.monotonic()
         pause = self._window() * random.uniform(0.8, 1.2)  # noqa: S311 - spreads attempts, guards nothing
-        self._next = time.monotonic() + pause
-        return pause
+        self._next = max(now + pause, self._earliest)
+        return self._next - now
 
     @property
     def next_attempt(self) -> float:
@@ -78,7 +85,8 @@ class Breaker:
     def kick(self) -> bool:
         """Whether a call may trigger an attempt now."""
         now = time.monotonic()
-        if self._hung or now - self._last_kick < max(_KICK, self._window() if self.is_open else 0.0):
+        rarely = max(_KICK, self._window() if self.is_open else 0.0)
+        if self._hung or now < self._earliest or now - self._last_kick < rarely:
             return False
         self._last_kick = now
         return True

@@ -27,12 +27,13 @@ from toolcrib.servers.link import FORWARD_COST, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
-from toolcrib.servers.web import Refused, explain_network, explain_status
+from toolcrib.servers.web import Refused, explain_network
 from toolcrib.servers.wire import SseEvent, SseParser, TooLarge
 
 log = logging.getLogger(__name__)
 
 _JSON_AND_EVENTS = b"Accept: application/json, text/event-stream\r\n"
+_OF_MCP = frozenset({"application/json", "text/event-stream"})
 _OURS = frozenset({"accept", "content-type", "content-length", "mcp-protocol-version", "mcp-session-id", "mcp-method"})
 """Headers that we set; a configured value would appear twice."""
 _RESUMES = 10
@@ -345,7 +346,7 @@ async def open_http(
         if observer.failure is not None:
             raise ServerUnavailable(explain_network(observer.failure, config.url))
         if observer.status in {401, 403, 429}:
-            raise ServerUnavailable(explain_status(observer.status, config.url, observer.headers))
+            raise web.not_admitted(observer.status, config.url, observer.headers)
 
     async with web.shared_post_client(verify=config.verify_tls) as lease:
         link = HttpLink(config, lease, proxy=proxy, on_tools_changed=on_tools_changed)
@@ -389,5 +390,7 @@ async def _negotiate(
         check()
         if observer.status is not None and observer.status >= 300:
             kind = NotStreamable if observer.status in _OLDER else ServerUnavailable
-            raise kind(explain_status(observer.status, config.url, observer.headers)) from None
+            raise web.not_admitted(observer.status, config.url, observer.headers, kind) from None
+        if observer.status == 200 and (found := web.content_type(observer.headers)) not in _OF_MCP:
+            raise ServerUnavailable(web.explain_content(found, config.url)) from None
         raise

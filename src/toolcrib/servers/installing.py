@@ -14,12 +14,13 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
+from toolcrib.servers.last_words import fetch_failed
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,6 @@ class Installation:
         self._began = 0.0
         self.waits = False
         """Whether another cold start of the package is waited for."""
-
-    @property
-    def by_launcher(self) -> bool:
-        return self._launch is not None
 
     @property
     def is_due(self) -> bool:
@@ -95,6 +92,10 @@ class Installation:
             log.info("%s: installed after %.0f s", self._name, self._seconds())
             _fetched.add(self._launch)
             self._leave()
+
+    def fetch_failed(self, lines: Sequence[str]) -> bool:
+        """Whether the last lines on stderr are of the launcher, not of the server."""
+        return self._launch is not None and fetch_failed(lines)
 
     def failed(self) -> None:
         """The next start counts as a cold one: the package may have been deleted from the launcher's cache."""

@@ -99,6 +99,8 @@ class ServerStatus:
     last_seen: float | None = None
     """When the server last answered anything."""
     last_error: str = ""
+    next_attempt: float | None = None
+    """In how many seconds it is tried again, if it is unavailable."""
     attempts: int = 0
     server_info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str = ""

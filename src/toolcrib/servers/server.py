@@ -30,7 +30,6 @@ from toolcrib.servers import health, refused_calls
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
-from toolcrib.servers.last_words import fetch_failed
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
 from toolcrib.servers.model import (
     Era,
@@ -158,6 +157,7 @@ class Server:
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
             last_error=self.mask.line((link.last_error if link else "") or self._last_error),
+            next_attempt=self._breaker.next_attempt if self._state is ServerState.UNAVAILABLE else None,
             attempts=0 if self._state is ServerState.READY else self._breaker.failures,
             server_info=peer.server_info if peer else {},
             instructions=peer.instructions if peer else "",
@@ -376,15 +376,13 @@ class Server:
                 if not isinstance(cause, ServerFailure | TimeoutError | OSError):
                     log.exception("%s: connecting failed", self.name, exc_info=cause)
                 why = explain(cause, self.config.connect_timeout)
+                self._breaker.postpone(getattr(cause, "retry_after", None) or 0.0)
                 # Some legacy servers exit if the first message is not `initialize`, so try again as legacy.
-                if not isinstance(cause, EndedEarly) or self._fetch_failed():
+                if not isinstance(cause, EndedEarly) or self._installation.fetch_failed(self._stderr.last_words()):
                     break
         self._known_era = None
         self._installation.failed()
         return why
-
-    def _fetch_failed(self) -> bool:
-        return self._installation.by_launcher and fetch_failed(self._stderr.last_words())
 
     async def _connect_and_wait(self, era: Era | None) -> str | None:
         self._tools_changed.clear()

@@ -19,7 +19,7 @@ from toolcrib.servers import web
 from toolcrib.servers.address import Address
 from toolcrib.servers.link import PipeLink, SessionExpired, pieces, running_beside
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
-from toolcrib.servers.web import Refused, explain_network, explain_status
+from toolcrib.servers.web import Refused, explain_network
 from toolcrib.servers.wire import SseParser, TooLarge
 
 
@@ -43,10 +43,10 @@ class _Stream:
             raise ServerUnavailable(explain_network(error, self._url)) from None
         if response.status != 200:
             response.close()
-            raise ServerUnavailable(explain_status(response.status, self._url, response.headers))
+            raise web.not_admitted(response.status, self._url, response.headers)
         if response.content_type != "text/event-stream":
             response.close()
-            raise ServerUnavailable(f"{web.shown_url(self._url)} answers without an event stream. Check the address.")
+            raise ServerUnavailable(web.explain_content(response.content_type, self._url, wanted="an event stream"))
         return response
 
     async def read(self, response: PostResponse, link: PipeLink) -> None:

@@ -277,7 +277,39 @@ def explain_status(status: int, url: str, headers: Mapping[str, str] = MappingPr
     return f"{where} refused the request (HTTP {status}). Check the server's log."
 
 
+def explain_content(kind: str, url: str, *, wanted: str = "MCP") -> str:
+    """`kind` is the content type of an answer with a status of success."""
+    if kind == "text/html":
+        return (
+            f"{shown_url(url)} answers with a web page, not MCP. "
+            "Check the address: often /mcp is missing at its end, or a page for signing in answers instead."
+        )
+    what = f"content of type {printable(kind)}" if kind else "content without a type"
+    return f"{shown_url(url)} answers with {what} instead of {wanted}. Check the address and the transport."
+
+
+def content_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 _TOO_MANY_REQUESTS = 429
+_NAMES_A_PAUSE = frozenset({_TOO_MANY_REQUESTS, 502, 503, 504})
+
+
+def not_admitted(
+    status: int, url: str, headers: Mapping[str, str], kind: type[ServerUnavailable] = ServerUnavailable
+) -> ServerUnavailable:
+    """The error of an attempt to connect that was answered with an HTTP error status."""
+    error = kind(explain_status(status, url, headers))
+    error.retry_after = asked_pause(status, headers)
+    return error
+
+
+def asked_pause(status: int, headers: Mapping[str, str]) -> float | None:
+    """The seconds that a server with this answer wants to be left alone."""
+    return retry_after(headers) if status in _NAMES_A_PAUSE else None
+
+
 _SHORT_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 """Seconds that a caller waits for the repetition of a call."""
@@ -294,6 +326,7 @@ class Refused(ServerUnavailable):
         super().__init__(
             f"Server '{name}': {self.reason} The call {'may have run' if self.may_have_run else 'did not run'}."
         )
+        self.retry_after = asked_pause(status, headers)
         if self.may_have_run or status == _TOO_MANY_REQUESTS:
             default = _SHORT_PAUSE if self.may_have_run else None
             seconds = default if (named := retry_after(headers)) is None else named

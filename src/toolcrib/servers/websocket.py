@@ -34,7 +34,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.link import InputBudget, PipeLink, running_beside
-from toolcrib.servers.web import explain_network, explain_status
+from toolcrib.servers.web import explain_network
 from toolcrib.servers.wire import TooLarge
 
 _PING_INTERVAL = 120.0
@@ -173,7 +173,10 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
         )
     except InvalidStatus as error:
         answer = error.response
-        raise ServerUnavailable(explain_status(answer.status_code, config.url, answer.headers)) from None
+        if answer.status_code == 200:
+            kind = web.content_type(answer.headers)
+            raise ServerUnavailable(web.explain_content(kind, config.url)) from None
+        raise web.not_admitted(answer.status_code, config.url, answer.headers) from None
     except (ProxyError, InvalidProxy, ImportError):
         raise ServerUnavailable(f"The proxy for {web.shown_url(config.url)} failed or refused.") from None
     except (InvalidHandshake, OSError) as error:
