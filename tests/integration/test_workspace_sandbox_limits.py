@@ -252,10 +252,6 @@ async def keep_measuring(measure: Callable[[], int], seen: list[int]) -> None:
         await asyncio.sleep(0.02)
 
 
-def count_processes() -> int:
-    return len(list(Path("/proc").glob("[0-9]*")))
-
-
 def free_memory() -> int:
     table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(table["MemAvailable"].split()[0]) * 1024
@@ -266,7 +262,8 @@ async def test_a_fork_bomb_is_ended_and_threads_count_as_processes(pool: Sandbox
         import os
         while True:
             try:
-                os.fork()
+                if os.fork() == 0:
+                    os.write(1, b".")
             except OSError:
                 pass
         """
@@ -284,13 +281,10 @@ async def test_a_fork_bomb_is_ended_and_threads_count_as_processes(pool: Sandbox
         print(started, flush=True)
         """
     async with pool.use(with_limits(processes=60), name=means) as sandbox:
-        counts = [count_processes()]
-        counting = asyncio.create_task(keep_measuring(count_processes, counts))
         result = await python(sandbox, bomb, seconds=30)
-        counting.cancel()
         assert result.ending is CommandEnding.PROCESSES
         # A watcher notices it a moment later, and the kernel does not count root's processes.
-        assert max(counts) - counts[0] < (80 if means == "cgroup" else 5000)
+        assert 0 < result.stdout.total < (80 if means == "cgroup" else 5000)
         assert (await shell(sandbox, "echo fine")).stdout.text() == "fine\n"
         result = await python(sandbox, threads, seconds=20)
         assert result.ending is CommandEnding.PROCESSES or int(result.stdout.text()) <= 60
