@@ -18,7 +18,6 @@ import base64
 import contextlib
 import hashlib
 import html
-import secrets
 import socket
 import threading
 import time
@@ -35,6 +34,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from parts.canary import canary
 from parts.protected_server import READ, WRITE, Grant, Guarded, McpRequest, mcp_server
 
 __all__ = ["READ", "WRITE", "AuthorizationServer"]
@@ -236,7 +236,7 @@ class AuthorizationServer:
         assert answer == "endless"
 
         async def body() -> AsyncIterator[bytes]:
-            while True:
+            while self._uvicorn is not None and not self._uvicorn.should_exit:
                 yield b" " * 65536
                 await asyncio.sleep(0)
 
@@ -275,7 +275,7 @@ class AuthorizationServer:
         asked: Json = await request.json()
         self.requests.append(("register", asked))
         method = asked.get("token_endpoint_auth_method") or "client_secret_basic"
-        secret = "" if method == "none" else f"registered-secret-{secrets.token_hex(16)}"
+        secret = "" if method == "none" else canary("registered secret")
         client_id = f"client-{len(self.clients) + 1}"
         self.clients[client_id] = {"secret": secret, "method": method, "redirect_uris": asked["redirect_uris"]}
         issued = {"client_id": client_id, "client_secret": secret or None, "token_endpoint_auth_method": method}
@@ -383,7 +383,7 @@ class AuthorizationServer:
         return 1 + max((grant.family for grant in self.grants.values()), default=0)
 
     def _issue(self, kind: str, like: Grant) -> str:
-        token = f"{kind}-token-{secrets.token_urlsafe(24)}"
+        token = canary(f"{kind} token")
         ends = time.monotonic() + self.lifetime if kind == "access" else float("inf")
         self.grants[token] = Grant(
             kind=kind, client_id=like.client_id, family=like.family, scopes=like.scopes, ends=ends
