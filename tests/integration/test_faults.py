@@ -269,9 +269,9 @@ REPLIES = {
     "redirect": (status("308 There", f"Location: {AWAY}"), r"redirects to http://elsewhere\.example/mcp \(HTTP 308\)"),
     "half": (
         b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"jsonrpc',
-        "broke off its answer|failed|ended|event stream",
+        "broke off its answer|instead of an event stream",
     ),
-    "not HTTP": (b"SSH-2.0-OpenSSH_9.9\r\n", "not HTTP|failed|sent an invalid one"),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.9\r\n", "not (?:valid )?HTTP"),
 }
 REASONS = {
     "refuse": "connection refused",

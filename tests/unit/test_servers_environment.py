@@ -200,6 +200,10 @@ def certificate_error(code: int) -> ssl.SSLCertVerificationError:
         (certificate_error(62), "for another host"),
         (certificate_error(20), "not trusted"),
         (ConnectionBroken("closed the connection in the middle of an answer."), "/mcp closed the connection in the"),
+        (
+            httpx2.RemoteProtocolError("with Bearer abc"),
+            "/mcp broke off its answer, or sent one that is not valid HTTP",
+        ),
         (ValueError("with Bearer abc"), "ValueError"),
     ],
 )
@@ -210,7 +214,7 @@ def test_a_network_failure_is_explained_without_secrets(error: Exception, text: 
     assert text in explained
     assert "Bearer" not in explained
     assert "key=1" not in explained
-    if not isinstance(error, ValueError):
+    if not isinstance(error, ValueError | httpx2.RemoteProtocolError):
         assert text in explain_network(outer, "https://h/mcp")
 
 

@@ -201,6 +201,8 @@ def explain_network(error: BaseException, url: str) -> str:
         return f"{where} did not answer in time."
     if "refused" in str(error).lower() or "All connection attempts failed" in str(error):
         return f"Nothing is listening at {where} (connection refused). Start the server or correct the address."
+    if type(error).__name__.endswith(("ProtocolError", "InvalidMessage")):
+        return f"{where} broke off its answer, or sent one that is not valid HTTP. Check the address and the port."
     return f"The connection to {where} failed ({type(error).__name__})."
 
 
