@@ -355,6 +355,8 @@ async def test_a_restart_includes_the_running_processes_of_agents(open_crib: Ope
         row = await registry.run("server:restart", {"name": "s"}, context)
         assert not Path(f"/proc/{before}").exists()
         assert {agent: one["state"] for agent, one in row["agents"].items()} == {"client": "ready", "other": "idle"}
+        await until(lambda: state(crib) is ServerState.IDLE)
+        assert (await registry.run("server:show", {"name": "s"}, context))["memory"], "the one running process"
         starts = own.starts
         assert (await pid(crib, home, CLIENT) != before, own.starts) == (True, starts)
 

@@ -30,13 +30,14 @@ async def show(context: CommandContext, params: ServerName) -> dict[str, Any]:
     row |= {"entry": mask_tree(mask_server(config), visible), **await describe_problems(context, server=params.name)}
     if server is None:
         return row
-    pid = server.status.pid
-    processes = await asyncio.to_thread(processes_of, pid) if pid else []
+    instances = (server, *context.project.agent_servers.by_agent(params.name).values())
+    pids = [pid for one in instances if (pid := one.status.pid)]
+    processes = [process for pid in pids for process in await asyncio.to_thread(processes_of, pid)]
     return {
         **row,
         "errors": [past._asdict() for past in server.errors],
         "restarts": server.restarts,
-        "calls": server.calls,
+        "calls": sum(one.calls for one in instances),
         "used_by": _users(context, server),
         "processes": len(processes),
         "memory": sum(one.resident for one in processes),
