@@ -148,7 +148,8 @@ class ProtocolViolation(ServerFailure):
 
 
 class SignInFailed(ServerFailure):
-    pass
+    may_have_run = False
+    """Whether the authorization server may have processed the request."""
 
 
 class WorkspaceError(ToolcribError):

@@ -20,12 +20,14 @@ from parts.sizes import FULL
 from toolcrib.config.from_code import HttpServer, StdioServer, configs_of
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import Config
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.core.kit import Kit
 from toolcrib.core.pins import PinnedServer, review_of
 from toolcrib.core.project import Project
 from toolcrib.core.projects import Projects
 from toolcrib.core.server_registry import ServerRegistry
+from toolcrib.credentials.vault import Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import server as server_module
@@ -162,9 +164,10 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
         return Config(servers={config.name: config for config in servers})
 
     paths = SimpleNamespace(server_log=lambda name, root: None, install_locks=None, config_dir=tmp_path)
+    vault = Vault(Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)}))
     crib = SimpleNamespace(
         bus=Bus(),
-        environment=SimpleNamespace(root=tmp_path, mask=Masker(), paths=paths),
+        environment=SimpleNamespace(root=tmp_path, mask=Masker(), paths=paths, vault=vault),
         trust=SimpleNamespace(
             trusted=lambda config: None,
             take_up=nothing,

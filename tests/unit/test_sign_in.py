@@ -25,7 +25,7 @@ from toolcrib.credentials.vault import Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
 from toolcrib.servers import checked_http
 from toolcrib.servers import sign_in as signing
-from toolcrib.servers.account import load_account, store_account
+from toolcrib.servers.account import account_key, load_account, store_account
 from toolcrib.servers.checked_http import CheckedHttp
 from toolcrib.servers.redirect_listener import RedirectListener
 from toolcrib.servers.sign_in import SignInOrder, sign_in
@@ -77,7 +77,7 @@ async def test_a_sign_in_registers_a_client_and_keeps_the_tokens(server: Authori
     mask = Masker()
     record = await sign_in(order(entry(server), vault, show, mask=mask))
 
-    assert load_account(vault, entry(server)) == record
+    assert load_account(vault, account_key(entry(server))) == record
     (client_id, client) = next(iter(server.clients.items()))
     assert client["redirect_uris"] == [f"http://127.0.0.1:{record.redirect_port}/callback"]
     assert (record.client_id, record.client_secret) == (client_id, client["secret"])
@@ -99,7 +99,7 @@ async def test_the_next_sign_in_uses_the_same_client_and_asks_for_the_scopes_tha
 ) -> None:
     config = entry(server)
     first = await sign_in(order(config, vault))
-    store_account(vault, config, msgspec.structs.replace(first, asked=(WRITE,)))
+    store_account(vault, account_key(config), msgspec.structs.replace(first, asked=(WRITE,)))
     second = await sign_in(order(config, vault))
     assert second.client_id == first.client_id
     assert set(second.scopes) == {READ, WRITE}
@@ -113,7 +113,7 @@ async def test_a_taken_port_and_an_ended_sign_in_register_anew(server: Authoriza
     with socket.create_server(("127.0.0.1", first.redirect_port or 0)):
         second = await sign_in(order(config, vault))
     assert second.client_id != first.client_id
-    store_account(vault, config, msgspec.structs.replace(second, ended="invalid_grant"))
+    store_account(vault, account_key(config), msgspec.structs.replace(second, ended="invalid_grant"))
     assert (await sign_in(order(config, vault))).client_id not in (first.client_id, second.client_id)
 
 
@@ -204,7 +204,7 @@ async def test_a_server_that_moves_to_another_issuer_does_not_get_the_configured
     server.add_client("mine", "its-secret")
     config = entry(server, client_id="mine", client_secret="its-secret")
     record = await sign_in(order(config, vault))
-    store_account(vault, config, msgspec.structs.replace(record, issuer="https://old.example.com"))
+    store_account(vault, account_key(config), msgspec.structs.replace(record, issuer="https://old.example.com"))
     before = len(server.token_requests)
     with pytest.raises(SignInFailed, match=r"another authorization server.*https://old.example.com"):
         await sign_in(order(config, vault))
@@ -214,7 +214,7 @@ async def test_a_server_that_moves_to_another_issuer_does_not_get_the_configured
 async def test_a_registered_client_is_not_sent_to_another_issuer(server: AuthorizationServer, vault: Vault) -> None:
     config = entry(server)
     first = await sign_in(order(config, vault))
-    store_account(vault, config, msgspec.structs.replace(first, issuer="https://old.example.com"))
+    store_account(vault, account_key(config), msgspec.structs.replace(first, issuer="https://old.example.com"))
     assert (await sign_in(order(config, vault))).client_id != first.client_id
 
 
@@ -252,7 +252,7 @@ async def test_a_person_who_takes_too_long_ends_the_sign_in(
 
     with pytest.raises(SignInFailed, match="nobody signed in within"):
         await sign_in(order(entry(server), vault, show))
-    assert load_account(vault, entry(server)) is None
+    assert load_account(vault, account_key(entry(server))) is None
 
 
 HOSTILE: list[tuple[str, str, dict[str, Any], str]] = [
@@ -286,7 +286,7 @@ async def test_hostile_metadata_is_refused_with_the_reason(
     server.changes[endpoint] = change
     with pytest.raises(SignInFailed, match=f"Signing in at 'web' failed: .*{reason}") as failed:
         await sign_in(order(entry(server), vault))
-    assert load_account(vault, entry(server)) is None
+    assert load_account(vault, account_key(entry(server))) is None
     assert "pw" not in failed.value.message
     assert not any(token in failed.value.text() for token in server.grants)
 

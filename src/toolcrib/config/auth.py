@@ -9,7 +9,7 @@ file again for each connection. `servers.account` keeps the tokens of a sign-in.
     {type: api_key, apiKey, headerName}         X-API-Key by default
     {type: token_file, tokenPath, headerName}   the file's content, as a bearer token if there is no headerName
     {type: oauth}                               details: clientId, clientSecret, scopes, authUrl, tokenUrl, …
-    {type: client_credentials, clientId, clientSecret}
+    {type: client_credentials, clientId, clientSecret}    or privateKey in place of clientSecret; issuer
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _TOKEN_FILE_LIMIT = 64 * 1024
 _KINDS = "none, bearer, basic, api_key, token_file, oauth or client_credentials"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _LARGEST_PORT = 65_535
+_SECRET = ("client_secret", "private_key")
 
 
 class AuthHeader(NamedTuple):
@@ -82,7 +83,7 @@ def read_auth(field: ConfigField, values: ValueReader) -> AuthHeader | OAuthSett
         case "oauth":
             return _oauth(given, field, values)
         case "client_credentials":
-            for name in ("client_id", "client_secret"):
+            for name in ("client_id", "private_key" if "private_key" in given else "client_secret"):
                 _required(given, name, field, values)
             return _oauth(given, field, values, grant=Grant.CLIENT_CREDENTIALS)
         case _:
@@ -153,13 +154,13 @@ def _from_file(given: Mapping[str, ConfigField], auth: ConfigField, values: Valu
 def _oauth(
     given: Mapping[str, ConfigField], auth: ConfigField, values: ValueReader, grant: Grant = Grant.SIGN_IN
 ) -> OAuthSettings:
-    texts = ("client_id", "client_secret", "client_metadata_url", "auth_url", "token_url")
+    texts = ("client_id", *_SECRET, "client_metadata_url", "auth_url", "token_url", "issuer")
     found: dict[str, Any] = {
-        name: values.text(given[name], into=("auth", name), secret=name == "client_secret") or ""
+        name: values.text(given[name], into=("auth", name), secret=name in _SECRET) or ""
         for name in texts
         if name in given
     }
-    for name in ("client_metadata_url", "auth_url", "token_url"):
+    for name in ("client_metadata_url", "auth_url", "token_url", "issuer"):
         if found.get(name) and not (found[name].startswith("http") and keeps_secrets(found[name])):
             values.report.error(
                 given[name].path,

@@ -69,7 +69,7 @@ AUTH_KEYS = {
     key: key
     for key in (
         *("type", "token", "username", "password", "header_name", "api_key", "token_path"),
-        *("auth_url", "token_url", "client_id"),
+        *("auth_url", "token_url", "client_id", "issuer", "private_key"),
     )
 } | {
     "client_secret": "client_secret",

@@ -320,7 +320,7 @@ def secrets_of_server(config: ServerConfig) -> dict[str, str]:
     found = [
         *((value, name) for name, text in config.env.items() for value in _variable_secrets(text)),
         *((value, name) for name, text in config.headers.items() for value in _header_secrets(text)),
-        *(((config.oauth.client_secret, "client_secret"),) if config.oauth else ()),
+        *((secret, name) for name in ("client_secret", "private_key") if (secret := getattr(config.oauth, name, ""))),
         *((value, "url") for value in _url_secrets(config.url)),
         *((value, "args") for value in _with_passwords(secrets_in_args(config.args))),
     ]

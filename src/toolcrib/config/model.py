@@ -156,6 +156,10 @@ class OAuthSettings:
     grant: Grant = Grant.SIGN_IN
     client_id: str = ""
     client_secret: str = field(default="", repr=False)
+    private_key: str = field(default="", repr=False)
+    """In PEM form, for a client that signs its requests instead of sending a secret."""
+    issuer: str = ""
+    """The authorization server that the client belongs to; no other gets its secret."""
     client_metadata_url: str = ""
     """The address of a client-id metadata document, for servers that accept one in place of a registration."""
     scopes: tuple[str, ...] = ()

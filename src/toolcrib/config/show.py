@@ -153,10 +153,10 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
 
 
 def _oauth(server: ServerConfig, oauth: OAuthSettings) -> dict[str, Any]:
-    found = {key: value for key, value in vars(oauth).items() if value and key not in {"grant", "client_secret"}}
+    found = {key: value for key, value in vars(oauth).items() if value and key != "grant"}
     shown = {key: server.spelled.get(("auth", key), value) for key, value in found.items()}
-    if oauth.client_secret:
-        shown["client_secret"] = mask_spelling(server.spelled.get(("auth", "client_secret"), HIDDEN))
+    for secret in {"client_secret", "private_key"} & set(shown):
+        shown[secret] = mask_spelling(server.spelled.get(("auth", secret), HIDDEN))
     kind = "oauth" if oauth.grant is Grant.SIGN_IN else "client_credentials"
     return {"type": kind, **shown}
 

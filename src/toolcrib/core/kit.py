@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,10 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
 from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import NameStyle, ServerConfig, StartMode
-from toolcrib.config.paths import server_key
+from toolcrib.config.paths import Paths, server_key
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
+from toolcrib.credentials.vault import Vault
 from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
 from toolcrib.identity.principal import OWNER, RequestContext
@@ -68,7 +70,8 @@ class Kit(AsyncResource, ToolProvider):
         self._root = root or Path.cwd()
         self._limit = connect_limit
         self._door = Door(self.bus)
-        self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed)
+        vault = Vault(Paths.of_user(os.environ))
+        self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed, vault=vault)
         self._servers: dict[str, Server] = {}
         self._missing: dict[str, ServerStatus] = {}
         self._installing: dict[str, Server] = {}

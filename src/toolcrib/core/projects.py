@@ -66,6 +66,7 @@ class Projects:
             log_file=here.paths.server_log,
             mask=here.mask,
             install_locks=here.paths.install_locks,
+            vault=here.vault,
         )
         self.root = here.root
         """The home project's root."""

@@ -45,6 +45,7 @@ class Vault:
     """Safe to use from several threads and processes. Its methods read and write the disk."""
 
     def __init__(self, paths: Paths) -> None:
+        self.paths = paths
         self._folder = paths.credentials
 
     def get(self, kind: CredentialKind, name: str) -> bytes | None:

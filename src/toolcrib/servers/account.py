@@ -1,17 +1,50 @@
-"""The sign-in of one server: its tokens, and what is needed to renew them.
+"""The sign-in at one server: its tokens, kept valid for all connections of this process.
 
-In: a server's configuration, the vault. Out: an `AccountRecord`, bound to the entry's name and address.
+In: a server's configuration, the vault. Out: an `AccountRecord`, bound to the entry's name and address; an `Account`,
+whose header the transports send. `renewal` renews the tokens in a process of its own, so that an answer with new ones
+is stored even if this process is killed. `sign_in` gets the first ones.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import hashlib
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import asdict
 
 import msgspec
 
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.masking import Masker
+from toolcrib.config.model import Grant, OAuthSettings, ServerConfig
 from toolcrib.credentials.vault import CredentialKind, Vault
+from toolcrib.errors import ServerUnavailable, SignInFailed, StoreError, UsageError
+from toolcrib.servers.post_client import PostResponse
+from toolcrib.signals import with_default_signals
+
+_AHEAD = 0.1
+"""The share of a token's life before its end in which it is renewed while calls go on with it."""
+_MOST_AHEAD = 300.0
+_MARGIN = 5.0
+"""Seconds before its end in which calls wait for the new token: they may travel, and clocks differ."""
+_TRY_LOCK = 0.1
+_RETRY = 5.0
+"""Seconds after a failed renewal in which none is tried again."""
+_RENEWAL = "toolcrib.servers.renewal"
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
+_CLOSING = 1.0
+_LONGEST_REASON = 4096
+_MAX_SCOPES = 64
+_TOKEN = re.compile(r"[\x21-\x7e]*")
+_SCOPES = re.compile(r'\bscope="([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"')
 
 
 class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,18 +78,289 @@ class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ended: str = ""
     """Why a new sign-in is needed; empty if it is not."""
 
+    def __post_init__(self) -> None:
+        if not _TOKEN.fullmatch(self.access_token):
+            raise ValueError("the access token contains characters that no header may have")
+
 
 def account_key(config: ServerConfig) -> str:
     """Another entry, another address, or an unverified certificate never gets the same account."""
     return hashlib.sha256(json.dumps([config.name, config.url, config.verify_tls]).encode()).hexdigest()[:32]
 
 
-def load_account(vault: Vault, config: ServerConfig) -> AccountRecord | None:
+def load_account(vault: Vault, key: str) -> AccountRecord | None:
     """Raises `StoreError` if it cannot be read."""
-    held = vault.get(CredentialKind.ACCOUNT, account_key(config))
-    return None if held is None else msgspec.json.decode(held, type=AccountRecord)
+    held = vault.get(CredentialKind.ACCOUNT, key)
+    if held is None:
+        return None
+    try:
+        return msgspec.json.decode(held, type=AccountRecord)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"A stored account is damaged: {error}.", remedy="Sign in again.") from None
 
 
-def store_account(vault: Vault, config: ServerConfig, record: AccountRecord) -> None:
+def store_account(vault: Vault, key: str, record: AccountRecord) -> None:
     """Stored durably when this returns."""
-    vault.put(CredentialKind.ACCOUNT, account_key(config), msgspec.json.encode(record))
+    vault.put(CredentialKind.ACCOUNT, key, msgspec.json.encode(record))
+
+
+class AccountUnusable(ServerUnavailable):
+    """No request can be sent with the account now. The text leaves out the server's name, and that the call did not
+    run."""
+
+
+def login_command(name: str) -> str:
+    return f"toolcrib login {shlex.quote(name)}"
+
+
+def sign_in_needed(config: ServerConfig, why: str = "") -> AccountUnusable:
+    if config.oauth is not None and config.oauth.grant is Grant.CLIENT_CREDENTIALS:
+        return AccountUnusable(f"It rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth.")
+    again = f" again ({why})" if why else ""
+    return AccountUnusable(f"It needs a sign-in{again}: run `{login_command(config.name)}`.")
+
+
+class Account:
+    """The account of one entry. Its methods may wait for a renewal, of which one runs at a time for everybody."""
+
+    def __init__(self, config: ServerConfig, vault: Vault, mask: Masker) -> None:
+        self._config = config
+        self._key = account_key(config)
+        self._vault = vault
+        self._mask = mask
+        self._record: AccountRecord | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._failed: tuple[float, AccountUnusable] | None = None
+        """When the last renewal failed, by the monotonic clock, and why."""
+        self._due = self._ends = float("inf")
+        """When the token is to be renewed, and when it can't be used any more (seconds since the epoch)."""
+        self.authorization = ""
+        """The header's value with the current token; empty without one."""
+        self.header = b""
+        """The same as a header line."""
+
+    @property
+    def is_signed_in(self) -> bool:
+        return self._record is not None and not self._record.ended
+
+    async def open(self) -> None:
+        """Reads the account again, for a new connection. Raises `AccountUnusable`."""
+        await self._load()
+        if self._record is None and self._is_automatic:
+            await self._renewed()
+        elif self._record is not None and self._record.ended:
+            raise sign_in_needed(self._config, self._record.ended)
+        await self.current()
+
+    async def current(self) -> bytes:
+        """The header line for a request, with a token that is valid now. Raises `AccountUnusable`."""
+        now = time.time()
+        if now >= self._due and self._is_renewable:
+            if now >= self._ends:
+                await self._renewed()
+            else:
+                self._begin_renewal()
+        return self.header
+
+    async def authorized(self, send: Callable[[bytes], Awaitable[PostResponse]]) -> PostResponse:
+        """Sends a request with the current token, and once more with a new one if the server rejects it.
+
+        Raises `AccountUnusable`; the request did not run then. Raises what `send` raises.
+        """
+        header = await self.current()
+        response = await send(header)
+        if response.status == _UNAUTHORIZED:
+            response.close()
+            if not await self.rejected(header):
+                raise self.needed()
+            response = await send(self.header)
+        if (refusal := await self.refusal(response.status, response.headers)) is not None:
+            response.close()
+            raise refusal
+        return response
+
+    async def rejected(self, header: bytes) -> bool:
+        """Whether a request with this header, which got a 401, can be sent again with another one.
+
+        Raises `AccountUnusable` if the account can't be used any more.
+        """
+        if header == self.header:
+            await self._load()
+        if header == self.header and self._is_renewable:
+            await self._renewed()
+        return bool(self.header) and header != self.header
+
+    async def refusal(self, status: int, headers: Mapping[str, str]) -> AccountUnusable | None:
+        """The error of a request with this answer, if a sign-in would help. Scopes that were lacking are stored for
+        it."""
+        if status == _UNAUTHORIZED:
+            return self.needed()
+        challenge = headers.get("www-authenticate", "") if status == _FORBIDDEN else ""
+        if "insufficient_scope" not in challenge:
+            return None
+        found = _SCOPES.search(challenge)
+        scopes = tuple(found[1].split()[:_MAX_SCOPES]) if found else ()
+        if scopes:
+            await asyncio.to_thread(self._ask_for, scopes)
+        what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
+        return AccountUnusable(f"Its account lacks a permission{what}: run `{login_command(self._config.name)}`.")
+
+    def needed(self) -> AccountUnusable:
+        """The error of a request that got a 401."""
+        why = self._record.ended or "the server rejects its token" if self._record else ""
+        return sign_in_needed(self._config, why)
+
+    def _ask_for(self, scopes: tuple[str, ...]) -> None:
+        with self._vault.lock(CredentialKind.ACCOUNT, self._key):
+            if (record := load_account(self._vault, self._key)) is not None:
+                asked = tuple(dict.fromkeys((*record.asked, *scopes)))[:_MAX_SCOPES]
+                store_account(self._vault, self._key, msgspec.structs.replace(record, asked=asked))
+
+    @property
+    def _is_automatic(self) -> bool:
+        """Whether no person is needed to get a token."""
+        return self._config.oauth is not None and self._config.oauth.grant is Grant.CLIENT_CREDENTIALS
+
+    @property
+    def _is_renewable(self) -> bool:
+        return self._is_automatic or bool(self._record and self._record.refresh_token)
+
+    async def _load(self) -> None:
+        try:
+            self._take(await asyncio.to_thread(load_account, self._vault, self._key))
+        except StoreError as error:
+            raise AccountUnusable(f"Its account could not be read. {error.text()}") from None
+
+    def _take(self, record: AccountRecord | None) -> None:
+        self._record = record
+        self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
+        if record is None or record.ended:
+            return
+        owner = f"account of server {self._config.name}"
+        tokens = (record.access_token, record.refresh_token, record.client_secret)
+        self._mask.learn({secret: owner for secret in tokens if secret})
+        self.authorization = f"Bearer {record.access_token}"
+        self.header = f"Authorization: {self.authorization}\r\n".encode()
+        if record.expires_at is not None:
+            self._ends = self._due = record.expires_at - _MARGIN
+            if record.pending is None:
+                # A refresh token whose use has an unknown result is used again only if nothing else is left.
+                ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
+                self._due = record.expires_at - max(_MARGIN, ahead)
+
+    async def close(self) -> None:
+        """Waits a moment for a renewal. Its process ends by itself."""
+        if self._renewing is not None:
+            await asyncio.wait({self._renewing}, timeout=_CLOSING)
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait({self._renewing})
+
+    def _begin_renewal(self) -> asyncio.Task[None]:
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
+            self._renewing.add_done_callback(self._renewal_ended)
+        return self._renewing
+
+    def _renewal_ended(self, task: asyncio.Task[None]) -> None:
+        self._renewing = None
+        error = None if task.cancelled() else task.exception()
+        self._failed = (time.monotonic(), error) if isinstance(error, AccountUnusable) else None
+
+    async def _renewed(self) -> None:
+        """Waits for a renewal. A caller that is cancelled doesn't end it for the others."""
+        if self._failed is not None and time.monotonic() < self._failed[0] + _RETRY:
+            raise self._failed[1]
+        await asyncio.shield(self._begin_renewal())
+
+    async def _renew(self) -> None:
+        before = self._record
+        if self._is_automatic:
+            why = await self._by_credentials(before)
+        else:
+            why = await self._by_process(before)
+        await self._load()
+        after = self._record
+        if after is not None and not after.ended and (before is None or after.refreshed_at != before.refreshed_at):
+            return
+        if after is None or after.ended:
+            raise sign_in_needed(self._config, after.ended if after else "")
+        raise AccountUnusable(f"Its sign-in could not be renewed: {why or 'the attempt was ended.'}")
+
+    async def _by_process(self, before: AccountRecord | None) -> str:
+        """Returns why it failed; empty if it did not, or if the reason is in the record."""
+        order = {
+            "paths": {name: str(path) for name, path in asdict(self._vault.paths).items()},
+            "key": self._key,
+            "verify_tls": self._config.verify_tls,
+            "refreshed_at": before.refreshed_at if before else 0.0,
+        }
+        said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())
+        return self._mask.line(said.decode(errors="replace").strip())
+
+    async def _by_credentials(self, before: AccountRecord | None) -> str:
+        """The same, with the client's own id and secret."""
+        from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - loads the SDK
+
+        async def nobody(*_: object) -> None:
+            raise SignInFailed("it asks for a person to sign in.")
+
+        try:
+            async with self._turn():
+                await self._load()
+                if self._record == before:
+                    await sign_in(SignInOrder(config=self._config, vault=self._vault, mask=self._mask, show=nobody))
+        except (SignInFailed, UsageError, StoreError) as error:
+            return error.text()
+        return ""
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One at a time, in all processes."""
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(self._vault.lock(CredentialKind.ACCOUNT, f"client {self._key}", wait=False))
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_TRY_LOCK)
+            yield
+
+
+async def _run_apart(command: list[str], given: bytes) -> bytes:
+    """The output of a program that goes on when this process ends: it forks once it has read what is given."""
+    output, write_end = os.pipe()
+    with open(output, "rb", buffering=0) as pipe:  # noqa: ASYNC230, PTH123 - a descriptor, which is not read here
+        try:
+            started = functools.partial(subprocess.run, input=given, stdout=write_end, stderr=subprocess.DEVNULL)
+            await asyncio.to_thread(started, with_default_signals(command), start_new_session=True, check=False)
+        finally:
+            os.close(write_end)
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            return await reader.read(_LONGEST_REASON)
+        finally:
+            transport.close()
+
+
+class Accounts:
+    """The accounts of a process: all connections of an entry share one."""
+
+    def __init__(self, vault: Vault, mask: Masker) -> None:
+        self._vault = vault
+        self._mask = mask
+        self._by_key: dict[tuple[str, OAuthSettings], Account] = {}
+
+    def of(self, config: ServerConfig) -> Account | None:
+        """None if the server can't have one."""
+        if config.oauth is None:
+            return None
+        key = account_key(config), config.oauth
+        if key not in self._by_key:
+            self._by_key[key] = Account(config, self._vault, self._mask)
+        return self._by_key[key]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(account.close() for account in self._by_key.values()))

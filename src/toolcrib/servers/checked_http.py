@@ -12,6 +12,7 @@ import contextlib
 import enum
 import ipaddress
 import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -21,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 from toolcrib.config.masking import printable
 from toolcrib.errors import SignInFailed
 from toolcrib.servers.address import Address
-from toolcrib.servers.post_client import PostClient, Resolve
+from toolcrib.servers.post_client import ConnectFailed, PostClient, Resolve
 from toolcrib.servers.web import (
     MAX_REDIRECTS,
     REDIRECTS,
@@ -150,12 +151,16 @@ class CheckedHttp:
                         return replace(answer, elsewhere=shown_url(urljoin(url, location))[:_SHOWN])
                     url = target
         except TooLarge:
-            raise SignInFailed(f"{shown_url(url)} sent more than {LARGEST_ANSWER // 1024} KB.") from None
+            failed = SignInFailed(f"{shown_url(url)} sent more than {LARGEST_ANSWER // 1024} KB.")
+            failed.may_have_run = True
+            raise failed from None
         except OSError as error:
             # A forbidden address is the cause of a failed connection.
             cause = error if isinstance(error, _Forbidden) else error.__cause__
             text = f"{shown_url(url)}: {cause}" if isinstance(cause, _Forbidden) else explain_network(error, url)
-            raise SignInFailed(text) from None
+            failed = SignInFailed(text)
+            failed.may_have_run = not isinstance(error, ConnectFailed | ssl.SSLError)
+            raise failed from None
         raise SignInFailed(f"{shown_url(url)} redirects again and again.")
 
     async def _exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> CheckedAnswer:

@@ -22,8 +22,9 @@ from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
+from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import FORWARD_COST, Peer, ServerLink, SessionExpired
+from toolcrib.servers.link import FORWARD_COST, LinkContext, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
@@ -61,9 +62,11 @@ class HttpLink(ServerLink):
         lease: web.SharedPostClient,
         *,
         proxy: str | None,
+        account: Account | None,
         on_tools_changed: Callable[[], None],
     ) -> None:
         super().__init__(config.name, on_tools_changed=on_tools_changed)
+        self._account = account
         self._config = config
         self._url = config.url
         self._limit = config.max_message
@@ -97,7 +100,8 @@ class HttpLink(ServerLink):
             return
         with contextlib.suppress(OSError):
             async with asyncio.timeout(_GOODBYE):
-                with await self._client.request(b"DELETE", self._address, self._head + _JSON_AND_EVENTS):
+                token = self._account.header if self._account else b""
+                with await self._client.request(b"DELETE", self._address, self._head + token + _JSON_AND_EVENTS):
                     pass
 
     async def _exchange(
@@ -143,6 +147,15 @@ class HttpLink(ServerLink):
         return b"%b%bMcp-Method: %b\r\n%b%b" % (self._head, _JSON_AND_EVENTS, method.encode(), name.encode(), marked)
 
     async def _post(self, body: bytes, head: bytes) -> post_client.PostResponse:
+        if self._account is None:
+            return await self._redirected(body, head)
+        try:
+            return await self._account.authorized(lambda token: self._redirected(body, head + token))
+        except AccountUnusable as error:
+            self.last_error = error.message
+            raise self.unavailable(f"{error.message} The call did not run.") from None
+
+    async def _redirected(self, body: bytes, head: bytes) -> post_client.PostResponse:
         for _ in range(web.MAX_REDIRECTS):
             response = await self._client.request(b"POST", self._address, head, body, limit=self._limit)
             if response.status not in web.REDIRECTS:
@@ -224,7 +237,8 @@ class HttpLink(ServerLink):
     @contextlib.asynccontextmanager
     async def _resumed(self, last_id: str) -> AsyncIterator[post_client.PostResponse]:
         resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
-        with await self._client.request(b"GET", self._address, self._head + resume) as response:
+        token = await self._account.current() if self._account else b""
+        with await self._client.request(b"GET", self._address, self._head + token + resume) as response:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.interrupted("It ended its stream without an answer.")
             yield response
@@ -334,10 +348,10 @@ def _forgot_session(status: int, error: bytes | None) -> bool:
 
 @contextlib.asynccontextmanager
 async def open_http(
-    config: ServerConfig, on_tools_changed: Callable[[], None], known: Era | None, probe_limit: float
+    config: ServerConfig, context: LinkContext, probe_limit: float
 ) -> AsyncIterator[tuple[HttpLink, SdkSession]]:
-    proxy = web.proxy_for(config.url)
-    observer = HttpObserver()
+    proxy, on_tools_changed = web.proxy_for(config.url), context.on_tools_changed
+    observer = HttpObserver(context.account)
     late: asyncio.TimerHandle | None = None
 
     def check() -> None:
@@ -349,7 +363,7 @@ async def open_http(
             raise web.not_admitted(observer.status, config.url, observer.headers)
 
     async with web.shared_post_client(verify=config.verify_tls) as lease:
-        link = HttpLink(config, lease, proxy=proxy, on_tools_changed=on_tools_changed)
+        link = HttpLink(config, lease, proxy=proxy, account=context.account, on_tools_changed=on_tools_changed)
         try:
             async with open_http_session(
                 config.url,
@@ -361,7 +375,7 @@ async def open_http(
                 notice=link.notice,
                 budget=link.budget,
             ) as session:
-                peer = await _negotiate(session, known, probe_limit, observer, check, config)
+                peer = await _negotiate(session, context.known_era, probe_limit, observer, check, config)
                 link.negotiated(peer, observer.session_id, session)
                 observer.on_unreachable = link.lose
                 # A legacy server announces changes on a stream that opens some time after our first list.

@@ -91,6 +91,7 @@ def pieces(chunk: bytes) -> Iterator[bytes]:
 
 
 if TYPE_CHECKING:
+    from toolcrib.servers.account import Account
     from toolcrib.servers.reaper import Reaper
     from toolcrib.servers.stdio import StderrLog
 
@@ -115,6 +116,8 @@ class LinkContext:
     on_tools_changed: Callable[[], None]
     known_era: Era | None = None
     """The era negotiated last time; None to probe."""
+    account: Account | None = None
+    """Whose token is sent; None if the server can't have one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
+from toolcrib.credentials.vault import Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
+from toolcrib.servers.account import Accounts
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
@@ -40,7 +42,9 @@ class ServerPool:
         log_file: Callable[[str, Path | None], Path] | None = None,
         mask: Masker | None = None,
         install_locks: Path | None = None,
+        vault: Vault | None = None,
     ) -> None:
+        """Without a `vault`, servers are used without accounts."""
         self._bus = bus
         self._on_tools = on_tools
         self._log_file = log_file
@@ -49,6 +53,7 @@ class ServerPool:
         self._holders: dict[InstanceKey, int] = {}
         self._mask = mask or Masker()
         self._install_locks = install_locks
+        self._accounts = None if vault is None else Accounts(vault, self._mask)
         self._retiring: dict[asyncio.Task[None], Server] = {}
         """Released servers that finish their calls."""
         self._stopping: list[asyncio.Task[None]] = []
@@ -95,6 +100,7 @@ class ServerPool:
             mask=self._mask,
             known_tools=known_tools,
             install_locks=self._install_locks,
+            account=self._accounts.of(config) if self._accounts else None,
         )
 
     async def release(self, server: Server) -> None:
@@ -141,6 +147,7 @@ class ServerPool:
         self._servers.clear()
         self._holders.clear()
         retiring = tuple(self._retiring)
-        await asyncio.gather(*self._stopping, *(server.stop() for server in servers))
+        ended = [self._accounts.close()] if self._accounts else []
+        await asyncio.gather(*self._stopping, *ended, *(server.stop() for server in servers))
         await asyncio.gather(*retiring)
         await asyncio.to_thread(self.reaper.close)

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, cast
 
 import anyio
@@ -40,6 +41,7 @@ from pydantic import ValidationError
 
 from toolcrib.config.masking import printable
 from toolcrib.errors import ServerUnavailable
+from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, pieces, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.post_client import LARGEST_HEAD
@@ -220,7 +222,8 @@ async def open_session(send: Callable[[bytes], Awaitable[None]]) -> AsyncIterato
 class HttpObserver:
     """Records what the SDK's HTTP client saw: session id, last status, last connection failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account | None = None) -> None:
+        self.account = account
         self.session_id: str | None = None
         self.status: int | None = None
         self.headers: Mapping[str, str] = {}
@@ -333,9 +336,12 @@ class _ForgivingTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
-            response = await self._inner.handle_async_request(request)
+            response = await self._authorized(request)
         except httpx2.TransportError as error:
             self._observer.failed(error)
+            return httpx2.Response(503, request=request)
+        except AccountUnusable as error:
+            self._observer.refusal = error.message
             return httpx2.Response(503, request=request)
         response.request = request
         self._observer.answered(response)
@@ -346,6 +352,25 @@ class _ForgivingTransport(httpx2.AsyncBaseTransport):
             return httpx2.Response(503, request=request)
         response.stream = _BoundedStream(response, self._observer, self._budget)
         return response
+
+    async def _authorized(self, request: httpx2.Request) -> httpx2.Response:
+        """Like `Account.authorized`, for the SDK's requests. A refusal is noted, and answered as it is."""
+        account = self._observer.account
+        if account is None:
+            return await self._inner.handle_async_request(request)
+        header = await account.current()
+        response = await self._with_token(request, account)
+        if response.status_code == HTTPStatus.UNAUTHORIZED and await account.rejected(header):
+            await response.aclose()
+            response = await self._with_token(request, account)
+        if (refusal := await account.refusal(response.status_code, response.headers)) is not None:
+            self._observer.refusal = refusal.message
+        return response
+
+    async def _with_token(self, request: httpx2.Request, account: Account) -> httpx2.Response:
+        if account.authorization:
+            request.headers["Authorization"] = account.authorization
+        return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -27,6 +27,7 @@ from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers import health, refused_calls
+from toolcrib.servers.account import Account
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
@@ -90,6 +91,7 @@ class Server:
         mask: Masker | None = None,
         known_tools: tuple[bytes, ...] | None = None,
         install_locks: Path | None = None,
+        account: Account | None = None,
     ) -> None:
         """`mask` removes secrets from all its output, also those of other servers: an agent may have passed it one."""
         self.config = config
@@ -99,7 +101,7 @@ class Server:
         """Last known raw definitions; None if never listed."""
         self._on_tools = on_tools
         self._bus = bus
-        self._reaper = reaper
+        self._reaper, self._account = reaper, account
         self.mask = mask or Masker()
         self.mask.learn(secrets_of_server(config))
         self._stderr = StderrLog(log_file, self.mask.line)
@@ -394,6 +396,7 @@ class Server:
             stderr=self._stderr,
             on_tools_changed=self._tools_changed.set,
             known_era=era,
+            account=self._account,
         )
         async with self._installation.turn(), contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(limit):

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -26,25 +25,27 @@ from mcp.client.auth.utils import (
     extract_resource_metadata_from_www_auth,
     extract_scope_from_www_auth,
     is_valid_client_metadata_url,
+    issuers_match,
     union_scopes,
 )
 from mcp.shared.auth import (
     AuthorizationCodeResult,
     OAuthClientInformationFull,
     OAuthClientMetadata,
-    OAuthMetadata,
     OAuthToken,
 )
 from mcp_types.version import LATEST_PROTOCOL_VERSION
-from pydantic import AnyHttpUrl, AnyUrl, ValidationError
+from pydantic import AnyHttpUrl, AnyUrl
 
 from toolcrib import __version__
 from toolcrib.config.masking import Masker, printable
-from toolcrib.config.model import OAuthSettings, ServerConfig, Transport
+from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
 from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
+from toolcrib.servers.client_auth import signed_assertion
+from toolcrib.servers.oauth_documents import LONGEST_REASON, OAuthDocuments, cut, error_in
 from toolcrib.servers.post_client import Resolve
 from toolcrib.servers.redirect_listener import PATH, RedirectListener, redirect_listener
 from toolcrib.servers.web import shown_url
@@ -54,9 +55,6 @@ logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL + 1)
 
 PERSON_WITHIN = 300.0
 """Seconds that a person has to sign in."""
-_LONGEST_REASON = 300
-"""Characters of an error that the other side wrote."""
-_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "registration_endpoint", "revocation_endpoint")
 _OURS = {"Accept": "application/json", "User-Agent": f"toolcrib/{__version__}", "Connection": "close"}
 _FORGOTTEN = frozenset({"invalid_client", "unauthorized_client"})
 """How an authorization server answers a client that it no longer knows."""
@@ -113,7 +111,7 @@ async def sign_in(order: SignInOrder) -> AccountRecord:
 
         def keep() -> None:
             with vault.lock(CredentialKind.ACCOUNT, key):
-                store_account(vault, config, record)
+                store_account(vault, key, record)
 
         await asyncio.to_thread(keep)
         return record
@@ -121,7 +119,12 @@ async def sign_in(order: SignInOrder) -> AccountRecord:
 
 async def _signed_in(order: SignInOrder, http: CheckedHttp) -> AccountRecord:
     settings = order.config.oauth or OAuthSettings()
-    before = load_account(order.vault, order.config)
+    before = load_account(order.vault, account_key(order.config))
+    if settings.grant is Grant.CLIENT_CREDENTIALS:
+        try:
+            return await _Flow(order, http, None, before, None).run()
+        except _ClientGone:
+            raise SignInFailed("its authorization server rejects the client.", remedy=_CHECK_CLIENT) from None
     known = before if before and _is_reusable(before, settings) else None
     for client in (known, None):
         async with contextlib.AsyncExitStack() as stack:
@@ -173,6 +176,17 @@ class _Storage:
         self._learn(client_info.client_secret)
 
 
+class _ClientCredentials(OAuthClientProvider):
+    """The SDK's flow without a person. The SDK's own class for it warns unless the issuer is known beforehand."""
+
+    def __init__(self, url: str, storage: _Storage, token_request: Callable[[], httpx2.Request]) -> None:
+        super().__init__(url, OAuthClientMetadata(redirect_uris=None, grant_types=["client_credentials"]), storage)
+        self._token_request = token_request
+
+    async def _perform_authorization(self) -> httpx2.Request:
+        return self._token_request()
+
+
 class _Flow:
     """One run of the SDK's flow."""
 
@@ -180,36 +194,42 @@ class _Flow:
         self,
         order: SignInOrder,
         http: CheckedHttp,
-        listener: RedirectListener,
+        listener: RedirectListener | None,
         before: AccountRecord | None,
         reused: AccountRecord | None,
     ) -> None:
+        """Without a `listener`, the client's own credentials are used, and no person is needed."""
         self._order = order
         self._settings = order.config.oauth or OAuthSettings()
-        self._given = bool(self._settings.auth_url)
+        self._given = bool(self._settings.auth_url or (listener is None and self._settings.token_url))
         """Whether the endpoints are in the entry."""
         self._http = http
         self._listener = listener
         self._before = before
         self._url = _http_url(order.config)
         self._challenged = False
-        self._obstacles: list[str] = []
-        """Why documents could not be used."""
+        self._documents = OAuthDocuments(http, needs_pkce=listener is not None)
         self._sent_at = 0.0
         more = before.scopes + before.asked if before and before.asked and not order.scopes else ()
         self._more = " ".join(dict.fromkeys(more))
         """Scopes besides the usual ones."""
         if (url := self._settings.client_metadata_url) and not is_valid_client_metadata_url(url):
             raise SignInFailed("its client_metadata_url is not an https address of a document.", remedy=_CHECK_CLIENT)
-        self._provider = OAuthClientProvider(
+        self._provider = self._made_provider(_Storage(self._client(reused), self._learn))
+        self._context = self._provider.context
+
+    def _made_provider(self, storage: _Storage) -> OAuthClientProvider:
+        if self._listener is None:
+            return _ClientCredentials(self._url, storage, self._token_request)
+        redirect = [AnyUrl(self._listener.url)]
+        return OAuthClientProvider(
             self._url,
-            OAuthClientMetadata(redirect_uris=[AnyUrl(listener.url)], client_name="Toolcrib", scope=self._more or None),
-            _Storage(self._client(reused), self._learn),
-            redirect_handler=self._send_person,
-            callback_handler=self._person_returns,
+            OAuthClientMetadata(redirect_uris=redirect, client_name="Toolcrib", scope=self._more or None),
+            storage,
+            redirect_handler=functools.partial(self._send_person, self._listener),
+            callback_handler=functools.partial(self._person_returns, self._listener),
             client_metadata_url=self._settings.client_metadata_url or None,
         )
-        self._context = self._provider.context
 
     def _learn(self, *secrets: str | None) -> None:
         owner = f"account of server {self._order.config.name}"
@@ -243,9 +263,9 @@ class _Flow:
                 response = await self._answered(outgoing)
         except (OAuthTokenError, OAuthRegistrationError) as error:
             # The rest may quote tokens.
-            raise SignInFailed(f"{_cut(str(error).partition(':')[0])}.") from None
+            raise SignInFailed(f"{cut(str(error).partition(':')[0])}.") from None
         except OAuthFlowError as error:
-            raise SignInFailed(f"{_cut(str(error))}.") from None
+            raise SignInFailed(f"{cut(str(error))}.") from None
         finally:
             await flow.aclose()
         return self._record()
@@ -304,11 +324,13 @@ class _Flow:
             return self._given_document(url, request)
         answer = await self._http.send("GET", url, {**_OURS, "MCP-Protocol-Version": LATEST_PROTOCOL_VERSION})
         if answer.elsewhere:
-            self._obstacles.append(f"{shown_url(url)} redirects to another host ({printable(answer.elsewhere)})")
+            self._documents.obstacles.append(
+                f"{shown_url(url)} redirects to another host ({printable(answer.elsewhere)})"
+            )
         elif answer.status == 200:
-            self._check_document(url, answer.body)
+            self._documents.check(url, answer.body)
         elif answer.status not in (404, 405):
-            self._obstacles.append(f"{shown_url(url)} answered with HTTP {answer.status}")
+            self._documents.obstacles.append(f"{shown_url(url)} answered with HTTP {answer.status}")
         return _response(answer, request)
 
     def _given_document(self, url: str, request: httpx2.Request) -> httpx2.Response:
@@ -318,43 +340,17 @@ class _Flow:
         origin = urlsplit(self._url)
         document = {
             "issuer": f"{origin.scheme}://{origin.netloc}",
-            "authorization_endpoint": self._settings.auth_url,
+            "authorization_endpoint": self._settings.auth_url or self._settings.token_url,
             "token_endpoint": self._settings.token_url,
         }
         return httpx2.Response(200, json=document, request=request)
 
-    def _check_document(self, url: str, body: bytes) -> None:
-        where = shown_url(url)
-        try:
-            document: Any = json.loads(body)
-        except (ValueError, RecursionError):
-            self._obstacles.append(f"{where} is not JSON")
-            return
-        if not isinstance(document, dict):
-            self._obstacles.append(f"{where} is not a JSON object")
-            return
-        servers = document.get("authorization_servers")
-        named = [("authorization server", one) for one in servers[:1]] if isinstance(servers, list) else []
-        named += [(name, document.get(name)) for name in _ENDPOINTS]
-        for name, address in named:
-            if isinstance(address, str):
-                self._http.check(address, f"The {name} in {where}")
-        methods = document.get("code_challenge_methods_supported")
-        if isinstance(methods, list) and "S256" not in methods:
-            raise SignInFailed(f"{where} does not offer PKCE with S256, without which a sign-in can be intercepted.")
-        if servers is None:
-            try:
-                OAuthMetadata.model_validate(document)
-            except ValidationError as error:
-                found = error.errors(include_input=False, include_url=False, include_context=False)[0]
-                self._obstacles.append(_cut(f"{where}: {'.'.join(map(str, found['loc']))}: {found['msg']}"))
-
     def _check_metadata(self) -> None:
         """Raises if the SDK would guess endpoints that nobody named."""
-        why = f" ({'; '.join(self._obstacles)})" if self._obstacles else ""
+        why = f" ({'; '.join(self._documents.obstacles)})" if self._documents.obstacles else ""
         found = self._context.oauth_metadata is not None
         if not found and self._context.auth_server_url:
-            issuer = printable(shown_url(self._context.auth_server_url))[:_LONGEST_REASON]
+            issuer = printable(shown_url(self._context.auth_server_url))[:LONGEST_REASON]
             raise SignInFailed(f"its authorization server {issuer} publishes no usable metadata{why}.")
         if not found and not self._challenged:
             raise UsageError(f"Server '{self._order.config.name}' needs no sign-in: it answers without one.")
@@ -364,7 +360,7 @@ class _Flow:
     def _check_registration(self) -> None:
         self._check_metadata()
         metadata = self._context.oauth_metadata
-        if metadata is not None and metadata.registration_endpoint is None:
+        if metadata is not None and metadata.registration_endpoint is None and self._listener is not None:
             raise SignInFailed(
                 f"{shown_url(str(metadata.issuer))} does not register clients by itself.",
                 remedy=f"Register one there, with a redirect address such as http://127.0.0.1:8666{PATH}, and set "
@@ -376,35 +372,60 @@ class _Flow:
         where = shown_url(url)
         if answer.elsewhere:
             raise SignInFailed(f"{where} redirects {what} to another address ({printable(answer.elsewhere)}).")
-        code, text = _oauth_error(answer.body)
+        code, text = error_in(answer.body)
         if code in _FORGOTTEN and not what.startswith("the registration"):
             raise _ClientGone
         if self._context.oauth_metadata is None and what.startswith("the registration"):
             raise SignInFailed("it demands credentials, but publishes no way to sign in.", remedy=_OTHERWISE)
         raise SignInFailed(f"{where} refused {what} (HTTP {answer.status}{text}).")
 
-    # The person.
-
-    async def _send_person(self, url: str) -> None:
+    def _check_server(self) -> None:
+        """Before the authorization server gets anything."""
         self._check_metadata()
         self._choose_client_auth()
         if self._settings.token_url and self._context.oauth_metadata:
             self._context.oauth_metadata.token_endpoint = AnyHttpUrl(self._settings.token_url)
         issuer = self._issuer()
+        if self._settings.issuer and not issuers_match(issuer, self._settings.issuer):
+            raise SignInFailed(
+                f"it names the authorization server {shown_url(issuer)}, but the entry's auth names "
+                f"{shown_url(self._settings.issuer)}.",
+                remedy=_CHECK_CLIENT,
+            )
         if self._settings.client_id and self._before and self._before.issuer not in ("", issuer):
             raise SignInFailed(
                 f"it now names another authorization server, {shown_url(issuer)}, which would get the client's secret "
                 f"for {shown_url(self._before.issuer)}.",
                 remedy=f"If that is right, run `toolcrib logout {self._order.config.name}` first.",
             )
-        await self._http.check_host(url, "The authorization address")
-        self._listener.expect(parse_qs(urlsplit(url).query)["state"][-1])
-        await self._order.show(url, self._listener)
 
-    async def _person_returns(self) -> AuthorizationCodeResult:
+    def _token_request(self) -> httpx2.Request:
+        """A request for a token with the client's own credentials."""
+        self._check_server()
+        context, settings = self._context, self._settings
+        form, headers = {"grant_type": "client_credentials"}, {"Content-Type": "application/x-www-form-urlencoded"}
+        if settings.private_key:
+            form |= signed_assertion(settings, self._issuer())
+        else:
+            form, headers = context.prepare_token_auth(form, headers)
+        if context.should_include_resource_param(context.protocol_version):
+            form["resource"] = context.get_resource_url()
+        if context.client_metadata.scope:
+            form["scope"] = context.client_metadata.scope
+        return httpx2.Request("POST", self._provider._get_token_endpoint(), data=form, headers=headers)
+
+    # The person.
+
+    async def _send_person(self, listener: RedirectListener, url: str) -> None:
+        self._check_server()
+        await self._http.check_host(url, "The authorization address")
+        listener.expect(parse_qs(urlsplit(url).query)["state"][-1])
+        await self._order.show(url, listener)
+
+    async def _person_returns(self, listener: RedirectListener) -> AuthorizationCodeResult:
         try:
             async with asyncio.timeout(PERSON_WITHIN):
-                given = await self._listener.answer()
+                given = await listener.answer()
         except TimeoutError:
             raise SignInFailed(
                 f"nobody signed in within {PERSON_WITHIN / 60:.0f} minutes.", remedy="Run the command again."
@@ -414,7 +435,7 @@ class _Flow:
                 raise _ClientGone
             described = given.get("error_description", "")
             text = f"{error}: {described}" if described else error
-            raise SignInFailed(f"the authorization server answered: {_cut(text).rstrip('.')}.")
+            raise SignInFailed(f"the authorization server answered: {cut(text).rstrip('.')}.")
         iss = None if self._given else given.get("iss")
         return AuthorizationCodeResult(code=given.get("code", ""), state=given["state"], iss=iss)
 
@@ -449,7 +470,7 @@ class _Flow:
             client_id=client.client_id,
             client_secret=client.client_secret or "",
             client_auth=client.token_endpoint_auth_method or "none",
-            redirect_port=self._listener.port if registered else None,
+            redirect_port=self._listener.port if registered and self._listener else None,
             scopes=tuple((tokens.scope or "").split()),
             access_token=tokens.access_token,
             refresh_token=tokens.refresh_token or "",
@@ -474,21 +495,3 @@ def _origin(url: str) -> str:
 
 def _response(answer: CheckedAnswer, request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(answer.status, content=answer.body, request=request)
-
-
-def _cut(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= _LONGEST_REASON else shown[: _LONGEST_REASON - 1] + "…"
-
-
-def _oauth_error(body: bytes) -> tuple[str, str]:
-    """The code in an error answer, and a text for people. Anything but the documented JSON is not shown."""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return "", ""
-    if not isinstance(document, dict) or not isinstance(code := document.get("error"), str):
-        return "", ""
-    described = document.get("error_description")
-    text = f"{code}: {described}" if isinstance(described, str) and described else code
-    return code, f", {_cut(text).rstrip('.')}"

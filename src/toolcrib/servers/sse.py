@@ -16,6 +16,7 @@ from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
+from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.address import Address
 from toolcrib.servers.link import PipeLink, SessionExpired, pieces, running_beside
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
@@ -26,8 +27,9 @@ from toolcrib.servers.wire import SseParser, TooLarge
 class _Stream:
     """The stream, and the endpoint it names for our messages."""
 
-    def __init__(self, config: ServerConfig, poster: PostClient) -> None:
+    def __init__(self, config: ServerConfig, poster: PostClient, account: Account | None) -> None:
         self._config = config
+        self._account = account
         self._url = config.url
         self._client = poster
         self._head = web.head_lines(config.headers)
@@ -38,7 +40,7 @@ class _Stream:
     async def open(self) -> PostResponse:
         head = self._head + b"Accept: text/event-stream\r\nCache-Control: no-store\r\n"
         try:
-            response = await self._client.request(b"GET", Address.of(self._url, self._proxy), head)
+            response = await self._request(b"GET", self._url, head)
         except OSError as error:
             raise ServerUnavailable(explain_network(error, self._url)) from None
         if response.status != 200:
@@ -48,6 +50,14 @@ class _Stream:
             response.close()
             raise ServerUnavailable(web.explain_content(response.content_type, self._url, wanted="an event stream"))
         return response
+
+    async def _request(self, method: bytes, url: str, head: bytes, body: bytes = b"") -> PostResponse:
+        where = Address.of(url, self._proxy)
+        if self._account is None:
+            return await self._client.request(method, where, head, body, limit=self._config.max_message)
+        return await self._account.authorized(
+            lambda token: self._client.request(method, where, head + token, body, limit=self._config.max_message)
+        )
 
     async def read(self, response: PostResponse, link: PipeLink) -> None:
         events = SseParser(limit=self._config.max_message)
@@ -89,9 +99,11 @@ class _Stream:
         endpoint = await self.endpoint
         try:
             head = self._head + b"Content-Type: application/json\r\n"
-            where = Address.of(endpoint, self._proxy)
-            with await self._client.request(b"POST", where, head, message, limit=self._config.max_message) as response:
+            with await self._request(b"POST", endpoint, head, message) as response:
                 await response.read()
+        except AccountUnusable as error:
+            reason = f"Server '{self._config.name}': {error.message} The call did not run."
+            raise ServerUnavailable(reason) from None
         except OSError as error:
             reason = explain_network(error, endpoint)
             unsent = isinstance(error, ConnectFailed | ssl.SSLError)
@@ -110,9 +122,11 @@ class _Stream:
 
 
 @contextlib.asynccontextmanager
-async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
+async def open_sse(
+    config: ServerConfig, on_tools_changed: Callable[[], None], account: Account | None = None
+) -> AsyncIterator[PipeLink]:
     async with web.shared_post_client(verify=config.verify_tls) as lease:
-        stream = _Stream(config, lease.client)
+        stream = _Stream(config, lease.client, account)
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
         stream.on_expired = link.expire_session
         with await stream.open() as response:

@@ -45,6 +45,8 @@ def effective_transport(config: ServerConfig) -> Transport:
 @contextlib.asynccontextmanager
 async def open_link(config: ServerConfig, context: LinkContext) -> AsyncIterator[ServerLink]:
     """Raises ServerUnavailable, possibly inside an exception group from the SDK."""
+    if context.account is not None:
+        await context.account.open()
     async with _opened(config, context) as (link, session), _subscribed(link, session, context.on_tools_changed):
         yield link
 
@@ -74,9 +76,7 @@ async def _over_http(
         rejection: NotStreamable | None = None
         link: ServerLink
         try:
-            link, session = await stack.enter_async_context(
-                open_http(config, context.on_tools_changed, context.known_era, probe_limit)
-            )
+            link, session = await stack.enter_async_context(open_http(config, context, probe_limit))
         except Exception as error:
             cause = root_cause(error)
             if not isinstance(cause, NotStreamable) or config.transport is not Transport.HTTP:
@@ -85,7 +85,7 @@ async def _over_http(
         if rejection is not None:
             try:
                 async with asyncio.timeout(probe_limit):
-                    pipe = await stack.enter_async_context(open_sse(config, context.on_tools_changed))
+                    pipe = await stack.enter_async_context(open_sse(config, context.on_tools_changed, context.account))
             except (ServerUnavailable, TimeoutError):
                 raise rejection from None
             pipe.transport = Transport.SSE.value
@@ -106,8 +106,8 @@ def _pipe(
             on_tools_changed=context.on_tools_changed,
         )
     if transport is Transport.SSE:
-        return open_sse(config, context.on_tools_changed)
-    return open_websocket(config, context.on_tools_changed)
+        return open_sse(config, context.on_tools_changed, context.account)
+    return open_websocket(config, context.on_tools_changed, context.account)
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
 from typing import cast
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -33,6 +34,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
+from toolcrib.servers.account import Account
 from toolcrib.servers.link import InputBudget, PipeLink, running_beside
 from toolcrib.servers.web import explain_network
 from toolcrib.servers.wire import TooLarge
@@ -105,8 +107,10 @@ class _Connection(ClientConnection):
 
 
 @contextlib.asynccontextmanager
-async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
-    async with _connected(config) as socket:
+async def open_websocket(
+    config: ServerConfig, on_tools_changed: Callable[[], None], account: Account | None = None
+) -> AsyncIterator[PipeLink]:
+    async with _connected(config, account) as socket:
 
         async def send(message: bytes) -> None:
             try:
@@ -149,14 +153,14 @@ def _why(closed: ConnectionClosed, url: str) -> str:
     return f"The server closed the connection (code {int(closed.rcvd.code)})."
 
 
-@contextlib.asynccontextmanager
-async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
+async def _opened(config: ServerConfig, authorization: str) -> _Connection:
     tls = config.url.lower().startswith("wss:")
-    try:
-        socket = await _Connect(
+    return cast(
+        "_Connection",
+        await _Connect(
             config.url,
             subprotocols=[Subprotocol("mcp")],
-            additional_headers=dict(config.headers),
+            additional_headers={**config.headers, **({"Authorization": authorization} if authorization else {})},
             user_agent_header=None,
             proxy=web.proxy_for(config.url),
             compression=None,
@@ -170,7 +174,28 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
             logger=_quiet,
             create_connection=_Connection,
             ssl=await asyncio.to_thread(web.tls_context, verify=config.verify_tls) if tls else None,
-        )
+        ),
+    )
+
+
+async def _authorized(config: ServerConfig, account: Account | None) -> _Connection:
+    if account is None:
+        return await _opened(config, "")
+    header = await account.current()
+    try:
+        return await _opened(config, account.authorization)
+    except InvalidStatus as error:
+        if error.response.status_code != HTTPStatus.UNAUTHORIZED or not await account.rejected(header):
+            if (refusal := await account.refusal(error.response.status_code, error.response.headers)) is not None:
+                raise refusal from None
+            raise
+    return await _opened(config, account.authorization)
+
+
+@contextlib.asynccontextmanager
+async def _connected(config: ServerConfig, account: Account | None) -> AsyncIterator[_Connection]:
+    try:
+        socket = await _authorized(config, account)
     except InvalidStatus as error:
         answer = error.response
         if answer.status_code == 200:
@@ -182,7 +207,7 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
     except (InvalidHandshake, OSError) as error:
         raise ServerUnavailable(explain_network(error, config.url)) from None
     try:
-        yield cast("_Connection", socket)
+        yield socket
     finally:
         # Closing waits until our last frame is written, which a peer that does not read can block for ever.
         try:

@@ -1,0 +1,201 @@
+"""The tokens of an account: sent with every request, renewed once for everybody, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.responses import JSONResponse
+
+from parts.authorization_server import WRITE, AuthorizationServer
+from parts.signing_in import open_address
+from toolcrib.config.from_code import server_config
+from toolcrib.config.masking import Masker
+from toolcrib.config.model import ServerConfig
+from toolcrib.config.paths import Paths
+from toolcrib.credentials.vault import Vault
+from toolcrib.errors import ServerUnavailable
+from toolcrib.events import Bus
+from toolcrib.servers import account as accounts
+from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.model import ServerState, ToolCall
+from toolcrib.servers.pool import ServerPool
+from toolcrib.servers.redirect_listener import RedirectListener
+from toolcrib.servers.server import Server
+from toolcrib.servers.sign_in import SignInOrder, sign_in
+
+pytestmark = pytest.mark.req("BNS-6")
+
+
+@pytest.fixture
+def authorization() -> Iterator[AuthorizationServer]:
+    with AuthorizationServer.running() as running:
+        yield running
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    return Vault(Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)}))
+
+
+def entry(authorization: AuthorizationServer, **auth: Any) -> ServerConfig:
+    return server_config("web", {"url": authorization.url, **({"auth": auth} if auth else {})})
+
+
+async def signed_in(config: ServerConfig, vault: Vault) -> AccountRecord:
+    async def browse(url: str, _: RedirectListener) -> None:
+        await asyncio.to_thread(open_address, url)
+
+    return await sign_in(SignInOrder(config=config, vault=vault, mask=Masker(), show=browse))
+
+
+@contextlib.asynccontextmanager
+async def connected(config: ServerConfig, vault: Vault) -> AsyncIterator[Server]:
+    pool = ServerPool(bus=Bus(), on_tools=lambda _: None, vault=vault)
+    try:
+        server = pool.acquire(config)
+        await server.settled()
+        yield server
+    finally:
+        await pool.close()
+
+
+async def text_of(server: Server, tool: str = "whoami") -> str:
+    answer = await server.call(ToolCall(name=tool))
+    assert answer.result is not None
+    return str(json.loads(answer.result)["content"][0]["text"])
+
+
+def change(config: ServerConfig, vault: Vault, **fields: Any) -> None:
+    record = load_account(vault, account_key(config))
+    assert record is not None
+    store_account(vault, account_key(config), msgspec.structs.replace(record, **fields))
+
+
+async def test_requests_carry_the_token_of_the_entrys_account(authorization: AuthorizationServer, vault: Vault) -> None:
+    config = entry(authorization)
+    record = await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        assert await text_of(server) == "sign-in 1"
+    assert {seen.token for seen in authorization.mcp_requests if seen.status == 200} == {record.access_token}
+
+
+async def test_without_a_sign_in_the_error_names_the_command(authorization: AuthorizationServer, vault: Vault) -> None:
+    async with connected(entry(authorization), vault) as server:
+        assert server.status.state is ServerState.UNAVAILABLE
+        assert server.status.last_error == "It needs a sign-in: run `toolcrib login web`."
+        with pytest.raises(ServerUnavailable, match=r"It needs a sign-in: run `toolcrib login web`. The call did not"):
+            await server.call(ToolCall(name="whoami"))
+    assert authorization.requests == []
+
+
+@pytest.mark.parametrize("why", ["expired", "rejected"])
+async def test_calls_at_the_same_time_share_one_renewal(
+    authorization: AuthorizationServer, vault: Vault, why: str
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        if why == "expired":
+            change(config, vault, expires_at=1.0)
+            await server.restart()
+        assert await asyncio.gather(*(text_of(server) for _ in range(50))) == ["sign-in 1"] * 50
+    assert len(authorization.refreshes) == 1
+    assert authorization.reused == []
+
+
+async def test_a_token_is_renewed_before_its_end_while_calls_go_on(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    authorization.lifetime = 60
+    config = entry(authorization)
+    first = await signed_in(config, vault)
+    change(config, vault, refreshed_at=first.refreshed_at - 1000)
+    async with connected(config, vault) as server:
+        with authorization.holding("token"):
+            assert await text_of(server) == "sign-in 1"
+        async with asyncio.timeout(30):
+            while load_account(vault, account_key(config)) == first or len(authorization.tokens("access")) < 2:
+                await text_of(server)
+    assert len(authorization.refreshes) == 1
+
+
+async def test_an_ended_permission_says_so_and_is_not_used_again(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.end_sign_ins()
+        for _ in range(3):
+            with pytest.raises(ServerUnavailable, match=r"needs a sign-in again .*invalid_grant.*toolcrib login web"):
+                await text_of(server)
+    assert len(authorization.refreshes) == 1
+
+
+async def test_a_call_that_lacks_a_scope_names_it_and_the_next_sign_in_asks_for_it(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        with pytest.raises(ServerUnavailable, match=rf"lacks a permission \({WRITE}\): run `toolcrib login web`"):
+            await text_of(server, "write")
+        await signed_in(config, vault)
+        await server.restart()
+        assert await text_of(server, "write") == "{}"
+
+
+async def test_a_lost_answer_costs_the_sign_in_only_if_the_token_was_used(
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "_RETRY", 0.0)
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        # Refused without being processed.
+        authorization.expire()
+        authorization.answers["token"] = JSONResponse({}, 503)
+        with pytest.raises(ServerUnavailable, match=r"Its sign-in could not be renewed: .*HTTP 503"):
+            await text_of(server)
+        assert load_account(vault, account_key(config)).pending is None  # type: ignore[union-attr]
+        del authorization.answers["token"]
+        assert await text_of(server) == "sign-in 1"
+        # Processed, and the answer lost.
+        authorization.expire()
+        authorization.drops["token"] = 1
+        with pytest.raises(ServerUnavailable, match="Its sign-in could not be renewed: "):
+            await text_of(server)
+        assert load_account(vault, account_key(config)).pending is not None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("scope", ["", "issues:read"])
+async def test_client_credentials_need_no_person(authorization: AuthorizationServer, vault: Vault, scope: str) -> None:
+    authorization.add_client("robot", "robots-secret")
+    auth = {"type": "client_credentials", "client_id": "robot", "client_secret": "robots-secret"}
+    config = entry(authorization, **auth, **({"scope": scope} if scope else {}))
+    async with connected(config, vault) as server:
+        assert (await text_of(server)).startswith("sign-in")
+        authorization.expire()
+        await asyncio.gather(*(text_of(server) for _ in range(10)))
+    assert [fields["grant_type"] for fields in authorization.token_requests] == ["client_credentials"] * 2
+    bad = entry(authorization, **{**auth, "client_secret": "wrong"})
+    async with connected(bad, Vault(Paths.of_user({"TOOLCRIB_HOME": str(vault.paths.config_dir / "other")}))) as server:
+        assert "rejects the client" in server.status.last_error
+
+
+async def test_a_token_cannot_add_headers(authorization: AuthorizationServer, vault: Vault) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        authorization.changes["token"] = {"access_token": "a\r\nX-Other: b"}
+        with pytest.raises(ServerUnavailable, match="without a usable token"):
+            await text_of(server)
