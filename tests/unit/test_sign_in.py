@@ -326,17 +326,24 @@ async def test_an_answer_in_drops_has_the_same_limit(monkeypatch: pytest.MonkeyP
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
+        try:
             while not writer.is_closing():
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.01)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            ended.set()
 
+    ended = asyncio.Event()
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as dripping:
         url = f"http://127.0.0.1:{dripping.sockets[0].getsockname()[1]}/"
         async with CheckedHttp(url, verify_tls=True) as http:
             with pytest.raises(SignInFailed, match="did not answer in time"):
                 await http.send("GET", url, {})
+        await ended.wait()
 
 
 @pytest.mark.parametrize(
