@@ -107,6 +107,13 @@ class UnknownTool(NotFound):
     http_status = 400
 
 
+class UnknownOffer(NotFound):
+    """There is no such resource or prompt."""
+
+    code = INVALID_PARAMS
+    http_status = 400
+
+
 class UnknownCommand(NotFound):
     code = METHOD_NOT_FOUND
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw
 
+from toolcrib.catalog.offers import Offer, OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
@@ -22,7 +23,8 @@ from toolcrib.policy import Permission
 
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
-_Key = tuple[int, str, ReaderKind]
+OfferList = Literal["resources", "templates", "prompts"]
+_Key = tuple[int, str, ReaderKind | OfferList]
 
 ORIGIN_KEY = "toolcrib/tool"
 """The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
@@ -60,6 +62,18 @@ class ListingCache:
         shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
         render = _rendered_with_origin if reader is ReaderKind.PROGRAM else Tool.render
         array = b"[" + b",".join(render(tool, name) for name, tool in shown.items()) + b"]"
+        self._keep(key, array)
+        return array
+
+    def offers(self, catalog: OfferCatalog, permission: Permission, kind: OfferList) -> bytes:
+        """The JSON array of resources, templates or prompts."""
+        key = (catalog.version, permission.key, kind)
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            return found
+        listed: tuple[Offer, ...] = getattr(catalog, kind)
+        array = b"[" + b",".join(one.render() for one in listed if permission.shows(one.tool)) + b"]"
         self._keep(key, array)
         return array
 

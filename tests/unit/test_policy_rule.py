@@ -28,7 +28,6 @@ from toolcrib.policy import (
     rule_data,
     rule_from,
 )
-from toolcrib.policy.rule import trusted_annotations
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -128,7 +127,7 @@ def test_only_plain_annotations_of_a_trusted_server_apply(
     trusted: bool, annotations: dict[str, Any], expected: dict[str, bool]
 ) -> None:
     known = tool("files", "x", trusted, **annotations)
-    assert trusted_annotations(known) == expected
+    assert known.claims == expected
     assert known.reads_only is expected["read_only"]
     assert tool("crib", "x", trusted=False, readOnlyHint=True).reads_only, "our own commands are always trusted"
 

@@ -65,7 +65,7 @@ class FakeLink(ServerLink):
     """A connection to a `FakeServer`."""
 
     def __init__(self, server: FakeServer, context: LinkContext) -> None:
-        super().__init__(server.name, on_tools_changed=context.on_tools_changed)
+        super().__init__(server.name, on_lists_changed=context.on_lists_changed)
         self._peer = Peer(era=Era.LEGACY, version="2025-06-18")
         self._server = server
 

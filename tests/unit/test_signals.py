@@ -66,7 +66,7 @@ def test_a_server_starts_with_default_signals(loop: type[asyncio.AbstractEventLo
     reaper, stderr = Reaper(), StderrLog(None, mask=str)
 
     async def lines() -> list[str]:
-        async with open_stdio(config, root=None, reaper=reaper, stderr=stderr, on_tools_changed=bool):
+        async with open_stdio(config, root=None, reaper=reaper, stderr=stderr, on_lists_changed=bool):
             return await asyncio.to_thread(wait_for, lambda: len(stderr.tail(2)) == 2 and stderr.tail(2), "its status")
 
     try:

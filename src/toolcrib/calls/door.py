@@ -26,23 +26,25 @@ from msgspec import Raw
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
-from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import (
+    SERVER_UNAVAILABLE,
     AuditUnwritable,
     CallTimeout,
     Denied,
+    InvalidArguments,
+    NotFound,
     ServerFailure,
     ServerUnavailable,
     StoreError,
     ToolcribError,
-    UnknownTool,
 )
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
 from toolcrib.run_events import failure_in
-from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.model import OnLog, OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ class CallTarget(Protocol):
 class ToolSource(Protocol):
     """Resolves names: one project's catalog and its servers."""
 
+    def find_offer(self, method: str, name: str) -> Tool:
+        """The resource or prompt that a request other than tools/call names. Raises `UnknownOffer`."""
+        ...
+
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
         """Raises `UnknownTool`, which suggests only tools that are `shown`, by their names in this style."""
         ...
@@ -81,7 +87,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its caller made it."""
 
     tool: str
-    """A name in any style."""
+    """A name in any style; the address of a resource."""
+    method: str = "tools/call"
     style: NameStyle | None = None
     """The style of the caller's tool names; None: `server:tool`."""
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
@@ -91,6 +98,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the caller can answer a tool's questions (`input_required`)."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
+    log_level: str | None = None
+    on_log: OnLog | None = None
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -126,9 +135,12 @@ class Door:
         permission = context.principal.permission()
         call_id = f"{PROCESS}-{next(self._numbers)}"
         try:
-            tool = context.project.find(request.tool, permission.shows, request.style)
-        except (UnknownTool, ServerFailure) as error:
-            outcome = CallOutcome.UNKNOWN if isinstance(error, UnknownTool) else CallOutcome.UNAVAILABLE
+            if request.method == "tools/call":
+                tool = context.project.find(request.tool, permission.shows, request.style)
+            else:
+                tool = context.project.find_offer(request.method, request.tool)
+        except (NotFound, ServerFailure) as error:
+            outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
             self._note_not_found(call_id, context, request, outcome)
             raise
         params = request.params
@@ -215,7 +227,10 @@ class Door:
         try:
             if record.tool.override is not None and record.tool.override.undo:
                 params, view = self._undone(record, params)
-            record.checked = self._checker.check(record.tool, params.get("arguments"), seen=view)
+            if record.tool.kind is OfferKind.TOOL:
+                record.checked = self._checker.check(record.tool, params.get("arguments"), seen=view)
+            else:
+                record.checked = _arguments_of_offer(record.tool, params)
         except ToolcribError:
             record.finish(CallOutcome.INVALID)
             raise
@@ -257,7 +272,15 @@ class Door:
         tool, context = record.tool, record.context
         audit = None if tool.reads_only else self._audit
         headers = tool.param_headers(record.checked)
-        call = ToolCall(name=tool.name, params=params, meta=request.meta, headers=headers)
+        call = ToolCall(
+            name=tool.name,
+            method=request.method,
+            params=params,
+            meta=request.meta,
+            headers=headers,
+            log_level=request.log_level,
+            on_log=request.on_log,
+        )
         record.intend()
         if audit is not None:
             try:
@@ -310,6 +333,16 @@ async def _repeated(record: CallRecord, request: CallRequest, call: ToolCall, er
         raise (error if error.may_have_run else again) from None
 
 
+def _arguments_of_offer(tool: Tool, params: Mapping[str, Raw]) -> dict[str, Any]:
+    """What conditions of rules are checked against. Servers check the arguments of prompts, which have no schema."""
+    if tool.kind is OfferKind.RESOURCE:
+        return {"uri": tool.name}
+    try:
+        return dict(msgspec.json.decode(params.get("arguments", b"{}"), type=dict[str, str]))
+    except msgspec.MsgspecError as error:
+        raise InvalidArguments(f"The arguments of {tool.display} must be an object of texts: {error}.") from None
+
+
 _CLIENTS_OWN = "wait_for_previous"
 """Gemini CLI adds this parameter to every tool, for its model to say whether a call waits for the previous one, and
 sends it to the server, which may refuse it."""
@@ -352,6 +385,8 @@ def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
 
 def _is_unchanged(record: CallRecord, request: CallRequest) -> bool:
     """The caller's name for the tool may be ambiguous by now; its `server:tool` name still means this tool."""
+    if record.tool.kind is not OfferKind.TOOL:
+        return True
     for name in (request.tool, record.tool_name):
         try:
             found = record.context.project.find(name, lambda _: False)
@@ -406,6 +441,8 @@ def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
         return answer
     why = "it asks for input first" if kind == "input_required" else f"its answer is of the type {kind!r:.80}"
     text = f"{tool.display} gave no result: {why}, which this client does not support."
+    if tool.kind is not OfferKind.TOOL:
+        return ServerAnswer(error=msgspec.json.encode({"code": SERVER_UNAVAILABLE, "message": text}))
     return ServerAnswer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
 
 

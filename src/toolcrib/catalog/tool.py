@@ -8,6 +8,7 @@ A `ToolOverride` replaces the server's definition and converts the arguments bac
 from __future__ import annotations
 
 import copy
+import enum
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from msgspec import Raw
 from toolcrib.catalog.names import Names
 from toolcrib.config.model import ANNOTATIONS, NameStyle
 from toolcrib.servers.param_headers import headers_of, marked_properties, without_annotations
-from toolcrib.servers.wire import deeper_than
+from toolcrib.servers.wire import MAX_DEPTH, deeper_than
 
 Undo = Callable[[dict[str, Any]], dict[str, Any]]
 """Converts arguments from the form after a transform to the form before it."""
@@ -94,9 +95,6 @@ def annotations_of(annotations: Mapping[str, Any]) -> dict[str, bool]:
 
 log = logging.getLogger(__name__)
 
-MAX_DEPTH = 128
-"""Levels in a definition: more than any real schema has, and few enough for any client's parser."""
-
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of a tool that has none."""
 
@@ -106,6 +104,14 @@ _name_decoder = msgspec.json.Decoder(str)
 
 class BadDefinition(ValueError):
     """A definition that is not a JSON object with a name."""
+
+
+class OfferKind(enum.StrEnum):
+    """What a server offers."""
+
+    TOOL = "tool"
+    RESOURCE = "resource"
+    PROMPT = "prompt"
 
 
 # Compared by identity: a snapshot reuses the object of an unchanged tool, and caches are keyed by it.
@@ -125,6 +131,8 @@ class Tool:
     override: ToolOverride | None = None
     """The configuration's changes for those who see the tool. Decisions, records and calls use the server's own
     definition."""
+    kind: OfferKind = OfferKind.TOOL
+    """Permissions, the audit log and the door treat resources and prompts like tools that change nothing."""
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """Decoded fields by name, and the paths of header annotations."""
 
@@ -188,18 +196,33 @@ class Tool:
 
     @property
     def reads_only(self) -> bool:
-        """A trusted server declares that it changes nothing."""
-        return self.trusted and self.annotations.get("readOnlyHint") is True
+        """A trusted server declares that it changes nothing, or the protocol says so."""
+        return self.kind is not OfferKind.TOOL or (self.trusted and self.annotations.get("readOnlyHint") is True)
 
     @property
     def is_harmless(self) -> bool:
         """A trusted server declares that it changes nothing and can be repeated."""
-        return self.reads_only and annotations_of(self.annotations)["idempotent"]
+        return self.reads_only and self.claims["idempotent"]
+
+    @property
+    def claims(self) -> dict[str, bool]:
+        """The annotations that count: those of a trusted server, otherwise the protocol's defaults."""
+        if self.kind is not OfferKind.TOOL:
+            return annotations_of({"readOnlyHint": True})
+        return annotations_of(self.annotations if self.trusted else {})
 
     @property
     def description(self) -> str:
         description = self._field("description")
         return description if isinstance(description, str) else ""
+
+    @property
+    def app_uri(self) -> str:
+        """The address of the app that shows its results (MCP Apps); empty without one."""
+        meta = self._field("_meta")
+        ui = meta.get("ui") if isinstance(meta, dict) else None
+        uri = ui.get("resourceUri") if isinstance(ui, dict) else (meta or {}).get("ui/resourceUri")
+        return uri if isinstance(uri, str) and uri.startswith("ui://") else ""
 
     def param_headers(self, arguments: Mapping[str, Any]) -> dict[str, str]:
         """The `Mcp-Param-*` headers for a call with these arguments."""

@@ -26,7 +26,7 @@ from toolcrib.core.workspace import WorkspaceServer
 from toolcrib.errors import ToolcribError
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy.permission import OWNER_MARK
-from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ToolCall
 
 
 def builtins(
@@ -67,6 +67,9 @@ class CommandServer:
         """Jobs cost money and tokens, so they are listed only if the user's configuration has `jobs:`."""
         wanted = self.crib is not None and self.crib.projects.home.config.settings.jobs.for_agents
         return self.tools if wanted else self._without_jobs
+
+    def offers_in(self, project: Project) -> Offers:
+        return Offers()
 
     def absence(self, project: Project) -> str:
         return ""

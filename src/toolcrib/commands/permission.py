@@ -49,7 +49,6 @@ from toolcrib.policy import (
     rule_from,
 )
 from toolcrib.policy.permission import NO_RULE, OWNER_ONLY, RAW_RESTRICTED, RuleMatch
-from toolcrib.policy.rule import trusted_annotations
 
 _FIXED_DENIALS = {
     OWNER_ONLY.rule: "Not possible: only the owner can use it, on the command line or with the owner's token.",
@@ -314,7 +313,7 @@ async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
         "trusted": tool.trusted,
         "pin": pin_status(project, tool),
         "claimed": tool.annotations,
-        "counts_as": trusted_annotations(tool),
+        "counts_as": tool.claims,
         "remedies": [] if decision.verdict is Verdict.ALLOW else list(case.ways()),
     }
 

@@ -30,7 +30,7 @@ from toolcrib.config.paths import Paths, server_key
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
 from toolcrib.credentials.vault import Vault
-from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool, UsageError
+from toolcrib.errors import ServerUnavailable, UnknownOffer, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
@@ -166,6 +166,9 @@ class Kit(AsyncResource, ToolProvider):
         if self._catalog is None:
             self._catalog = self._built(None)
         return self._catalog
+
+    def find_offer(self, method: str, name: str) -> Tool:
+        raise UnknownOffer("A Kit has only tools.")
 
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None

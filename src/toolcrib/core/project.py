@@ -11,25 +11,27 @@ import contextlib
 import logging
 import shlex
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from toolcrib.calls.door import CallTarget
 from toolcrib.catalog.names import GATEWAY_LIMIT
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode, ShareMode
 from toolcrib.config.paths import slug
 from toolcrib.core.agent_servers import AgentServers
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
-from toolcrib.servers.model import OnProgress, ServerAnswer, ServerState, ToolCall
+from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
 from toolcrib.servers.tool_listing import definition_of, without_tools
 
@@ -46,6 +48,28 @@ PRESENCE = 300.0
 """Seconds after its last request that a caller without a lasting connection counts as present."""
 
 
+PROMPT_METHOD = "prompts/get"
+COMPLETE_METHOD = "completion/complete"
+TEMPLATE_REFERENCE = "template:"
+"""Before the text of a template that a request for completion names; otherwise it names a prompt."""
+_MAX_LINKS = 1000
+_LARGEST_WITH_LINKS = 1024 * 1024
+
+
+class _Link(msgspec.Struct):
+    type: str = ""
+    uri: str = ""
+
+
+class _Linked(msgspec.Struct):
+    content: list[_Link] = []
+
+
+Changes = frozenset[OfferKind]
+Listener = Callable[[str, str, Mapping[str, Any]], None]
+"""Gets a server's name, and the method and params of its notification."""
+
+
 class BuiltinServer(Protocol):
     """A server inside this process."""
 
@@ -53,6 +77,10 @@ class BuiltinServer(Protocol):
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         """Called when the project's catalog is built. A server whose tools change calls `project.changed()`."""
+        ...
+
+    def offers_in(self, project: Project) -> Offers:
+        """Its resources and prompts."""
         ...
 
     def absence(self, project: Project) -> str:
@@ -152,6 +180,10 @@ class Project:
         """By server, the only tools to show; all tools of other servers are shown."""
         self.catalog = Catalog(version=0)
         """All current tools. A new snapshot replaces it after a change."""
+        self.offers = OfferCatalog()
+        """All current resources and prompts, likewise."""
+        self.links: OrderedDict[str, str] = OrderedDict()
+        """The servers of the addresses that results of tools had lately."""
         self.users = 0
         """Connections and requests that use this project now."""
         self.used_by_program = False
@@ -167,9 +199,11 @@ class Project:
         self._next_version = next_version
         self._listings_in = listings_in
         self._trust = trust
-        self._announced_version = 0
+        self._announced: tuple[Any, ...] = ()
         self._logged_unmatched: set[str] = set()
-        self._subscribers: list[Callable[[], None]] = []
+        self._subscribers: list[Callable[[Changes], None]] = []
+        self._listeners: dict[Listener, str] = {}
+        """By the agents that they belong to."""
         self._announcement: asyncio.Handle | None = None
 
     def in_use(self) -> AbstractContextManager[None]:
@@ -307,6 +341,26 @@ class Project:
             if problem.server == meant:
                 unknown.remedy = str(problem)
 
+    def find_offer(self, method: str, name: str) -> Tool:
+        """What a request names: a prompt, a template to complete, or a resource. Raises `UnknownOffer`."""
+        if method == PROMPT_METHOD or (method == COMPLETE_METHOD and not name.startswith(TEMPLATE_REFERENCE)):
+            return self.offers.prompt(name)
+        if method == COMPLETE_METHOD:
+            return self.offers.template(name.removeprefix(TEMPLATE_REFERENCE))
+        return self.offers.resource(name, self.links)
+
+    def remember_links(self, server: str, result: bytes) -> None:
+        """The resources that a result links to can be read, although no list has them."""
+        if b'"resource_link"' not in result or len(result) > _LARGEST_WITH_LINKS:
+            return
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            for link in msgspec.json.decode(result, type=_Linked).content[:_MAX_LINKS]:
+                if link.type == "resource_link" and link.uri:
+                    self.links[link.uri] = server
+                    self.links.move_to_end(link.uri)
+        while len(self.links) > _MAX_LINKS:
+            self.links.popitem(last=False)
+
     def target(self, server: str, request: RequestContext[Project]) -> CallTarget:
         builtin = self._builtins.get(server)
         if builtin is not None:
@@ -335,8 +389,21 @@ class Project:
         return listed is server
 
     def rebuild(self) -> None:
-        """Builds the catalog from the servers' current tools."""
+        """Builds the catalogs from what the servers currently list."""
         self.catalog = self._built()
+        apps: dict[str, set[str]] = {}
+        for tool in self.catalog.tools:
+            if "_meta" in tool.fields and (uri := tool.app_uri):
+                apps.setdefault(tool.server, set()).add(uri)
+        listed = {name: server.offers for name, server in self.servers.items()}
+        listed |= {name: builtin.offers_in(self) for name, builtin in self._builtins.items()}
+        self.offers = OfferCatalog.build(
+            {name: offers for name, offers in listed.items() if offers.capabilities or name in apps},
+            {name: frozenset(uris) for name, uris in apps.items()},
+            style=self.config.settings.names,
+            limit=GATEWAY_LIMIT,
+            previous=self.offers,
+        )
 
     def changed(self) -> None:
         """Rebuilds after a change of servers, tools or trust, and notifies once per iteration of the event loop."""
@@ -346,13 +413,36 @@ class Project:
 
     def _announce(self) -> None:
         self._announcement = None
-        if self.catalog.version == self._announced_version:
-            return
-        self._announced_version = self.catalog.version
-        for subscriber in tuple(self._subscribers):
-            subscriber()
+        now = self.catalog.version, (self.offers.resources, self.offers.templates), self.offers.prompts
+        kinds = OfferKind.TOOL, OfferKind.RESOURCE, OfferKind.PROMPT
+        before, self._announced = self._announced or (None,) * len(now), now
+        changes = frozenset(kind for kind, old, new in zip(kinds, before, now, strict=True) if old != new)
+        for subscriber in tuple(self._subscribers) if changes else ():
+            subscriber(changes)
 
-    def subscribe(self, subscriber: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, listener: Listener, agent: str) -> Callable[[], None]:
+        """Passes on what servers report. Instances that belong to one agent are heard by that agent only."""
+        self._listeners[listener] = agent
+
+        def leave() -> None:
+            self._listeners.pop(listener, None)
+
+        return leave
+
+    def heard(self, server: Server, method: str, params: Mapping[str, Any]) -> None:
+        """A server that may be one of this project's has sent a notification."""
+        own = next((agent for agent, one in self.agent_servers.by_agent(server.name).items() if one is server), None)
+        if own is None and self.servers.get(server.name) is not server:
+            return
+        self.report(server.name, method, params, agent=own)
+
+    def report(self, server: str, method: str, params: Mapping[str, Any], agent: str | None = None) -> None:
+        for listener, of in tuple(self._listeners.items()):
+            if agent in (None, of):
+                listener(server, method, params)
+
+    def subscribe(self, subscriber: Callable[[Changes], None]) -> Callable[[], None]:
+        """Called after each change of what is listed, with the kinds that changed."""
         self._subscribers.append(subscriber)
 
         def unsubscribe() -> None:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from toolcrib.catalog.tool import OfferKind
 from toolcrib.config.from_code import OwnSource, with_servers_of
 from toolcrib.config.layers import LastGood, files_read, load
 from toolcrib.config.masking import secrets_of
@@ -63,6 +64,7 @@ class Projects:
         self.pool = ServerPool(
             bus=crib.bus,
             on_tools=self._tools_changed,
+            on_notice=self._heard,
             log_file=here.paths.server_log,
             mask=here.mask,
             install_locks=here.paths.install_locks,
@@ -271,7 +273,7 @@ class Projects:
                 agent_servers=AgentServers(self.pool, root),
             )
             self.by_root[root] = project
-            project.subscribe(lambda: self._announce(project))
+            project.subscribe(lambda changes: self._announce(project) if OfferKind.TOOL in changes else None)
             # Readers that arrive while the servers are acquired get the built-in tools.
             project.rebuild()
             if root != self.root:
@@ -351,6 +353,10 @@ class Projects:
         if server.config.share is ShareMode.AGENT and not server.was_used:
             # It was started only to be listed.
             self._rest_if_on_demand(server)
+
+    def _heard(self, server: Server, method: str, params: Mapping[str, Any]) -> None:
+        for project in self:
+            project.heard(server, method, params)
 
     async def _prepared(self, server: Server, tools: tuple[bytes, ...]) -> None:
         """Reads many new definitions before anything shows them."""

@@ -25,7 +25,7 @@ from toolcrib.core.project import Project
 from toolcrib.errors import CallTimeout, StoreError, ToolcribError, WorkspaceError
 from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import RequestContext
-from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ToolCall
 from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.settings.load import load_settings, settings_files
 from toolcrib.workspace.workspace import Workspace
@@ -85,6 +85,9 @@ class WorkspaceServer:
         except ToolcribError as error:
             log.info("%s has no workspace tools: %s", project.root, error.text())
             return ()
+
+    def offers_in(self, project: Project) -> Offers:
+        return Offers()
 
     def absence(self, project: Project) -> str:
         """Why the project has no workspace tools; empty if it has them."""

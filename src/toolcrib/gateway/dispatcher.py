@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from toolcrib.calls import CallRequest
+from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.offers import with_addresses
 from toolcrib.core.crib import Crib
-from toolcrib.core.project import Project
+from toolcrib.core.project import COMPLETE_METHOD, TEMPLATE_REFERENCE, Project
 from toolcrib.errors import (
     INTERNAL_ERROR,
     AuditUnwritable,
@@ -39,8 +40,12 @@ from toolcrib.gateway.messages import (
     raw_error_message,
     result_message,
 )
+from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
-from toolcrib.servers.model import MODERN_VERSION, Era, ServerAnswer
+from toolcrib.listing import OfferList
+from toolcrib.servers.link import LOG_MESSAGE
+from toolcrib.servers.model import MODERN_VERSION, NAMED_BY, Era, OnLog, OnProgress, ServerAnswer
+from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +54,10 @@ _decode_name = msgspec.json.Decoder(str).decode
 _LISTING_WAIT_SECONDS = 2.0
 """Clients give up on a server after five."""
 _CALL_WAIT_SECONDS = 10.0
+_FORWARDED = frozenset({"resources/read", "prompts/get", COMPLETE_METHOD})
+_WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
-
-LIST_CHANGED = notification("notifications/tools/list_changed")
 
 
 class PendingRequest:
@@ -154,9 +159,16 @@ class Dispatcher:
         return RequestContext(principal, project, session, conversation, reader)
 
     async def answer(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, request: PendingRequest, notify: Notify
+        self,
+        message: ClientMessage,
+        era: Era,
+        context: ProjectRequest,
+        request: PendingRequest,
+        notify: Notify,
+        watching: Watching | None = None,
     ) -> Reply:
-        """The answer to any request except `subscriptions/listen`, whose answer is a stream."""
+        """The answer to any request except `subscriptions/listen`, whose answer is a stream. A legacy connection has a
+        `watching`."""
         if message.id is None:
             raise ValueError("a notification has no answer")
         session, interrupt = context.session, request.interrupt
@@ -165,8 +177,14 @@ class Dispatcher:
         try:
             with context.project.in_use():
                 if message.method == "tools/call":
-                    return await self._call(message, message.id, era, context, notify)
-                return Reply(result_message(message.id, await self._result(message, era, context)))
+                    answer = await self._call(message, era, context, notify, _log_level(message, watching))
+                elif message.method in _FORWARDED:
+                    answer = await self._forwarded(message, era, context, notify, _log_level(message, watching))
+                elif watching is not None and message.method in _WATCHED:
+                    answer = await self._watched(message, watching)
+                else:
+                    answer = ServerAnswer(result=await self._result(message, era, context))
+                return _reply(message.id, answer, era)
         except Rejected as rejected:
             return rejected.reply(era, message.id)
         except ToolcribError as error:
@@ -185,11 +203,11 @@ class Dispatcher:
             if session is not None:
                 session.over(interrupt)
 
-    def initialize(self, message: ClientMessage) -> Reply:
+    def initialize(self, message: ClientMessage, principal: Principal, project: Project) -> Reply:
         """Answers `initialize`, which has no context yet."""
         request_id = message.id or b"null"
         try:
-            return Reply(result_message(request_id, _initialize(message)))
+            return Reply(result_message(request_id, _initialize(message, instructions(project, principal))))
         except Rejected as rejected:
             return rejected.reply(Era.LEGACY, request_id)
 
@@ -200,24 +218,80 @@ class Dispatcher:
                 await context.project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
                 return protocol.list_result(era, "tools", self._tools(context))
             case "prompts/list":
-                _refuse_cursor(message)
-                return protocol.list_result(era, "prompts", b"[]")
+                return await self._offers(message, era, context, "prompts", "prompts")
             case "resources/list":
-                _refuse_cursor(message)
-                return protocol.list_result(era, "resources", b"[]")
+                return await self._offers(message, era, context, "resources", "resources")
             case "resources/templates/list":
-                _refuse_cursor(message)
-                return protocol.list_result(era, "resourceTemplates", b"[]")
-            case "prompts/get" | "resources/read":
-                raise Rejected(ErrorCase.ARGUMENT, why="Not found: prompts and resources are not supported yet")
+                return await self._offers(message, era, context, "templates", "resourceTemplates")
             case "initialize" if era is Era.LEGACY:
-                return _initialize(message)
+                return _initialize(message, instructions(context.project, context.principal))
             case "ping" if era is Era.LEGACY:
                 return b"{}"
             case "server/discover" if era is Era.MODERN:
-                return _discover()
+                return _discover(instructions(context.project, context.principal))
             case _:
                 raise Rejected(ErrorCase.METHOD, method=message.method[:80])
+
+    async def _offers(
+        self, message: ClientMessage, era: Era, context: ProjectRequest, kind: OfferList, key: str
+    ) -> bytes:
+        _refuse_cursor(message)
+        project = context.project
+        await project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
+        return protocol.list_result(
+            era, key, project.listings.offers(project.offers, context.principal.permission(), kind)
+        )
+
+    async def _forwarded(
+        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, level: str | None
+    ) -> ServerAnswer:
+        """Reads a resource, gets a prompt, or completes an argument of either."""
+        method, project = message.method, context.project
+        params = dict(message.params)
+        if method == COMPLETE_METHOD:
+            name, params = _completed(project, params)
+        else:
+            name = _text(params, NAMED_BY[method])
+        request = CallRequest(
+            tool=name,
+            method=method,
+            params={key: value for key, value in params.items() if key != NAMED_BY.get(method)},
+            meta=protocol.forwarded_meta(message.meta),
+            takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
+            on_progress=_progress_to(message, notify),
+            log_level=level,
+            on_log=_log_to(level, notify),
+        )
+        made = await self._door.call(context, request)
+        if made.answer.result is None:
+            return made.answer
+        if method != "resources/read":
+            return ServerAnswer(result=protocol.tool_result(made.answer.result, client=era))
+        result = made.answer.result
+        if name != made.tool.name:
+            result = with_addresses(result, project.offers, made.tool)
+        return ServerAnswer(result=protocol.read_result(result, client=era))
+
+    async def _watched(self, message: ClientMessage, watching: Watching) -> ServerAnswer:
+        """Legacy clients subscribe to resources and log messages for their connection."""
+        if message.method == "logging/setLevel":
+            level = log_level(message.params.get("level"))
+            if level is None:
+                raise Rejected(ErrorCase.ARGUMENT, why=f"params.level must be one of {', '.join(LOG_LEVELS)}")
+            watching.set_level(level)
+            return ServerAnswer(result=b"{}")
+        uri = _text(message.params, "uri")
+        if message.method == "resources/unsubscribe":
+            watching.drop(uri)
+            return ServerAnswer(result=b"{}")
+        if watching.is_full:
+            raise Rejected(ErrorCase.ARGUMENT, why=f"at most {MAX_RESOURCES} resources can be subscribed to")
+        error = await watching.watch(self._door, uri)
+        return ServerAnswer(result=b"{}") if error is None else ServerAnswer(error=error)
+
+    @property
+    def door(self) -> Door:
+        return self._door
 
     def _tools(self, context: ProjectRequest) -> bytes:
         catalog, listings = context.project.catalog, context.project.listings
@@ -230,8 +304,8 @@ class Dispatcher:
         return tools
 
     async def _call(
-        self, message: ClientMessage, request_id: bytes, era: Era, context: ProjectRequest, notify: Notify
-    ) -> Reply:
+        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, level: str | None
+    ) -> ServerAnswer:
         params = dict(message.params)
         try:
             name = _decode_name(params.pop("name"))
@@ -241,11 +315,6 @@ class Dispatcher:
             # Given both `Arguments` and `arguments`, a case-insensitive reader may take the one that wasn't checked.
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
-        token = message.meta.get("progressToken")
-
-        def progress(report: dict[str, Any]) -> None:
-            notify(notification("notifications/progress", {"progressToken": token, **report}))
-
         project = context.project
         request = CallRequest(
             tool=name,
@@ -253,20 +322,81 @@ class Dispatcher:
             params=params,
             meta=protocol.forwarded_meta(message.meta),
             takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
-            on_progress=None if token is None else progress,
+            on_progress=_progress_to(message, notify),
+            log_level=level,
+            on_log=_log_to(level, notify),
         )
         try:
             if name not in project.catalog:
                 await project.wait_for_new_servers(_CALL_WAIT_SECONDS)
-            answer = (await self._door.call(context, request)).answer
+            made = await self._door.call(context, request)
+            answer = made.answer
+            if answer.result is not None:
+                project.remember_links(made.tool.server, answer.result)
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is ReaderKind.PROGRAM:
                 raise
             answer = ServerAnswer(result=error_as_tool_result(error))
-        if answer.result is None:
-            error_bytes = answer.error or b'{"code":-32603,"message":"no error was given"}'
-            return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
-        return Reply(result_message(request_id, protocol.tool_result(answer.result, client=era)))
+        if answer.result is not None:
+            return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
+        return answer
+
+
+def _reply(request_id: bytes, answer: ServerAnswer, era: Era) -> Reply:
+    if answer.result is not None:
+        return Reply(result_message(request_id, answer.result))
+    error_bytes = answer.error or b'{"code":-32603,"message":"no error was given"}'
+    return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
+
+
+def _progress_to(message: ClientMessage, notify: Notify) -> OnProgress | None:
+    token = message.meta.get("progressToken")
+    if token is None:
+        return None
+    return lambda report: notify(notification("notifications/progress", {"progressToken": token, **report}))
+
+
+def _log_level(message: ClientMessage, watching: Watching | None) -> str | None:
+    """Modern clients ask for log messages with each request, legacy ones for their connection."""
+    level = message.meta.get(LOG_LEVEL_KEY) if watching is None else watching.level
+    return level if level in LOG_LEVELS else None
+
+
+def _log_to(level: str | None, notify: Notify) -> OnLog | None:
+    if level is None:
+        return None
+    least = LOG_LEVELS.index(level)
+
+    def passed_on(params: Mapping[str, Any]) -> None:
+        if params.get("level") in LOG_LEVELS and LOG_LEVELS.index(params["level"]) >= least:
+            notify(notification(LOG_MESSAGE, params))
+
+    return passed_on
+
+
+def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
+    try:
+        return _decode_name(params[key])
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Rejected(ErrorCase.ARGUMENT, why=f"params.{key} must be a string") from error
+
+
+class _Reference(msgspec.Struct):
+    type: str
+    name: str = ""
+    uri: str = ""
+
+
+def _completed(project: Project, params: dict[str, msgspec.Raw]) -> tuple[str, dict[str, msgspec.Raw]]:
+    """What a request for completion names, and its params as the server knows it."""
+    try:
+        ref = msgspec.json.decode(params["ref"], type=_Reference)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Rejected(ErrorCase.ARGUMENT, why="params.ref must name a prompt or a resource template") from error
+    name = ref.name if ref.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{ref.uri}"
+    own = project.find_offer(COMPLETE_METHOD, name).name
+    named = {"type": ref.type, **({"name": own} if ref.type == "ref/prompt" else {"uri": own})}
+    return name, {**params, "ref": msgspec.Raw(msgspec.json.encode(named))}
 
 
 class _Coded(msgspec.Struct):
@@ -289,7 +419,27 @@ def _refuse_cursor(message: ClientMessage) -> None:
         raise Rejected(ErrorCase.ARGUMENT, why="params.cursor is invalid: lists are not paginated")
 
 
-def _initialize(message: ClientMessage) -> bytes:
+_INSTRUCTIONS_OF_SERVER, _INSTRUCTIONS = 1_600, 8_000
+"""Characters: about 400 and 2,000 tokens."""
+
+
+def instructions(project: Project, principal: Principal) -> str:
+    """What the agent's servers say about their use, each under its name."""
+    permission = principal.permission()
+    parts, room = [protocol.INSTRUCTIONS], _INSTRUCTIONS
+    for server, offers in sorted(project.offers.offers.items()):
+        text = "".join(one for one in offers.instructions.strip() if one.isprintable() or one == "\n")
+        if not text or not any(map(permission.shows, project.catalog.of_server(server))):
+            continue
+        cut = text if len(text) <= _INSTRUCTIONS_OF_SERVER else f"{text[: _INSTRUCTIONS_OF_SERVER - 1]}…"
+        if len(cut) > room:
+            continue
+        room -= len(cut)
+        parts.append(f"# Server {server}\n{cut}")
+    return "\n\n".join(parts)
+
+
+def _initialize(message: ClientMessage, instructions: str) -> bytes:
     try:
         wanted = msgspec.json.decode(message.params["protocolVersion"], type=str)
     except (KeyError, msgspec.ValidationError) as error:
@@ -300,18 +450,18 @@ def _initialize(message: ClientMessage) -> bytes:
             "protocolVersion": version,
             "capabilities": protocol.CAPABILITIES,
             "serverInfo": protocol.SERVER_INFO,
-            "instructions": protocol.INSTRUCTIONS,
+            "instructions": instructions,
         }
     )
 
 
-def _discover() -> bytes:
+def _discover(instructions: str) -> bytes:
     return protocol.own_result(
         Era.MODERN,
         {
             "supportedVersions": [MODERN_VERSION],
             "capabilities": protocol.CAPABILITIES,
-            "instructions": protocol.INSTRUCTIONS,
+            "instructions": instructions,
             "ttlMs": 0,
             "cacheScope": "private",
         },

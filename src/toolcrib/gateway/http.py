@@ -29,24 +29,41 @@ from toolcrib.gateway.auth import (
     method_not_allowed,
     read_body,
 )
-from toolcrib.gateway.dispatcher import LIST_CHANGED, Dispatcher, PendingRequest, PendingRequests, ProjectRequest
+from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests, ProjectRequest
 from toolcrib.gateway.messages import ClientMessage, Rejected, error_reply, read_message
-from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_notice, wants_tool_changes
+from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
 from toolcrib.gateway.streams import PostExchange, Receive, Send, SseResponse, send_json, until_disconnected
+from toolcrib.gateway.watching import Watching
 from toolcrib.servers.model import MODERN_VERSION, Era
 
 
 class LegacyConnection:
     """Open requests and streams of one legacy session id."""
 
-    __slots__ = ("id", "pending", "streams")
+    __slots__ = ("id", "pending", "streams", "watching")
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.pending = PendingRequests()
         self.streams: set[SseResponse] = set()
+        self.watching: Watching | None = None
+        """Its subscriptions to resources and log messages."""
+
+    def watch(self, context: ProjectRequest) -> Watching:
+        if self.watching is None:
+            self.watching = Watching(context, self.send, kinds=frozenset())
+        return self.watching
+
+    def send(self, message: bytes) -> None:
+        """Sends a notification on one of its streams; without one, the client can't be reached."""
+        for stream in self.streams:
+            stream.offer(message)
+            return
 
     def end(self) -> None:
+        if self.watching is not None:
+            self.watching.close()
+            self.watching = None
         self.pending.cancel_all()
         for stream in tuple(self.streams):
             stream.close()
@@ -67,8 +84,19 @@ class LegacyConnections:
 
     def release(self, connection: LegacyConnection) -> None:
         """Forgets the connection unless it still has open requests or streams."""
-        if not connection.pending and not connection.streams:
+        if connection.pending or connection.streams:
+            return
+        watching = connection.watching
+        if watching is not None and watching.is_idle:
+            watching.close()
+            watching = connection.watching = None
+        if watching is None:
             self._by_id.pop(connection.id, None)
+
+    def permission_changed(self, agent: str) -> None:
+        for one in self._by_id.values():
+            if one.watching is not None and one.watching.agent == agent:
+                one.watching.permission_changed()
 
     def end(self, id: str) -> None:
         found = self._by_id.get(id)
@@ -80,7 +108,7 @@ class _OpenStream(msgspec.Struct, frozen=True, eq=False):
     """A notification stream that a client keeps open."""
 
     agent: str
-    notice: bytes | None
+    watching: Watching
     hang_up: Callable[[], None]
 
 
@@ -173,17 +201,17 @@ class HttpGateway:
         request = PendingRequest(asyncio.current_task(self._loop))
         end = connection.pending.begin(message.key, request.cancel)
         try:
-            await self._answer(message, Era.LEGACY, context, request, receive, send)
+            watching = connection.watch(context)
+            await self._answer(message, Era.LEGACY, context, request, receive, send, watching)
         finally:
             end()
             self._legacy.release(connection)
 
     async def _initialize(self, message: ClientMessage, admitted: AdmittedRequest, send: Send) -> None:
-        reply = self._dispatcher.initialize(message)
+        # No session for an agent whose folder is missing or whose token was revoked.
+        project = await self._auth.project(admitted.principal)
+        reply = self._dispatcher.initialize(message, admitted.principal, project)
         if reply.accepted:
-            # No session for an agent whose folder is missing or whose token was revoked.
-            await self._auth.project(admitted.principal)
-            admitted.principal.permission()
             session_id, _ = await self._sessions.begin_legacy(admitted.principal.name, admitted.label)
             reply = msgspec.structs.replace(reply, extra=((b"mcp-session-id", session_id.encode()),))
         await send_json(send, reply)
@@ -212,9 +240,10 @@ class HttpGateway:
         request: PendingRequest,
         receive: Receive,
         send: Send,
+        watching: Watching | None = None,
     ) -> None:
         exchange = PostExchange(self._loop, receive, send, request)
-        await exchange.finish(await self._dispatcher.answer(message, era, context, request, exchange.notify))
+        await exchange.finish(await self._dispatcher.answer(message, era, context, request, exchange.notify, watching))
 
     async def _get(self, admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_legacy_method(admitted.headers)
@@ -225,7 +254,7 @@ class HttpGateway:
         stream = SseResponse(send, [(b"mcp-session-id", session_id.encode())])
         connection.streams.add(stream)
         try:
-            await self._carry(stream, context, LIST_CHANGED, None, receive)
+            await self._carry(stream, context, Watching(context, stream.offer), None, receive)
         finally:
             connection.streams.discard(stream)
             self._legacy.release(connection)
@@ -240,29 +269,29 @@ class HttpGateway:
     async def _listen(
         self, message: ClientMessage, request_id: bytes, context: ProjectRequest, receive: Receive, send: Send
     ) -> None:
-        honoured = wants_tool_changes(message)
+        wanted = listen_request(message)
         stream = SseResponse(send)
-        stream.put(listen_acknowledged(request_id, tools=honoured))
-        notice = listen_notice(request_id) if honoured else None
-        await self._carry(stream, context, notice, listen_ended(request_id), receive)
+        watching = Watching(context, stream.offer, kinds=wanted.kinds, tag=request_id)
+        watched = await watching.watch_all(self._dispatcher.door, wanted.resource_subscriptions)
+        stream.put(listen_acknowledged(request_id, wanted.kinds, watched))
+        await self._carry(stream, context, watching, listen_ended(request_id), receive)
 
     async def _carry(
         self,
         stream: SseResponse,
         context: ProjectRequest,
-        notice: bytes | None,
+        watching: Watching,
         final_message: bytes | None,
         receive: Receive,
     ) -> None:
-        """Sends the notice whenever the client's tools change, until either side ends the stream."""
+        """Sends notifications until either side ends the stream."""
 
         def hang_up() -> None:
             if final_message is not None:
                 stream.put(final_message)
             stream.close()
 
-        unsubscribe = context.project.subscribe(lambda: stream.offer(notice)) if notice is not None else lambda: None
-        self._streams[stream] = _OpenStream(context.principal.name, notice, hang_up)
+        self._streams[stream] = _OpenStream(context.principal.name, watching, hang_up)
         session = context.session
         if session is not None:
             session.begin(hang_up)
@@ -272,7 +301,7 @@ class HttpGateway:
             with context.project.in_use():
                 await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            unsubscribe()
+            watching.close()
             if session is not None:
                 session.over(hang_up)
             del self._streams[stream]
@@ -283,9 +312,10 @@ class HttpGateway:
     def _permission_changed(self, event: Event) -> None:
         """A changed permission changes the agent's tool list, so its clients get the notice."""
         if isinstance(event, PermissionChanged):
-            for stream, held in self._streams.items():
-                if held.agent == event.agent and held.notice is not None:
-                    stream.offer(held.notice)
+            for held in self._streams.values():
+                if held.agent == event.agent:
+                    held.watching.permission_changed()
+            self._legacy.permission_changed(event.agent)
 
 
 async def _done(send: Send, status: int) -> None:

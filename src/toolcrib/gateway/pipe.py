@@ -16,9 +16,10 @@ from toolcrib.errors import ErrorCase, ToolcribError
 from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
 from toolcrib.gateway.auth import bad_token
-from toolcrib.gateway.dispatcher import LIST_CHANGED, Dispatcher, PendingRequest, PendingRequests
+from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests
 from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, error_reply, read_limited
-from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_notice, wants_tool_changes
+from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
+from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal
 from toolcrib.servers.model import Era
 from toolcrib.servers.wire import on_one_line
@@ -56,18 +57,17 @@ class PipeConnection:
         self._initialized = False
         """A legacy client must not get notifications before it has sent `notifications/initialized`."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listening: dict[str | int, bytes] = {}
-        """Modern subscriptions: the notification to send, by the request's id."""
+        self._listening: dict[str | int, Watching] = {}
+        """Modern subscriptions, by the request's id."""
+        self._watching: Watching | None = None
+        """A legacy client's."""
         self._serving: asyncio.Task[None] | None = None
         self._dismissed = False
         """Whether the agent has ended, so reading stops."""
 
     async def serve(self) -> None:
         self._serving = asyncio.current_task()
-        subscriptions = [
-            self._project.subscribe(self._announce_change),
-            self._crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded),
-        ]
+        unsubscribe = self._crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded)
         try:
             while line := await self._line():
                 if line.strip():
@@ -82,13 +82,15 @@ class PipeConnection:
                 raise
             self._serving.uncancel()
         finally:
-            for unsubscribe in subscriptions:
-                unsubscribe()
+            unsubscribe()
+            for watching in self._all_watching():
+                watching.close()
             await self._end()
 
     def _agent_changed(self, event: Event) -> None:
         if isinstance(event, PermissionChanged) and event.agent == self._principal.name:
-            self._announce_change()
+            for watching in self._all_watching():
+                watching.permission_changed()
         elif isinstance(event, AgentEnded) and event.agent == self._principal.name and self._serving is not None:
             self._dismissed = True
             self._serving.cancel("the agent has ended")
@@ -111,7 +113,7 @@ class PipeConnection:
             if message.id is None:
                 self._notified(message)
             elif message.method == "subscriptions/listen" and self._era is Era.MODERN:
-                self._listen(message, message.id)
+                await self._listen(message, message.id)
             else:
                 self._begin(message, message.id)
         except Rejected as rejected:
@@ -146,7 +148,9 @@ class PipeConnection:
         era = self._era or Era.LEGACY
         try:
             context = await self._dispatcher.context(self._principal, self._project, self._conversation)
-            reply = await self._dispatcher.answer(message, era, context, request, self._report)
+            if self._watching is None and era is Era.LEGACY:
+                self._watching = Watching(context, self._tell)
+            reply = await self._dispatcher.answer(message, era, context, request, self._report, self._watching)
         except Rejected as rejected:
             reply = rejected.reply(era, request_id)
         except ToolcribError as error:
@@ -162,25 +166,28 @@ class PipeConnection:
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
-    def _listen(self, message: ClientMessage, request_id: bytes) -> None:
-        key = message.key
-        honoured = wants_tool_changes(message)
-        self._send(listen_acknowledged(request_id, tools=honoured))
-        if honoured:
-            self._listening[key] = listen_notice(request_id)
+    async def _listen(self, message: ClientMessage, request_id: bytes) -> None:
+        key, wanted = message.key, listen_request(message)
+        context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+        watching = Watching(context, self._report, kinds=wanted.kinds, tag=request_id)
+        watched = await watching.watch_all(self._dispatcher.door, wanted.resource_subscriptions)
+        self._send(listen_acknowledged(request_id, wanted.kinds, watched))
+        self._listening[key] = watching
 
         def unlisten() -> None:
-            self._listening.pop(key, None)
+            if (gone := self._listening.pop(key, None)) is not None:
+                gone.close()
             end()
             self._send(listen_ended(request_id))
 
         end = self._pending.begin(key, unlisten)
 
-    def _announce_change(self) -> None:
+    def _all_watching(self) -> tuple[Watching, ...]:
+        return (*self._listening.values(), *((self._watching,) if self._watching else ()))
+
+    def _tell(self, message: bytes) -> None:
         if self._initialized:
-            self._send(LIST_CHANGED)
-        for notice in self._listening.values():
-            self._send(notice)
+            self._report(message)
 
     def _report(self, message: bytes) -> None:
         """Sends progress, or drops it if the client reads too slowly."""

@@ -13,12 +13,13 @@ import base64
 import binascii
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from toolcrib import __version__
+from toolcrib.catalog.tool import OfferKind
 from toolcrib.errors import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -30,7 +31,7 @@ from toolcrib.errors import (
     ErrorCase,
 )
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification, result_message
-from toolcrib.servers.model import MODERN_VERSION, Era
+from toolcrib.servers.model import MODERN_VERSION, NAMED_BY, Era
 from toolcrib.servers.wire import result_type
 
 LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -48,9 +49,14 @@ INSTRUCTIONS = (
     "Toolcrib gives you the tools of several MCP servers. A tool's name begins with the name of its server; "
     "tools whose name begins with crib_ are about Toolcrib itself."
 )
-CAPABILITIES = {"tools": {"listChanged": True}, "prompts": {"listChanged": False}, "resources": {"listChanged": False}}
-
-_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+CAPABILITIES = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "completions": {},
+    "logging": {},
+}
+LISTS = {OfferKind.TOOL: "tools", OfferKind.RESOURCE: "resources", OfferKind.PROMPT: "prompts"}
 _decode_text = msgspec.json.Decoder(str).decode
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 
@@ -102,7 +108,7 @@ def _check_headers(message: ClientMessage, version: Any, headers: Mapping[str, s
         raise mismatch("MCP-Protocol-Version", "the version in params._meta")
     if headers.get("mcp-method") != message.method:
         raise mismatch("Mcp-Method", "the method in the body")
-    key = _NAMED.get(message.method)
+    key = NAMED_BY.get(message.method)
     if key is not None and key in message.params:
         try:
             named = _decode_text(message.params[key])
@@ -166,35 +172,68 @@ def tool_result(result: bytes, *, client: Era) -> bytes:
         with contextlib.suppress(msgspec.MsgspecError):
             fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
             return msgspec.json.encode({**fields, "resultType": "complete"})
+    return _with_members(result, b'"resultType":"complete"')
+
+
+def read_result(result: bytes, *, client: Era) -> bytes:
+    """The result of resources/read. Modern ones say how long they may be cached: by default not at all."""
+    made = tool_result(result, client=client)
+    if client is Era.LEGACY or b'"ttlMs"' in made:
+        return made
+    return _with_members(made, b'"ttlMs":0,"cacheScope":"private"')
+
+
+def _with_members(result: bytes, members: bytes) -> bytes:
     rest = result.lstrip()[1:].lstrip()
-    return b'{"resultType":"complete"%b%b' % (b"" if rest[:1] == b"}" else b",", rest)
+    return b"{%b%b%b" % (members, b"" if rest[:1] == b"}" else b",", rest)
 
 
-def wants_tool_changes(message: ClientMessage) -> bool:
+class ListenRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """The notifications that a modern client wants."""
+
+    tools_list_changed: bool = False
+    prompts_list_changed: bool = False
+    resources_list_changed: bool = False
+    resource_subscriptions: list[str] = []
+
+    @property
+    def kinds(self) -> frozenset[OfferKind]:
+        return frozenset(kind for kind, name in LISTS.items() if getattr(self, f"{name}_list_changed"))
+
+
+def listen_request(message: ClientMessage) -> ListenRequest:
     try:
-        wanted = msgspec.json.decode(message.params["notifications"], type=dict[str, Any])
+        return msgspec.json.decode(message.params["notifications"], type=ListenRequest)
     except (KeyError, msgspec.ValidationError) as error:
         raise Rejected(
             ErrorCase.ARGUMENT,
             why="params.notifications must be an object that names the notifications to receive",
             id=message.id or b"null",
         ) from error
-    return wanted.get("toolsListChanged") is True
 
 
 def _tag(request_id: bytes) -> dict[str, Any]:
     return {SUBSCRIPTION_KEY: msgspec.json.decode(request_id)}
 
 
-def listen_acknowledged(request_id: bytes, *, tools: bool) -> bytes:
-    honoured = {"toolsListChanged": True} if tools else {}
+def listen_acknowledged(request_id: bytes, kinds: frozenset[OfferKind], uris: Sequence[str]) -> bytes:
+    honoured: dict[str, Any] = {f"{name}ListChanged": True for kind, name in LISTS.items() if kind in kinds}
+    if uris:
+        honoured["resourceSubscriptions"] = list(uris)
     return notification(
         "notifications/subscriptions/acknowledged", {"_meta": _tag(request_id), "notifications": honoured}
     )
 
 
-def listen_notice(request_id: bytes) -> bytes:
-    return notification("notifications/tools/list_changed", {"_meta": _tag(request_id)})
+def tagged(method: str, params: Mapping[str, Any], request_id: bytes | None) -> bytes:
+    """A notification; on the stream of a modern subscription, it names the subscription."""
+    if request_id is not None:
+        params = {**params, "_meta": {**params.get("_meta", {}), **_tag(request_id)}}
+    return notification(method, params or None)
+
+
+def list_changed(kind: OfferKind, request_id: bytes | None = None) -> bytes:
+    return tagged(f"notifications/{LISTS[kind]}/list_changed", {}, request_id)
 
 
 def listen_ended(request_id: bytes) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import RESERVED_SERVER_NAMES, WORKSPACE
 from toolcrib.policy.condition import Under
 from toolcrib.policy.paths import PathContext, PathResolver
@@ -258,7 +258,9 @@ class _Index:
         self._rules: dict[tuple[str | None, str | None], list[Rule]] = {}
         for rule in rules:
             for server, tool in rule.readings:
-                self._rules.setdefault((_literal(server), _literal(tool)), []).append(rule)
+                # A resource's address has several spellings.
+                name = None if rule.kind is OfferKind.RESOURCE else _literal(tool)
+                self._rules.setdefault((_literal(server), name), []).append(rule)
 
     def covering(self, tool: Tool) -> list[Rule]:
         server, name = tool.server.casefold(), tool.name.casefold()

@@ -21,7 +21,8 @@ from types import MappingProxyType
 from typing import Any
 
 from toolcrib.catalog.names import SHORT_NAMES
-from toolcrib.catalog.tool import Tool, annotations_of
+from toolcrib.catalog.offers import spellings
+from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import ANNOTATIONS
 from toolcrib.errors import ConfigError
 from toolcrib.policy.condition import LONGEST_WORD, Condition, ConditionTest, Matches, OneOf, Under
@@ -52,9 +53,10 @@ class RuleOrigin(enum.StrEnum):
 class Rule:
     effect: Verdict
     tools: str
-    """A glob over server and tool: `git:*`, `*:read_*`. `*` alone is `*:*`."""
+    """A glob over server and tool: `git:*`, `*:read_*`. `*` alone is `*:*`. `git:*` also covers the server's resources
+    and prompts; narrower ones are named by their kind: `resource:files:file:///src/*`, `prompt:git:*`."""
     annotations: Mapping[str, bool] = field(default_factory=dict)
-    """Required annotations of the tool (`ANNOTATIONS`), as `trusted_annotations` returns them."""
+    """Required annotations of the tool (`ANNOTATIONS`), as `Tool.claims` has them."""
     when: tuple[Condition, ...] = ()
     """All must hold."""
     origin: RuleOrigin = RuleOrigin.PROFILE
@@ -99,7 +101,8 @@ class Rule:
     @functools.cached_property
     def readings(self) -> tuple[tuple[str, str], ...]:
         """Pairs of globs for server and tool: one for an allow, otherwise one for each `:` that may separate them."""
-        splits = [(self.tools[:at], self.tools[at + 1 :]) for at, letter in enumerate(self.tools) if letter == ":"]
+        tools = kind_and_glob(self.tools)[1]
+        splits = [(tools[:at], tools[at + 1 :]) for at, letter in enumerate(tools) if letter == ":"]
         if self.effect is Verdict.ALLOW:
             return (splits[0],)
         return tuple((server.casefold(), tool.casefold()) for server, tool in splits if server and tool)
@@ -108,17 +111,27 @@ class Rule:
     def _matchers(self) -> tuple[tuple[Callable[[str], Any], Callable[[str], Any]], ...]:
         return tuple((glob(server), glob(tool)) for server, tool in self.readings)
 
+    @functools.cached_property
+    def kind(self) -> OfferKind:
+        return kind_and_glob(self.tools)[0]
+
     def covers(self, tool: Tool) -> bool:
         """Whether it covers this tool, whatever the arguments."""
-        server, name = tool.server, tool.name
+        if tool.kind is not self.kind and (self.kind is not OfferKind.TOOL or not self.tools.endswith(":*")):
+            return False
+        if tool.kind is OfferKind.RESOURCE:
+            # Servers read `a/../b` and `%61` in their own way.
+            strict = all if self.effect is Verdict.ALLOW else any
+            if not strict(self._matches(tool.server, uri) for uri in spellings(tool.name)):
+                return False
+        elif not self._matches(tool.server, tool.name):
+            return False
+        return not self.annotations or self.annotations.items() <= tool.claims.items()
+
+    def _matches(self, server: str, name: str) -> bool:
         if self.effect is not Verdict.ALLOW:
             server, name = server.casefold(), name.casefold()
-        for of_server, of_tool in self._matchers:
-            if of_tool(name) and of_server(server):
-                break
-        else:
-            return False
-        return not self.annotations or self.annotations.items() <= trusted_annotations(tool).items()
+        return any(of_tool(name) and of_server(server) for of_server, of_tool in self._matchers)
 
     def reaches(self, server: str) -> bool:
         """Whether it may cover a tool of this server."""
@@ -137,9 +150,14 @@ class Rule:
         return all(condition.maybe(arguments, paths) for condition in self.when)
 
 
-def trusted_annotations(tool: Tool) -> dict[str, bool]:
-    """The annotations from the tool's server if it is trusted, otherwise the protocol's defaults."""
-    return annotations_of(tool.annotations if tool.trusted else {})
+_KINDS = {f"{kind}:": kind for kind in (OfferKind.RESOURCE, OfferKind.PROMPT)}
+
+
+def kind_and_glob(tools: str) -> tuple[OfferKind, str]:
+    """`prompt:git:*` is about prompts; `prompt:review` is the tool of a server named `prompt`."""
+    prefix, _, rest = tools.partition(":")
+    kind = _KINDS.get(f"{prefix}:")
+    return (kind, rest) if kind is not None and ":" in rest else (OfferKind.TOOL, tools)
 
 
 def glob(pattern: str) -> Callable[[str], Any]:
@@ -169,7 +187,7 @@ def _checked_glob(tools: Any) -> str:
         )
     if not tools.strip():
         raise ConfigError("The rule names no tools.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
-    server, colon, tool = tools.partition(":")
+    server, colon, tool = kind_and_glob(tools)[1].partition(":")
     if not colon:
         ours = next((f'"{":".join(pair)}"' for pair, short in SHORT_NAMES.items() if short == tools), None)
         remedy = f"Write {ours}." if ours else f'Write "{tools}:*" or "*:{tools}".'

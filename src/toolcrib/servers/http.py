@@ -25,7 +25,7 @@ from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.address import Address
 from toolcrib.servers.link import FORWARD_COST, LinkContext, Peer, ServerLink, SessionExpired
-from toolcrib.servers.model import Era, ServerAnswer
+from toolcrib.servers.model import NAMED_BY, Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
 from toolcrib.servers.web import Refused, explain_network
@@ -63,9 +63,9 @@ class HttpLink(ServerLink):
         *,
         proxy: str | None,
         account: Account | None,
-        on_tools_changed: Callable[[], None],
+        on_lists_changed: Callable[[], None],
     ) -> None:
-        super().__init__(config.name, on_tools_changed=on_tools_changed)
+        super().__init__(config.name, on_lists_changed=on_lists_changed)
         self._account = account
         self._config = config
         self._url = config.url
@@ -142,7 +142,8 @@ class HttpLink(ServerLink):
     def _request_head(self, method: str, params: Mapping[str, Any], extra: Mapping[str, str]) -> bytes:
         if self.peer.era is Era.LEGACY:
             return self._head + _JSON_AND_EVENTS
-        name = f"Mcp-Name: {encode_header_value(params['name'])}\r\n" if method == "tools/call" else ""
+        key = NAMED_BY.get(method)
+        name = f"Mcp-Name: {encode_header_value(params[key])}\r\n" if key else ""
         marked = web.head_lines(extra) if extra else b""
         return b"%b%bMcp-Method: %b\r\n%b%b" % (self._head, _JSON_AND_EVENTS, method.encode(), name.encode(), marked)
 
@@ -253,7 +254,7 @@ class HttpLink(ServerLink):
         if envelope.method is UNSET:
             return envelope.answer() if envelope.id in (request_id, None, UNSET) else None
         if envelope.id is UNSET:
-            self.notice(envelope.method, wire.params_object(envelope.params))
+            self.notice(envelope.method, wire.params_object(envelope.params), request_id)
         elif self._sdk_session is not None:
             self.budget.charge(FORWARD_COST)
             self._sdk_session.feed(message)
@@ -350,7 +351,7 @@ def _forgot_session(status: int, error: bytes | None) -> bool:
 async def open_http(
     config: ServerConfig, context: LinkContext, probe_limit: float
 ) -> AsyncIterator[tuple[HttpLink, SdkSession]]:
-    proxy, on_tools_changed = web.proxy_for(config.url), context.on_tools_changed
+    proxy, on_lists_changed = web.proxy_for(config.url), context.on_lists_changed
     observer = HttpObserver(context.account)
     late: asyncio.TimerHandle | None = None
 
@@ -363,7 +364,7 @@ async def open_http(
             raise web.not_admitted(observer.status, config.url, observer.headers)
 
     async with web.shared_post_client(verify=config.verify_tls) as lease:
-        link = HttpLink(config, lease, proxy=proxy, account=context.account, on_tools_changed=on_tools_changed)
+        link = HttpLink(config, lease, proxy=proxy, account=context.account, on_lists_changed=on_lists_changed)
         try:
             async with open_http_session(
                 config.url,
@@ -379,8 +380,8 @@ async def open_http(
                 link.negotiated(peer, observer.session_id, session)
                 observer.on_unreachable = link.lose
                 # A legacy server announces changes on a stream that opens some time after our first list.
-                if link.peer.era is Era.LEGACY and link.peer.announces_changes:
-                    late = asyncio.get_running_loop().call_later(_RELIST_AFTER, on_tools_changed)
+                if link.peer.era is Era.LEGACY and link.peer.announces:
+                    late = asyncio.get_running_loop().call_later(_RELIST_AFTER, on_lists_changed)
                 yield link, session
         finally:
             if late is not None:

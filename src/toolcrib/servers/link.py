@@ -29,7 +29,7 @@ from toolcrib import __version__
 from toolcrib.config.masking import printable
 from toolcrib.errors import CallTimeout, ProtocolViolation, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.model import Era, OnProgress, ServerAnswer
+from toolcrib.servers.model import Era, OnLog, OnProgress, ServerAnswer
 from toolcrib.servers.wire import TooLarge
 
 PIECE = 4096
@@ -93,13 +93,18 @@ def pieces(chunk: bytes) -> Iterator[bytes]:
 if TYPE_CHECKING:
     from toolcrib.servers.account import Account
     from toolcrib.servers.reaper import Reaper
+    from toolcrib.servers.resource_watch import ResourceWatch
     from toolcrib.servers.stdio import StderrLog
 
 log = logging.getLogger(__name__)
 
 CLIENT_INFO = {"name": "toolcrib", "version": __version__}
 
-TOOLS_CHANGED = "notifications/tools/list_changed"
+LISTS_CHANGED = frozenset(f"notifications/{kind}/list_changed" for kind in ("tools", "resources", "prompts"))
+RESOURCE_UPDATED = "notifications/resources/updated"
+LOG_MESSAGE = "notifications/message"
+FORWARDED = frozenset({RESOURCE_UPDATED, LOG_MESSAGE})
+"""Notifications for clients that asked for them."""
 PROGRESS = "notifications/progress"
 _FOR_THE_SDK = ("notifications/subscriptions/", "notifications/cancelled")
 _SHOWN_GARBAGE = 5
@@ -113,7 +118,9 @@ class LinkContext:
     root: Path | None
     reaper: Reaper
     stderr: StderrLog
-    on_tools_changed: Callable[[], None]
+    on_lists_changed: Callable[[], None]
+    resources: ResourceWatch
+    """The resources whose changes are wanted."""
     known_era: Era | None = None
     """The era negotiated last time; None to probe."""
     account: Account | None = None
@@ -128,8 +135,10 @@ class Peer:
     version: str
     server_info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str = ""
-    announces_changes: bool = False
-    """Whether the server declared that it sends tools/list_changed."""
+    announces: frozenset[str] = frozenset()
+    """The lists whose changes it declared to announce: `tools`, `resources`, `prompts`."""
+    capabilities: frozenset[str] = frozenset()
+    """As in `Offers`."""
 
 
 class EndedEarly(ServerUnavailable):
@@ -180,7 +189,7 @@ class ServerLink(abc.ABC):
     transport: str = ""
     """The transport that was found if it is not the configured one."""
 
-    def __init__(self, name: str, *, on_tools_changed: Callable[[], None]) -> None:
+    def __init__(self, name: str, *, on_lists_changed: Callable[[], None]) -> None:
         self.name = name
         # Stored because get_running_loop() costs a system call in some Python versions.
         self._loop = asyncio.get_running_loop()
@@ -198,9 +207,13 @@ class ServerLink(abc.ABC):
         """Until then, by the event loop's clock, the server may be busy with a call that its caller has abandoned."""
         self.budget = InputBudget(self.reject)
         self._peer: Peer | None = None
-        self._on_tools_changed = on_tools_changed
+        self._on_lists_changed = on_lists_changed
+        self.on_notice: Callable[[str, Mapping[str, Any]], None] = lambda method, params: None
+        """Gets log messages and changes of resources."""
         self._numbers = itertools.count(1)
         self._progress: dict[str, OnProgress] = {}
+        self._logs: dict[str, OnLog] = {}
+        """The receivers of log messages of requests in flight, by the request's id."""
         self._clocks: set[TaskTimeout] = set()
         self._ended = ""
         self._background: set[asyncio.Task[None]] = set()
@@ -225,6 +238,7 @@ class ServerLink(abc.ABC):
         setting: str = "the server's connect_timeout",
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
+        on_log: OnLog | None = None,
     ) -> ServerAnswer:
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server.
 
@@ -236,6 +250,8 @@ class ServerLink(abc.ABC):
         if on_progress is not None:
             token = request_id
             self._progress[token] = on_progress
+        if on_log is not None:
+            self._logs[request_id] = on_log
         own_meta = wire.meta_for(peer.era, peer.version, CLIENT_INFO, meta, token)
         body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
         clock = TaskTimeout(self._loop, limit)
@@ -259,6 +275,8 @@ class ServerLink(abc.ABC):
             self._clocks.discard(clock)
             if token is not None:
                 self._progress.pop(token, None)
+            if on_log is not None:
+                self._logs.pop(request_id, None)
 
     @abc.abstractmethod
     async def _exchange(
@@ -270,8 +288,12 @@ class ServerLink(abc.ABC):
     def _abandon(self, request_id: str, reason: str) -> None:
         """Cancels a request on the server, as its era and transport require."""
 
-    def notice(self, method: str, params: Mapping[str, Any]) -> bool:
-        """Handles a notification from the server. Returns whether it was for us."""
+    def notice(self, method: str, params: Mapping[str, Any], request_id: str = "") -> bool:
+        """Handles a notification from the server. Returns whether it was for us.
+
+        `request_id` is the request on whose stream it came. Over a pipe it is unknown, so that all requests in flight
+        that want log messages get them.
+        """
         self.last_seen = time.time()
         if method == PROGRESS:
             token = params.get(wire.PROGRESS_TOKEN_KEY)
@@ -284,8 +306,17 @@ class ServerLink(abc.ABC):
             except Exception:
                 log.exception("%s: could not forward progress", self.name)
             return True
-        if method == TOOLS_CHANGED:
-            self._on_tools_changed()
+        if method in LISTS_CHANGED:
+            self._on_lists_changed()
+            return True
+        if method in FORWARDED:
+            self.budget.charge(FORWARD_COST)
+            if method == LOG_MESSAGE and (own := self._logs.get(request_id)) is not None:
+                own(params)
+                return True
+            self.on_notice(method, params)
+            for on_log in () if request_id or method != LOG_MESSAGE else tuple(self._logs.values()):
+                on_log(params)
             return True
         return False
 
@@ -348,14 +379,15 @@ class ServerLink(abc.ABC):
 
 
 @contextlib.asynccontextmanager
-async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs a coroutine during the block, and cancels it at the end."""
-    task = asyncio.create_task(work)
+async def running_beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Runs coroutines during the block, and cancels them at the end."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
-        yield
+        yield tasks
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class MessageListener(Protocol):
@@ -368,9 +400,9 @@ class MessageListener(Protocol):
 
 class PipeLink(ServerLink):
     def __init__(
-        self, name: str, *, send: Callable[[bytes], Awaitable[None]], on_tools_changed: Callable[[], None]
+        self, name: str, *, send: Callable[[bytes], Awaitable[None]], on_lists_changed: Callable[[], None]
     ) -> None:
-        super().__init__(name, on_tools_changed=on_tools_changed)
+        super().__init__(name, on_lists_changed=on_lists_changed)
         self.send = send
         self._pending: dict[str, asyncio.Future[ServerAnswer]] = {}
         self._listener: MessageListener | None = None
@@ -446,7 +478,7 @@ class PipeLink(ServerLink):
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
         if envelope.id is not UNSET or method.startswith(_FOR_THE_SDK):
             self._forward(message)
-        elif method in {PROGRESS, TOOLS_CHANGED}:
+        elif method == PROGRESS or method in LISTS_CHANGED or method in FORWARDED:
             self.notice(method, wire.params_object(envelope.params))
 
     def _odd(self, message: bytes, why: str) -> bool:

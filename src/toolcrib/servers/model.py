@@ -42,17 +42,40 @@ OnProgress = Callable[[dict[str, Any]], None]
 """Receives a progress notification's params without the token, which differs between client and server."""
 
 
+OnLog = Callable[[Mapping[str, Any]], None]
+"""Receives a log message's params."""
+
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri", "resources/subscribe": "uri"}
+"""The requests that concern one of a server's offers, and the member of their params that names it."""
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One tools/call as sent to the server. Raw JSON stays raw."""
+    """One request as sent to the server: a call, or another that the door lets through. Raw JSON stays raw."""
 
     name: str
-    """The tool's name on the server."""
+    """The server's own name for the tool or prompt, or the resource's URI."""
+    method: str = "tools/call"
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """The caller's params, unchanged (`arguments` and any others), without `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The caller's `_meta` without the keys that belong to the caller's connection."""
+    log_level: str | None = None
+    """The least important log messages that the caller wants."""
+    on_log: OnLog | None = None
+    """Gets them."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
+
+
+class Offers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a server offers besides tools: raw definitions, in its order."""
+
+    resources: tuple[bytes, ...] = ()
+    templates: tuple[bytes, ...] = ()
+    prompts: tuple[bytes, ...] = ()
+    capabilities: frozenset[str] = frozenset()
+    """Of `resources`, `subscribe` (to resources), `prompts`, `completions` and `logging`."""
+    instructions: str = ""
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):

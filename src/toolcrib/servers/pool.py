@@ -9,8 +9,10 @@ project's folder nor name it (`${workspaceFolder}`). `share` in the entry change
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
@@ -43,9 +45,11 @@ class ServerPool:
         mask: Masker | None = None,
         install_locks: Path | None = None,
         vault: Vault | None = None,
+        on_notice: Callable[[Server, str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         """Without a `vault`, servers are used without accounts."""
         self._bus = bus
+        self._on_notice = on_notice
         self._on_tools = on_tools
         self._log_file = log_file
         self.reaper = Reaper()
@@ -90,7 +94,7 @@ class ServerPool:
         return server
 
     def _made(self, config: ServerConfig, root: Path | None, known_tools: tuple[bytes, ...] | None) -> Server:
-        return Server(
+        server = Server(
             config,
             root=root,
             on_tools=self._on_tools,
@@ -102,6 +106,9 @@ class ServerPool:
             install_locks=self._install_locks,
             account=self._accounts.of(config) if self._accounts else None,
         )
+        if self._on_notice is not None:
+            server.on_notice = functools.partial(self._on_notice, server)
+        return server
 
     async def release(self, server: Server) -> None:
         """Undoes one `acquire`; the last release stops the server."""

@@ -25,7 +25,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from mcp.client._probe import negotiate_auto
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import SubscriptionLost, listen
+from mcp.client.subscriptions import Subscription, SubscriptionLost, listen
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
@@ -45,6 +45,7 @@ from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, pieces, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.post_client import LARGEST_HEAD
+from toolcrib.servers.resource_watch import ResourceWatch
 from toolcrib.servers.web import KEEPALIVE
 
 log = logging.getLogger(__name__)
@@ -150,17 +151,29 @@ class SdkSession:
         session = self._session
         info = session.server_info
         capabilities = session.server_capabilities
-        tools = capabilities.tools if capabilities else None
+        offered = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else {}
         return Peer(
             era=Era.MODERN if session.discover_result is not None else Era.LEGACY,
             version=session.protocol_version or "",
             server_info=info.model_dump(by_alias=True, mode="json", exclude_none=True) if info else {},
             instructions=session.instructions or "",
-            announces_changes=bool(tools and tools.list_changed),
+            announces=frozenset(kind for kind in _LISTED if _claims(offered.get(kind), "listChanged")),
+            capabilities=frozenset(
+                {kind for kind in ("resources", "prompts", "completions", "logging") if kind in offered}
+                | ({"subscribe"} if _claims(offered.get("resources"), "subscribe") else set())
+            ),
         )
 
-    async def hold_subscription(self, *, acknowledged: asyncio.Event, on_gap: Callable[[], None]) -> None:
-        """Keeps a modern `subscriptions/listen` open. Its events arrive with all other messages.
+    async def hold_subscription(
+        self,
+        announced: frozenset[str],
+        resources: ResourceWatch,
+        *,
+        acknowledged: asyncio.Event,
+        on_gap: Callable[[], None],
+    ) -> None:
+        """Keeps a modern `subscriptions/listen` open, for the lists that are announced and the resources that are
+        watched. Its events arrive with all other messages.
 
         Calls `on_gap` after an interruption, because changes in between were not announced.
         """
@@ -169,12 +182,22 @@ class SdkSession:
         while True:
             began = loop.time()
             try:
-                async with listen(self._session, tools_list_changed=True) as subscription:
+                changed = resources.changed
+                async with listen(
+                    self._session,
+                    tools_list_changed="tools" in announced,
+                    prompts_list_changed="prompts" in announced,
+                    resources_list_changed="resources" in announced,
+                    resource_subscriptions=resources.uris,
+                ) as subscription:
                     if acknowledged.is_set():
                         on_gap()
                     acknowledged.set()
-                    async for _ in subscription:
-                        pass
+                    async with running_beside(_all_of(subscription)) as (events,):
+                        await asyncio.wait({events, changed}, return_when=asyncio.FIRST_COMPLETED)
+                    if changed.done():
+                        continue
+                    events.result()
             except MCPError as error:
                 if error.code in {METHOD_NOT_FOUND, CONNECTION_CLOSED}:
                     log.debug("no subscription: %s", printable(error.message))
@@ -186,6 +209,18 @@ class SdkSession:
                 acknowledged.set()
             delay = min(delay * 2, _MAX_LISTEN_PAUSE) if loop.time() - began < _LASTED else _LISTEN_AGAIN
             await asyncio.sleep(delay)
+
+
+_LISTED = ("tools", "resources", "prompts")
+
+
+def _claims(capability: Any, name: str) -> bool:
+    return isinstance(capability, dict) and capability.get(name) is True
+
+
+async def _all_of(subscription: Subscription) -> None:
+    async for _ in subscription:
+        pass
 
 
 class _Outbox:

@@ -33,7 +33,9 @@ from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
 from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
 from toolcrib.servers.model import (
+    NAMED_BY,
     Era,
+    Offers,
     OnProgress,
     PastError,
     ServerAnswer,
@@ -44,8 +46,9 @@ from toolcrib.servers.model import (
     remember_error,
 )
 from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, ResourceWatch
 from toolcrib.servers.stdio import StderrLog
-from toolcrib.servers.tool_listing import list_tools
+from toolcrib.servers.tool_listing import list_offers, list_tools
 from toolcrib.servers.web import explain, root_cause, with_current_token
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ _INSTALLING_CALL = 30.0
 """Seconds that a call waits for a server that is being installed."""
 _RETIRES = 0.05
 """Seconds between checks whether the last call has finished."""
+_NO_OFFERS = Offers()
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED, ServerState.IDLE})
 
 
@@ -90,6 +94,7 @@ class Server:
         log_file: Path | None = None,
         mask: Masker | None = None,
         known_tools: tuple[bytes, ...] | None = None,
+        known_offers: Offers = _NO_OFFERS,
         install_locks: Path | None = None,
         account: Account | None = None,
     ) -> None:
@@ -99,6 +104,11 @@ class Server:
         self.root = root
         self.tools = known_tools
         """Last known raw definitions; None if never listed."""
+        self.offers = known_offers
+        """Last known, of everything else."""
+        self.watch = ResourceWatch()
+        self.on_notice: Callable[[str, Mapping[str, Any]], None] = lambda method, params: None
+        """Gets changes of resources, and log messages that no request waits for."""
         self._on_tools = on_tools
         self._bus = bus
         self._reaper, self._account = reaper, account
@@ -135,7 +145,7 @@ class Server:
         self._wake = asyncio.Event()
         self._tools_changed = asyncio.Event()
         self._listing = asyncio.Lock()
-        self._idle = IdleTimer(config.idle_seconds, lambda: self.calls > 0, self._rest_soon)
+        self._idle = IdleTimer(config.idle_seconds, lambda: self.calls > 0 or bool(self.watch), self.rest_soon)
         self._resting: asyncio.Task[None] | None = None
 
     @property
@@ -210,7 +220,7 @@ class Server:
             await self._end("It was idle.")
             self._enter(ServerState.STOPPED if self._released else ServerState.IDLE)
 
-    def _rest_soon(self) -> None:
+    def rest_soon(self) -> None:
         self._resting = asyncio.get_running_loop().create_task(self.rest())
 
     async def settled(self, limit: float | None = None) -> None:
@@ -280,29 +290,37 @@ class Server:
             limit, setting = config.call_timeout, "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
-        params: Mapping[str, Any] = {**call.params, "name": call.name}
-        how: Any = {"meta": call.meta, "limit": limit, "setting": setting}
-        how |= {"headers": call.headers, "on_progress": on_progress}
+        if call.log_level is not None:
+            await self.watch.change_level(None, call.log_level)
+        key = NAMED_BY.get(call.method)
+        params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
+        meta = call.meta if call.log_level is None else {**call.meta, LOG_LEVEL_KEY: call.log_level}
+        how: Any = {"meta": meta, "limit": limit, "setting": setting}
+        how |= {"headers": call.headers, "on_progress": on_progress, "on_log": call.on_log}
         listed = self.tools
         self.calls += 1
         try:
             link = self._link
             if link is None or link.lost.done():
-                link = await self._connected_for(call.name, listed)
-            return await link.request("tools/call", params, **how)
+                link = await self._connected_for(call, listed)
+            if call.method == "resources/subscribe":
+                return await self.watch.add(call.name)
+            return await link.request(call.method, params, **how)
         except SessionExpired:
             # The server did not know the session, so the call did not run and can be sent again.
-            link = await self._connected_for(call.name, listed)
-            return await link.request("tools/call", params, **how)
+            link = await self._connected_for(call, listed)
+            return await link.request(call.method, params, **how)
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
+            if call.log_level is not None:
+                await self.watch.change_level(call.log_level, None)
 
-    async def _connected_for(self, tool: str, listed: tuple[bytes, ...] | None) -> ServerLink:
+    async def _connected_for(self, call: ToolCall, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""
         link = await self._connected()
-        if self.tools != listed and listed is not None:
-            refused_calls.refuse_changed(self.name, tool, listed, self.tools)
+        if self.tools != listed and listed is not None and call.method == "tools/call":
+            refused_calls.refuse_changed(self.name, call.name, listed, self.tools)
         return link
 
     async def _connected(self) -> ServerLink:
@@ -394,8 +412,9 @@ class Server:
             root=self.root,
             reaper=self._reaper,
             stderr=self._stderr,
-            on_tools_changed=self._tools_changed.set,
+            on_lists_changed=self._tools_changed.set,
             known_era=era,
+            resources=self.watch,
             account=self._account,
         )
         async with self._installation.turn(), contextlib.AsyncExitStack() as stack:
@@ -406,11 +425,13 @@ class Server:
                 self.mask.learn(secrets_of_server(config))
                 link = await stack.enter_async_context(Server._open_link(config, context))
                 tools = await list_tools(link, limit)
+                self.offers = await list_offers(link, limit)
             self._ready(link, tools)
             try:
                 why = await self._until_lost(link)
             finally:
                 self._idle.stop()
+                self.watch.lost()
                 self._link = None
                 self._last_seen = link.last_seen
                 self._misbehaved = link.misbehaved
@@ -438,7 +459,8 @@ class Server:
         self._settled.set()
 
     async def _until_lost(self, link: ServerLink) -> str | None:
-        async with running_beside(self._list_on_change(link)), running_beside(health.watch(link)):
+        link.on_notice = self.on_notice
+        async with running_beside(self._list_on_change(link), health.watch(link), self.watch.connected(link)):
             await asyncio.wait({link.lost})
         return None if link.session_expired else link.lost.result()
 
@@ -457,8 +479,9 @@ class Server:
     async def _list(self, link: ServerLink) -> None:
         async with self._listing:
             tools = await list_tools(link, self.config.connect_timeout)
-        if tools != self.tools:
-            self.tools = tools
+            offers = await list_offers(link, self.config.connect_timeout)
+        if (tools, offers) != (self.tools, self.offers):
+            self.tools, self.offers = tools, offers
             self._publish_tools()
 
     async def _end(self, reason: str, patience: float = STOP_PATIENCE) -> None:

@@ -123,11 +123,11 @@ class _Stream:
 
 @contextlib.asynccontextmanager
 async def open_sse(
-    config: ServerConfig, on_tools_changed: Callable[[], None], account: Account | None = None
+    config: ServerConfig, on_lists_changed: Callable[[], None], account: Account | None = None
 ) -> AsyncIterator[PipeLink]:
     async with web.shared_post_client(verify=config.verify_tls) as lease:
         stream = _Stream(config, lease.client, account)
-        link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
+        link = PipeLink(config.name, send=stream.send, on_lists_changed=on_lists_changed)
         stream.on_expired = link.expire_session
         with await stream.open() as response:
             try:

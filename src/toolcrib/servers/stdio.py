@@ -322,11 +322,11 @@ async def open_stdio(
     root: Path | None,
     reaper: Reaper,
     stderr: StderrLog,
-    on_tools_changed: Callable[[], None],
+    on_lists_changed: Callable[[], None],
 ) -> AsyncIterator[PipeLink]:
     """Starts the process. On exit, it and all its descendants are gone."""
     async with _running(config, root, reaper, stderr) as child:
-        link = PipeLink(config.name, send=child.send, on_tools_changed=on_tools_changed)
+        link = PipeLink(config.name, send=child.send, on_lists_changed=on_lists_changed)
         link.pid = child.pid
         child.on_line = link.receive
         child.budget = link.budget

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import ServerConfig, Transport
@@ -47,7 +47,7 @@ async def open_link(config: ServerConfig, context: LinkContext) -> AsyncIterator
     """Raises ServerUnavailable, possibly inside an exception group from the SDK."""
     if context.account is not None:
         await context.account.open()
-    async with _opened(config, context) as (link, session), _subscribed(link, session, context.on_tools_changed):
+    async with _opened(config, context) as (link, session), _subscribed(link, session, context):
         yield link
 
 
@@ -85,7 +85,7 @@ async def _over_http(
         if rejection is not None:
             try:
                 async with asyncio.timeout(probe_limit):
-                    pipe = await stack.enter_async_context(open_sse(config, context.on_tools_changed, context.account))
+                    pipe = await stack.enter_async_context(open_sse(config, context.on_lists_changed, context.account))
             except (ServerUnavailable, TimeoutError):
                 raise rejection from None
             pipe.transport = Transport.SSE.value
@@ -103,11 +103,11 @@ def _pipe(
             root=context.root,
             reaper=context.reaper,
             stderr=context.stderr,
-            on_tools_changed=context.on_tools_changed,
+            on_lists_changed=context.on_lists_changed,
         )
     if transport is Transport.SSE:
-        return open_sse(config, context.on_tools_changed, context.account)
-    return open_websocket(config, context.on_tools_changed, context.account)
+        return open_sse(config, context.on_lists_changed, context.account)
+    return open_websocket(config, context.on_lists_changed, context.account)
 
 
 @contextlib.asynccontextmanager
@@ -126,13 +126,17 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
 
 
 @contextlib.asynccontextmanager
-async def _subscribed(link: ServerLink, session: SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
+async def _subscribed(link: ServerLink, session: SdkSession, context: LinkContext) -> AsyncIterator[None]:
     """Subscribes to changes, which modern servers send only to subscribers."""
-    if link.peer.era is not Era.MODERN or not link.peer.announces_changes:
+    can_change = link.peer.announces or "subscribe" in link.peer.capabilities
+    if link.peer.era is not Era.MODERN or not can_change:
         yield
         return
     acknowledged = asyncio.Event()
-    async with running_beside(session.hold_subscription(acknowledged=acknowledged, on_gap=on_gap)):
+    held = session.hold_subscription(
+        link.peer.announces, context.resources, acknowledged=acknowledged, on_gap=context.on_lists_changed
+    )
+    async with running_beside(held):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_LIMIT):
                 await acknowledged.wait()

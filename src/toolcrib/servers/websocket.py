@@ -108,7 +108,7 @@ class _Connection(ClientConnection):
 
 @contextlib.asynccontextmanager
 async def open_websocket(
-    config: ServerConfig, on_tools_changed: Callable[[], None], account: Account | None = None
+    config: ServerConfig, on_lists_changed: Callable[[], None], account: Account | None = None
 ) -> AsyncIterator[PipeLink]:
     async with _connected(config, account) as socket:
 
@@ -119,7 +119,7 @@ async def open_websocket(
                 why = _why(closed, config.url)
                 raise ServerUnavailable(f"Server '{config.name}': {why} The call did not run.") from None
 
-        link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
+        link = PipeLink(config.name, send=send, on_lists_changed=on_lists_changed)
         socket.budget = link.budget
         try:
             async with running_beside(_read(socket, link, config)):

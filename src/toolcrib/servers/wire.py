@@ -219,6 +219,10 @@ class ValueCounter:
             self._depth += sum(steps)
 
 
+MAX_DEPTH = 128
+"""Levels in a definition: more than any real schema has, and few enough for any client's parser."""
+
+
 def deeper_than(limit: int, text: bytes) -> bool:
     """Whether JSON text nests deeper than `limit`. Most has so few brackets that counting them is enough."""
     if text.count(b"{") + text.count(b"[") <= limit:

@@ -1,0 +1,324 @@
+"""All resources, resource templates and prompts known at one moment.
+
+In: each server's `Offers`, and the addresses of apps in its tools. Out: an immutable `OfferCatalog`, which finds the
+server of an address, and a prompt by its name. Resources and prompts are `Tool`s of another kind, so that `policy` and
+`calls` treat them alike. `core` builds it together with the `Catalog`.
+
+An address stays as its server wrote it while only one server offers it. Otherwise each server's gets a prefix:
+`files+file:///a`, and `ui://map+view` for apps, because their hosts look for this scheme.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.catalog.names import Names, folded_name, name_tools
+from toolcrib.catalog.tool import OfferKind, Tool
+from toolcrib.config.model import NameStyle
+from toolcrib.errors import UnknownOffer
+from toolcrib.servers.model import Offers
+
+log = logging.getLogger(__name__)
+
+_UI = "ui://"
+_EXPRESSION = re.compile(r"\{[^{}]*\}")
+_LONGEST_ADDRESS = 4096
+_SHOWN = 200
+
+
+def spellings(uri: str) -> frozenset[str]:
+    """The address, and what a server may read in it: percent-encoding and dot segments resolved."""
+    found = {uri}
+    plain = uri
+    for _ in range(3):
+        plain = unquote(plain)
+        found |= {plain, _without_dots(plain)}
+    return frozenset(found)
+
+
+def _without_dots(uri: str) -> str:
+    head, slashes, path = uri.partition("://")
+    if not slashes:
+        head, path = "", uri
+    parts: list[str] = []
+    for part in path.replace("\\", "/").split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part != ".":
+            parts.append(part)
+    return f"{head}{slashes}{'/'.join(parts)}"
+
+
+def with_server(uri: str, prefix: str) -> str:
+    """The address with its server's prefix."""
+    return f"{_UI}{prefix}+{uri[len(_UI) :]}" if uri.startswith(_UI) else f"{prefix}+{uri}"
+
+
+def without_server(uri: str) -> tuple[str, str] | None:
+    """The prefix of an address and the server's own address; None without a prefix."""
+    if uri.startswith(_UI):
+        prefix, plus, rest = uri[len(_UI) :].partition("+")
+        return (prefix, f"{_UI}{rest}") if plus and "/" not in prefix else None
+    prefix, plus, rest = uri.partition("+")
+    return (prefix, rest) if plus and ":" not in prefix and "://" in rest else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _fixed_parts(template: str) -> tuple[str, ...]:
+    """The text between a template's expressions (RFC 6570)."""
+    return tuple(_EXPRESSION.split(template))
+
+
+def _describes(template: str, uri: str) -> bool:
+    """Whether the address may be one of the template's. Takes linear time: an expression stands for any text."""
+    first, *rest = _fixed_parts(template)
+    if not rest:
+        return uri == first
+    *middle, last = rest
+    if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
+        return False
+    at, end = len(first), len(uri) - len(last)
+    for part in middle:
+        found = uri.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Offer:
+    """A resource, a template or a prompt in a list."""
+
+    tool: Tool
+    shown_as: str
+    """Its public name or address."""
+    key: str
+    """The member of the definition that has it."""
+
+    def render(self) -> bytes:
+        """The definition; all other values keep their bytes."""
+        if bytes(self.tool.fields[self.key]) == msgspec.json.encode(self.shown_as):
+            return self.tool.raw()
+        return msgspec.json.encode({**self.tool.fields, self.key: Raw(msgspec.json.encode(self.shown_as))})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfferCatalog:
+    resources: tuple[Offer, ...] = ()
+    templates: tuple[Offer, ...] = ()
+    prompts: tuple[Offer, ...] = ()
+    style: NameStyle = NameStyle.SERVER
+    offers: Mapping[str, Offers] = field(default_factory=dict)
+    """By server."""
+    version: int = field(default_factory=itertools.count(1).__next__)
+    """Different for each catalog of this process."""
+    _apps: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    _prefixes: Mapping[str, str] = field(default_factory=dict)
+    _by_uri: Mapping[str, Offer] = field(default_factory=dict)
+    _by_name: Mapping[str, Offer] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        offers: Mapping[str, Offers],
+        apps: Mapping[str, frozenset[str]],
+        *,
+        style: NameStyle,
+        limit: int,
+        previous: OfferCatalog,
+    ) -> Self | OfferCatalog:
+        """`apps` has the addresses in the `_meta` of each server's tools; `style` and `limit` are for the names of
+        prompts. The previous one if nothing has changed."""
+        if previous.style is style and previous.offers == offers and previous._apps == apps:
+            return previous
+        prefixes = prefixes_of(offers)
+        reused = {(one.tool.kind, one.tool.server, one.tool.raw()): one.tool for one in previous.everything()}
+        resources = _listed("resources", "uri", offers, prefixes, apps, reused)
+        templates = _listed("templates", "uriTemplate", offers, prefixes, {}, reused)
+        prompts = tuple(_prompts(offers, style, limit, reused))
+        return cls(
+            style=style,
+            resources=resources,
+            templates=templates,
+            prompts=prompts,
+            offers=dict(offers),
+            _apps=dict(apps),
+            _prefixes={prefix: server for server, prefix in prefixes.items()},
+            _by_uri={one.shown_as: one for one in resources},
+            _by_name={
+                folded_name(name): one
+                for one in prompts
+                for name in (one.tool.display, *(one.tool.names.of(style) for style in NameStyle))
+            },
+        )
+
+    def everything(self) -> Iterable[Offer]:
+        return (*self.resources, *self.templates, *self.prompts)
+
+    def prompt(self, name: str) -> Tool:
+        """By its name in any style, or `prompt:server:name`. Raises `UnknownOffer`."""
+        found = self._by_name.get(folded_name(name))
+        if found is None:
+            raise UnknownOffer(f"There is no prompt {name[:_SHOWN]!r}.", remedy="List the prompts to see their names.")
+        return found.tool
+
+    def template(self, uri: str) -> Tool:
+        """By its public text. Raises `UnknownOffer`."""
+        for one in self.templates:
+            if one.shown_as == uri:
+                return one.tool
+        raise UnknownOffer(
+            f"There is no resource template {uri[:_SHOWN]!r}.", remedy="List the resource templates to see them."
+        )
+
+    def resource(self, uri: str, links: Mapping[str, str]) -> Tool:
+        """The resource of this address. `links` has the servers of addresses in results. Raises `UnknownOffer`."""
+        if len(uri) <= _LONGEST_ADDRESS:
+            if (listed := self._by_uri.get(uri)) is not None:
+                return listed.tool
+            server, own = self._place(uri, links)
+            if server:
+                return _resource(server, own, {"uri": Raw(msgspec.json.encode(own))})
+        raise UnknownOffer(
+            f"No server offers the resource {uri[:_SHOWN]!r}.", remedy="List the resources to see their addresses."
+        )
+
+    def public_uri(self, server: str, uri: str) -> str:
+        """The public address of a server's resource."""
+        listed = self._by_uri.get(uri)
+        if listed is not None and listed.tool.server == server:
+            return uri
+        prefix = next((prefix for prefix, name in self._prefixes.items() if name == server), "")
+        prefixed = with_server(uri, prefix)
+        return prefixed if prefixed in self._by_uri else uri
+
+    def _place(self, uri: str, links: Mapping[str, str]) -> tuple[str, str]:
+        """The server of an address that is in no list, and its own form of it; empty if there is none."""
+        if (split := without_server(uri)) is not None and (server := self._prefixes.get(split[0])) is not None:
+            return server, split[1]
+        if uri in links and links[uri] in self.offers:
+            return links[uri], uri
+        for holders in (
+            [server for server, addresses in self._apps.items() if uri in addresses],
+            self._by_template(uri),
+            [server for server, offers in self.offers.items() if "resources" in offers.capabilities],
+        ):
+            if len(holders) == 1:
+                return holders[0], uri
+            if holders:
+                named = [with_server(uri, prefix) for prefix, server in self._prefixes.items() if server in holders]
+                raise UnknownOffer(
+                    f"Several servers may have the resource {uri[:_SHOWN]!r}.",
+                    remedy=f"Name the server: {', '.join(one[:_SHOWN] for one in sorted(named)[:5])}.",
+                )
+        return "", ""
+
+    def _by_template(self, uri: str) -> list[str]:
+        """The servers whose templates describe the address most closely."""
+        best, found = -1, list[str]()
+        for one in self.templates:
+            if not _describes(one.tool.name, uri):
+                continue
+            fixed = sum(map(len, _fixed_parts(one.tool.name)))
+            if fixed > best:
+                best, found = fixed, []
+            if fixed == best and one.tool.server not in found:
+                found.append(one.tool.server)
+        return found
+
+
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def json_text(raw: Raw) -> str:
+    return _decode_text(raw)
+
+
+def prefixes_of(servers: Iterable[str]) -> dict[str, str]:
+    """Each server's prefix: a legal URI scheme, unique."""
+    slugs = {server: re.sub(r"[^a-z0-9.-]", "-", server.lower()) for server in servers}
+    slugs = {server: slug if slug[:1].isalpha() else f"s{slug}" for server, slug in slugs.items()}
+    taken = list(slugs.values())
+    return {
+        server: slug if taken.count(slug) == 1 else f"{slug}-{hashlib.sha256(server.encode()).hexdigest()[:8]}"
+        for server, slug in slugs.items()
+    }
+
+
+_Reused = Mapping[tuple[OfferKind, str, bytes], Tool]
+
+
+def _resource(server: str, uri: str, fields: Mapping[str, Raw]) -> Tool:
+    names = Names(plain=uri, mcp=uri, server=uri, display=f"resource:{server}:{uri}")
+    return Tool(server=server, name=uri, fields=fields, names=names, kind=OfferKind.RESOURCE)
+
+
+def _listed(
+    which: str,
+    key: str,
+    offers: Mapping[str, Offers],
+    prefixes: Mapping[str, str],
+    apps: Mapping[str, frozenset[str]],
+    reused: _Reused,
+) -> tuple[Offer, ...]:
+    found: list[tuple[str, str, Tool]] = []
+    holders: dict[str, set[str]] = {}
+    for server, uris in apps.items():
+        for uri in uris:
+            holders.setdefault(uri, set()).add(server)
+    for server in sorted(offers):
+        for raw in getattr(offers[server], which):
+            fields = _decode_fields(raw)
+            uri = json_text(fields[key])
+            tool = reused.get((OfferKind.RESOURCE, server, msgspec.json.encode(fields))) or _resource(
+                server, uri, fields
+            )
+            found.append((server, uri, tool))
+            holders.setdefault(uri, set()).add(server)
+    return tuple(
+        Offer(tool=tool, shown_as=uri if len(holders[uri]) == 1 else with_server(uri, prefixes[server]), key=key)
+        for server, uri, tool in found
+    )
+
+
+def _prompts(offers: Mapping[str, Offers], style: NameStyle, limit: int, reused: _Reused) -> Iterable[Offer]:
+    fields = {
+        (server, json_text(fields["name"])): fields
+        for server in sorted(offers)
+        for fields in map(_decode_fields, offers[server].prompts)
+    }
+    names = name_tools(fields, limit=limit)
+    for (server, name), one in fields.items():
+        named = names[server, name]
+        tool = reused.get((OfferKind.PROMPT, server, msgspec.json.encode(one)))
+        shown = Names(
+            plain=named.plain, mcp=named.mcp, server=named.server, display=f"prompt:{server}:{name}", also=named.also
+        )
+        if tool is None or tool.names != shown:
+            tool = Tool(server=server, name=name, fields=one, names=shown, kind=OfferKind.PROMPT)
+        yield Offer(tool=tool, shown_as=shown.of(style), key="name")
+
+
+def with_addresses(result: bytes, offers: OfferCatalog, tool: Tool) -> bytes:
+    """The result of a read with the public addresses of its contents."""
+    try:
+        fields = _decode_fields(result)
+        contents = msgspec.json.decode(fields["contents"], type=list[dict[str, Raw]])
+        for one in contents:
+            one["uri"] = Raw(msgspec.json.encode(offers.public_uri(tool.server, json_text(one["uri"]))))
+    except (KeyError, msgspec.MsgspecError, RecursionError):
+        return result
+    return msgspec.json.encode({**fields, "contents": contents})

@@ -1,0 +1,160 @@
+"""What a connection is told besides answers: changes of lists and resources, and log messages.
+
+In: events of its project and its servers. Out: notifications, only about what its principal may use. `http` and `pipe`
+have one for each legacy connection, and for each subscription of a modern client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.tool import OfferKind, Tool
+from toolcrib.config.masking import printable
+from toolcrib.core.project import Changes, Project
+from toolcrib.errors import ToolcribError
+from toolcrib.gateway.protocol import list_changed, tagged
+from toolcrib.identity.principal import RequestContext
+from toolcrib.servers.link import LOG_MESSAGE, RESOURCE_UPDATED
+from toolcrib.servers.resource_watch import LOG_LEVELS
+
+log = logging.getLogger(__name__)
+
+ALL_KINDS = frozenset(OfferKind)
+MAX_RESOURCES = 1000
+"""Subscriptions of one connection."""
+
+
+class Watching:
+    def __init__(
+        self,
+        context: RequestContext[Project],
+        send: Callable[[bytes], None],
+        *,
+        kinds: frozenset[OfferKind] = ALL_KINDS,
+        tag: bytes | None = None,
+    ) -> None:
+        """`tag` is the id of a modern client's request."""
+        self._context = context
+        self._send = send
+        self._kinds = kinds
+        self._tag = tag
+        self.level: str | None = None
+        self._resources: dict[str, Tool] = {}
+        """By public address."""
+        self._background: set[asyncio.Task[Any]] = set()
+        self._leave = [
+            context.project.subscribe(self._changed),
+            context.project.listen(self._heard, context.principal.name),
+        ]
+
+    def close(self) -> None:
+        for leave in self._leave:
+            leave()
+        for uri in tuple(self._resources):
+            self.drop(uri)
+        self.set_level(None)
+
+    async def watch(self, door: Door, uri: str) -> bytes | None:
+        """Subscribes to a resource. Returns the server's error, if it refuses. Raises `ToolcribError`."""
+        if uri in self._resources:
+            return None
+        request = CallRequest(tool=uri, method="resources/subscribe")
+        made = await door.call(self._context, request)
+        if made.answer.error is None:
+            self._resources[uri] = made.tool
+        return made.answer.error
+
+    async def watch_all(self, door: Door, uris: Sequence[str]) -> list[str]:
+        """Returns those that are watched; the client asks why by reading one of the others."""
+        watched = []
+        for uri in uris[:MAX_RESOURCES]:
+            try:
+                if await self.watch(door, uri) is None:
+                    watched.append(uri)
+            except ToolcribError as error:
+                log.info("%s is not watched: %s", printable(uri[:200]), error.text())
+        return watched
+
+    @property
+    def agent(self) -> str:
+        return self._context.principal.name
+
+    def drop(self, uri: str) -> None:
+        tool = self._resources.pop(uri, None)
+        server = None if tool is None else self._context.project.servers.get(tool.server)
+        if tool is not None and server is not None:
+            self._spawn(server.watch.remove(tool.name))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._resources) >= MAX_RESOURCES
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it only passes on changes of lists."""
+        return not self._resources and self.level is None
+
+    def set_level(self, level: str | None) -> None:
+        """The least important log messages that the client wants; None for none."""
+        before, self.level = self.level, level
+        if before != level:
+            for server in self._context.project.servers.values():
+                self._spawn(server.watch.change_level(before, level))
+
+    def permission_changed(self) -> None:
+        """Lists may differ now, and resources may not be permitted any more."""
+        permission = self._context.principal.permission()
+        for uri, tool in tuple(self._resources.items()):
+            if not permission.shows(tool):
+                self.drop(uri)
+        self._changed(ALL_KINDS)
+
+    def _changed(self, changes: Changes) -> None:
+        for kind in sorted(changes & self._kinds):
+            self._send(list_changed(kind, self._tag))
+
+    def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
+        if method == RESOURCE_UPDATED:
+            self._updated(server, params)
+        elif method == LOG_MESSAGE and self._wants(params.get("level")) and self._may_use(server):
+            self._send(tagged(method, params, self._tag))
+
+    def _updated(self, server: str, params: Mapping[str, Any]) -> None:
+        uri = params.get("uri")
+        if not isinstance(uri, str):
+            return
+        for public, tool in self._resources.items():
+            # A server may announce a part of a resource.
+            if tool.server == server and (uri == tool.name or uri.startswith(f"{tool.name}/")):
+                shown = public + uri.removeprefix(tool.name)
+                self._send(tagged(RESOURCE_UPDATED, {**params, "uri": shown}, self._tag))
+                return
+
+    def _wants(self, level: Any) -> bool:
+        if self.level is None or level not in LOG_LEVELS:
+            return False
+        return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.level)
+
+    def _may_use(self, server: str) -> bool:
+        permission = self._context.principal.permission()
+        return any(map(permission.shows, self._context.project.catalog.of_server(server)))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def log_level(raw: bytes | None) -> str | None:
+    """A level as a client writes it; None if it is none."""
+    try:
+        level = msgspec.json.decode(raw or b"null")
+    except msgspec.MsgspecError:
+        return None
+    return level if level in LOG_LEVELS else None

@@ -1,0 +1,116 @@
+"""The resources of one server whose changes clients want, and the level of the log messages that they want.
+
+In: wishes of clients, and the server's connections. Out: one subscription per resource, however many clients want it,
+renewed with each connection; the most detailed level. Used by `server`; `sdk` subscribes at modern servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+from toolcrib.errors import ServerFailure
+from toolcrib.servers.link import ServerLink
+from toolcrib.servers.model import Era, ServerAnswer
+
+log = logging.getLogger(__name__)
+
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""From the most detailed to the least."""
+LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
+"""The member of `_meta` with which a modern request asks for log messages."""
+_DONE = ServerAnswer(result=b"{}")
+_LIMIT = 10.0
+
+
+class ResourceWatch:
+    def __init__(self) -> None:
+        self._wanted: Counter[str] = Counter()
+        self._levels: Counter[str] = Counter()
+        self._changed: asyncio.Future[None] | None = None
+        self._link: ServerLink | None = None
+        self._told: str | None = None
+        """The level that the connection was set to."""
+
+    def __bool__(self) -> bool:
+        """Whether a connection is needed for it."""
+        return bool(self._wanted)
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        return tuple(self._wanted)
+
+    @property
+    def level(self) -> str | None:
+        """The most detailed level; None if nobody wants log messages."""
+        return min(self._levels, key=LOG_LEVELS.index, default=None)
+
+    @property
+    def changed(self) -> asyncio.Future[None]:
+        """Done at the next change of `uris`. Modern servers are told all of them at once."""
+        if self._changed is None or self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        return self._changed
+
+    async def connected(self, link: ServerLink) -> None:
+        """Repeats all wishes to a legacy server, which has forgotten them."""
+        self._link = link
+        for uri in self.uris:
+            await self._tell("resources/subscribe", {"uri": uri})
+        await self._tell_level()
+
+    def lost(self) -> None:
+        self._link = self._told = None
+
+    async def add(self, uri: str) -> ServerAnswer:
+        """Each `add` that the server accepts needs one `remove`."""
+        self._wanted[uri] += 1
+        if self._wanted[uri] > 1:
+            return _DONE
+        self._announce()
+        answer = await self._tell("resources/subscribe", {"uri": uri})
+        if answer.error is not None:
+            await self.remove(uri)
+        return answer
+
+    async def remove(self, uri: str) -> None:
+        self._wanted[uri] -= 1
+        if self._wanted[uri] <= 0:
+            del self._wanted[uri]
+            self._announce()
+            await self._tell("resources/unsubscribe", {"uri": uri})
+
+    async def change_level(self, before: str | None, now: str | None) -> None:
+        """A client that wanted log messages of one level wants those of another; None means none."""
+        old = self.level
+        self._levels.subtract([] if before is None else [before])
+        self._levels.update([] if now is None else [now])
+        self._levels = +self._levels
+        if self.level != old:
+            await self._tell_level()
+
+    async def _tell_level(self) -> None:
+        level, link = self.level, self._link
+        if level not in (None, self._told) and link is not None and "logging" in link.peer.capabilities:
+            self._told = level
+            await self._tell("logging/setLevel", {"level": level})
+
+    async def _tell(self, method: str, params: dict[str, Any]) -> ServerAnswer:
+        link = self._link
+        if link is None or link.peer.era is Era.MODERN:
+            return _DONE
+        try:
+            answer = await link.request(method, params, meta={}, limit=_LIMIT)
+        except ServerFailure as error:
+            # The next connection repeats it.
+            log.debug("%s: %s failed: %s", link.name, method, error.message)
+            return _DONE
+        if answer.error is not None:
+            log.info("%s refuses %s", link.name, method)
+        return answer
+
+    def _announce(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
