@@ -18,7 +18,7 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.gateway.http import HttpGateway
 from toolcrib.identity.principal import RequestContext
-from toolcrib.servers.model import ServerAnswer, ToolCall
+from toolcrib.servers.model import Offers, ServerAnswer, ToolCall
 
 PORT = 4321
 MODERN = "2026-07-28"
@@ -39,6 +39,9 @@ class Slow:
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         return self.tools
+
+    def offers_in(self, project: Any) -> Offers:
+        return Offers()
 
     def absence(self, project: Project) -> str:
         return ""

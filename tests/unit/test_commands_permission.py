@@ -502,7 +502,7 @@ async def test_a_server_that_was_trusted_before_it_listed_tools_is_trusted_with_
     await commands.crib.trust.add_server(commands.crib.projects.home.config.servers["files"], ())
     await lists(*FILES)
     changed = asyncio.Event()
-    commands.crib.projects.home.subscribe(changed.set)
+    commands.crib.projects.home.subscribe(lambda _: changed.set())
     while await commands.verdict("files:read") != "allow":
         await asyncio.wait_for(changed.wait(), 60)
         changed.clear()

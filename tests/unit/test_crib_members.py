@@ -41,7 +41,7 @@ async def test_a_catalog_is_a_plain_attribute(crib: Crib) -> None:
 async def test_changed_workspace_settings_change_the_catalog(crib: Crib) -> None:
     home = crib.projects.home
     changed = asyncio.Event()
-    home.subscribe(changed.set)
+    home.subscribe(lambda _: changed.set())
     settings = home.root / ".toolcrib" / "workspace.yml"
 
     async def write(text: str) -> set[str]:

@@ -191,7 +191,7 @@ async def test_a_project_has_the_tools_of_servers_once_connected(
         projects = projects_with(tmp_path, configs(), monkeypatch)
         project = await projects.at(tmp_path)
         announced: list[list[str]] = []
-        project.subscribe(lambda project=project, announced=announced: announced.append(names(project)))  # type: ignore[misc]
+        project.subscribe(lambda _, project=project, announced=announced: announced.append(names(project)))  # type: ignore[misc]
         seen: set[str] = set()
         for name, step in order:
             servers[name].do(step)

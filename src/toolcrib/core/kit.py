@@ -168,6 +168,7 @@ class Kit(AsyncResource, ToolProvider):
         return self._catalog
 
     def find_offer(self, method: str, name: str) -> Tool:
+        """Raises `UnknownOffer`: a kit has only tools."""
         raise UnknownOffer("A Kit has only tools.")
 
     async def call(
