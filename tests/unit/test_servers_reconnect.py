@@ -33,7 +33,7 @@ from toolcrib.events import Bus
 from toolcrib.servers import server as server_module
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.link import LinkContext, Peer, ServerLink
-from toolcrib.servers.model import Era, ServerAnswer, ServerState
+from toolcrib.servers.model import Era, Offers, ServerAnswer, ServerState
 from toolcrib.servers.server import Server
 
 STEPS = {"a": ("connect", "change"), "b": ("connect", "restart"), "c": ("fail", "connect")}
@@ -160,6 +160,9 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
     async def nothing(*_: object) -> None:
         return None
 
+    async def unknown(*_: object) -> tuple[None, Offers]:
+        return None, Offers()
+
     async def read_config(_: Path) -> Config:
         return Config(servers={config.name: config for config in servers})
 
@@ -176,7 +179,7 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
             offered=lambda config, root, tools, hold: tools,
             review=lambda config, root, tools: review_of({}, PinnedServer(tools={})),
         ),
-        services=SimpleNamespace(last_known=SimpleNamespace(of=nothing, keep=nothing, forget=nothing)),
+        services=SimpleNamespace(last_known=SimpleNamespace(of=unknown, keep=nothing, forget=nothing)),
     )
     projects = Projects(cast(Crib, crib), builtins={})
     monkeypatch.setattr(projects, "read_config", read_config)

@@ -25,7 +25,9 @@ class AgentServers:
         """The agent's instance of this server; its first call starts it."""
         key = listed.name, agent
         if key not in self._held:
-            self._held[key] = self._pool.acquire(listed.config, self._root, agent=agent, known_tools=listed.tools)
+            self._held[key] = self._pool.acquire(
+                listed.config, self._root, agent=agent, known_tools=listed.tools, known_offers=listed.offers
+            )
         return self._held[key]
 
     def by_agent(self, server: str) -> dict[str, Server]:

@@ -329,8 +329,10 @@ class Projects:
         for name, config in wanted.items():
             if name not in project.servers:
                 root = project.root if config.depends_on_project else None
-                known = await self._crib.services.last_known.of(config.identity, root)
-                project.servers[name] = server = self.pool.acquire(config, project.root, known_tools=known)
+                known, offers = await self._crib.services.last_known.of(config.identity, root)
+                project.servers[name] = server = self.pool.acquire(
+                    config, project.root, known_tools=known, known_offers=offers
+                )
                 if server.tools is not None and not self._crib.trust.is_pinned(config):
                     await self._crib.trust.take_up(config, server.root, server.tools)
         project.changed()

@@ -128,7 +128,9 @@ class ServerRegistry:
         match server.status.state:
             case ServerState.STOPPED:
                 home = self._projects.home
-                server = self._pool.acquire(server.config, home.root, known_tools=server.tools)
+                server = self._pool.acquire(
+                    server.config, home.root, known_tools=server.tools, known_offers=server.offers
+                )
                 home.servers[server.name] = server
                 home.changed()
                 server.start_if_idle()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
 from toolcrib.calls import Door
@@ -27,6 +29,7 @@ from toolcrib.identity.approvals import Approvals
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
+from toolcrib.servers.model import Offers
 from toolcrib.servers.server import Server
 from toolcrib.store import servers
 from toolcrib.store.clock import ExpiryClock, watch
@@ -45,20 +48,26 @@ class LastKnownTools:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def of(self, identity: str, root: Path | None) -> tuple[bytes, ...] | None:
+    async def of(self, identity: str, root: Path | None) -> tuple[tuple[bytes, ...] | None, Offers]:
         """None if the server has never listed its tools. `root` is None if it is the same in all projects."""
+        place = str(root) if root else None
         try:
-            return await self._store.read(servers.load_tools, identity, str(root) if root else None)
+            tools = await self._store.read(servers.load_tools, identity, place)
+            packed = await self._store.read(servers.load_offers, identity, place)
+            return tools, msgspec.msgpack.decode(packed, type=Offers) if packed else Offers()
         except StoreError as error:
             log.warning("could not read the last known tools: %s", error.text())
-            return None
+        except msgspec.MsgspecError:
+            log.warning("the stored resources and prompts of a server cannot be read; they count as unknown")
+        return None, Offers()
 
     async def keep(self, server: Server) -> None:
         if server.tools is None:
             return
         try:
             root = str(server.root) if server.config.depends_on_project else None
-            await self._store.write(servers.remember_tools, server.config.identity, root, server.tools)
+            offers = msgspec.msgpack.encode(server.offers)
+            await self._store.write(servers.remember_tools, server.config.identity, root, server.tools, offers)
         except StoreError as error:
             log.warning("could not store the tools of %s: %s", server.name, error.text())
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from toolcrib.calls import CallRequest, Door
-from toolcrib.catalog.offers import with_addresses
 from toolcrib.core.crib import Crib
-from toolcrib.core.project import COMPLETE_METHOD, TEMPLATE_REFERENCE, Project
+from toolcrib.core.project import Project
 from toolcrib.errors import (
     INTERNAL_ERROR,
     AuditUnwritable,
@@ -36,16 +35,24 @@ from toolcrib.gateway.messages import (
     error_as_tool_result,
     error_for_program,
     error_reply,
-    notification,
     raw_error_message,
     result_message,
 )
-from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
+from toolcrib.gateway.offer_requests import (
+    FORWARDED,
+    WATCHED,
+    Notify,
+    forward,
+    instructions,
+    log_to,
+    progress_to,
+    wanted_level,
+    watch,
+)
+from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.listing import OfferList
-from toolcrib.servers.link import LOG_MESSAGE
-from toolcrib.servers.model import MODERN_VERSION, NAMED_BY, Era, OnLog, OnProgress, ServerAnswer
-from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
+from toolcrib.servers.model import MODERN_VERSION, Era, ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +61,6 @@ _decode_name = msgspec.json.Decoder(str).decode
 _LISTING_WAIT_SECONDS = 2.0
 """Clients give up on a server after five."""
 _CALL_WAIT_SECONDS = 10.0
-_FORWARDED = frozenset({"resources/read", "prompts/get", COMPLETE_METHOD})
-_WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
 
@@ -133,8 +138,6 @@ class PendingRequests:
             cancel()
 
 
-Notify = Callable[[bytes], None]
-"""Sends a notification that belongs to the request being answered."""
 ProjectRequest = RequestContext[Project]
 
 
@@ -176,14 +179,7 @@ class Dispatcher:
             session.begin(interrupt)
         try:
             with context.project.in_use():
-                if message.method == "tools/call":
-                    answer = await self._call(message, era, context, notify, _log_level(message, watching))
-                elif message.method in _FORWARDED:
-                    answer = await self._forwarded(message, era, context, notify, _log_level(message, watching))
-                elif watching is not None and message.method in _WATCHED:
-                    answer = await self._watched(message, watching)
-                else:
-                    answer = ServerAnswer(result=await self._result(message, era, context))
+                answer = await self._answered(message, era, context, notify, watching)
                 return _reply(message.id, answer, era)
         except Rejected as rejected:
             return rejected.reply(era, message.id)
@@ -202,6 +198,17 @@ class Dispatcher:
         finally:
             if session is not None:
                 session.over(interrupt)
+
+    async def _answered(
+        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
+    ) -> ServerAnswer:
+        if message.method == "tools/call":
+            return await self._call(message, era, context, notify, wanted_level(message, watching))
+        if message.method in FORWARDED:
+            return await forward(self._door, message, era, context, notify, wanted_level(message, watching))
+        if watching is not None and message.method in WATCHED:
+            return await watch(self._door, message, watching)
+        return ServerAnswer(result=await self._result(message, era, context))
 
     def initialize(self, message: ClientMessage, principal: Principal, project: Project) -> Reply:
         """Answers `initialize`, which has no context yet."""
@@ -242,53 +249,6 @@ class Dispatcher:
             era, key, project.listings.offers(project.offers, context.principal.permission(), kind)
         )
 
-    async def _forwarded(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, level: str | None
-    ) -> ServerAnswer:
-        """Reads a resource, gets a prompt, or completes an argument of either."""
-        method, project = message.method, context.project
-        params = dict(message.params)
-        if method == COMPLETE_METHOD:
-            name, params = _completed(project, params)
-        else:
-            name = _text(params, NAMED_BY[method])
-        request = CallRequest(
-            tool=name,
-            method=method,
-            params={key: value for key, value in params.items() if key != NAMED_BY.get(method)},
-            meta=protocol.forwarded_meta(message.meta),
-            takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
-            on_progress=_progress_to(message, notify),
-            log_level=level,
-            on_log=_log_to(level, notify),
-        )
-        made = await self._door.call(context, request)
-        if made.answer.result is None:
-            return made.answer
-        if method != "resources/read":
-            return ServerAnswer(result=protocol.tool_result(made.answer.result, client=era))
-        result = made.answer.result
-        if name != made.tool.name:
-            result = with_addresses(result, project.offers, made.tool)
-        return ServerAnswer(result=protocol.read_result(result, client=era))
-
-    async def _watched(self, message: ClientMessage, watching: Watching) -> ServerAnswer:
-        """Legacy clients subscribe to resources and log messages for their connection."""
-        if message.method == "logging/setLevel":
-            level = log_level(message.params.get("level"))
-            if level is None:
-                raise Rejected(ErrorCase.ARGUMENT, why=f"params.level must be one of {', '.join(LOG_LEVELS)}")
-            watching.set_level(level)
-            return ServerAnswer(result=b"{}")
-        uri = _text(message.params, "uri")
-        if message.method == "resources/unsubscribe":
-            watching.drop(uri)
-            return ServerAnswer(result=b"{}")
-        if watching.is_full:
-            raise Rejected(ErrorCase.ARGUMENT, why=f"at most {MAX_RESOURCES} resources can be subscribed to")
-        error = await watching.watch(self._door, uri)
-        return ServerAnswer(result=b"{}") if error is None else ServerAnswer(error=error)
-
     @property
     def door(self) -> Door:
         return self._door
@@ -322,9 +282,9 @@ class Dispatcher:
             params=params,
             meta=protocol.forwarded_meta(message.meta),
             takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
-            on_progress=_progress_to(message, notify),
+            on_progress=progress_to(message, notify),
             log_level=level,
-            on_log=_log_to(level, notify),
+            on_log=log_to(level, notify),
         )
         try:
             if name not in project.catalog:
@@ -349,56 +309,6 @@ def _reply(request_id: bytes, answer: ServerAnswer, era: Era) -> Reply:
     return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
 
 
-def _progress_to(message: ClientMessage, notify: Notify) -> OnProgress | None:
-    token = message.meta.get("progressToken")
-    if token is None:
-        return None
-    return lambda report: notify(notification("notifications/progress", {"progressToken": token, **report}))
-
-
-def _log_level(message: ClientMessage, watching: Watching | None) -> str | None:
-    """Modern clients ask for log messages with each request, legacy ones for their connection."""
-    level = message.meta.get(LOG_LEVEL_KEY) if watching is None else watching.level
-    return level if level in LOG_LEVELS else None
-
-
-def _log_to(level: str | None, notify: Notify) -> OnLog | None:
-    if level is None:
-        return None
-    least = LOG_LEVELS.index(level)
-
-    def passed_on(params: Mapping[str, Any]) -> None:
-        if params.get("level") in LOG_LEVELS and LOG_LEVELS.index(params["level"]) >= least:
-            notify(notification(LOG_MESSAGE, params))
-
-    return passed_on
-
-
-def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
-    try:
-        return _decode_name(params[key])
-    except (KeyError, msgspec.ValidationError) as error:
-        raise Rejected(ErrorCase.ARGUMENT, why=f"params.{key} must be a string") from error
-
-
-class _Reference(msgspec.Struct):
-    type: str
-    name: str = ""
-    uri: str = ""
-
-
-def _completed(project: Project, params: dict[str, msgspec.Raw]) -> tuple[str, dict[str, msgspec.Raw]]:
-    """What a request for completion names, and its params as the server knows it."""
-    try:
-        ref = msgspec.json.decode(params["ref"], type=_Reference)
-    except (KeyError, msgspec.ValidationError) as error:
-        raise Rejected(ErrorCase.ARGUMENT, why="params.ref must name a prompt or a resource template") from error
-    name = ref.name if ref.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{ref.uri}"
-    own = project.find_offer(COMPLETE_METHOD, name).name
-    named = {"type": ref.type, **({"name": own} if ref.type == "ref/prompt" else {"uri": own})}
-    return name, {**params, "ref": msgspec.Raw(msgspec.json.encode(named))}
-
-
 class _Coded(msgspec.Struct):
     code: int = INTERNAL_ERROR
 
@@ -417,26 +327,6 @@ def _refuse_cursor(message: ClientMessage) -> None:
     """Lists aren't paginated, so every cursor is invalid."""
     if "cursor" in message.params and bytes(message.params["cursor"]) != b"null":
         raise Rejected(ErrorCase.ARGUMENT, why="params.cursor is invalid: lists are not paginated")
-
-
-_INSTRUCTIONS_OF_SERVER, _INSTRUCTIONS = 1_600, 8_000
-"""Characters: about 400 and 2,000 tokens."""
-
-
-def instructions(project: Project, principal: Principal) -> str:
-    """What the agent's servers say about their use, each under its name."""
-    permission = principal.permission()
-    parts, room = [protocol.INSTRUCTIONS], _INSTRUCTIONS
-    for server, offers in sorted(project.offers.offers.items()):
-        text = "".join(one for one in offers.instructions.strip() if one.isprintable() or one == "\n")
-        if not text or not any(map(permission.shows, project.catalog.of_server(server))):
-            continue
-        cut = text if len(text) <= _INSTRUCTIONS_OF_SERVER else f"{text[: _INSTRUCTIONS_OF_SERVER - 1]}…"
-        if len(cut) > room:
-            continue
-        room -= len(cut)
-        parts.append(f"# Server {server}\n{cut}")
-    return "\n\n".join(parts)
 
 
 def _initialize(message: ClientMessage, instructions: str) -> bytes:

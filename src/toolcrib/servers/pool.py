@@ -20,13 +20,14 @@ from toolcrib.credentials.vault import Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers.account import Accounts
-from toolcrib.servers.model import ServerState
+from toolcrib.servers.model import Offers, ServerState
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
 _HURRIED = 3.8
 """Seconds that a launcher gets then, of the five that the daemon's stop may take."""
 
+_NO_OFFERS = Offers()
 InstanceKey = tuple[str, tuple[object, ...], Path | None, str]
 
 
@@ -74,10 +75,12 @@ class ServerPool:
         *,
         agent: str = "",
         known_tools: tuple[bytes, ...] | None = None,
+        known_offers: Offers = _NO_OFFERS,
     ) -> Server:
         """The instance for this configuration, root and agent. Each `acquire` needs one `release`.
 
-        `known_tools` are the tools that a new instance lists until it has connected. Without them, it starts at once.
+        `known_tools` and `known_offers` are what a new instance lists until it has connected. Without tools, it starts
+        at once.
         Raises `ServerUnavailable` once the pool closes, because nothing would stop the server.
         """
         if self._closed:
@@ -85,7 +88,7 @@ class ServerPool:
         key = instance_key(config, root, agent)
         server = self._servers.get(key)
         if server is None:
-            self._servers[key] = server = self._made(config, key[2], known_tools)
+            self._servers[key] = server = self._made(config, key[2], known_tools, known_offers)
             if known_tools is None or not config.starts_on_demand:
                 server.start()
             else:
@@ -93,7 +96,9 @@ class ServerPool:
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
 
-    def _made(self, config: ServerConfig, root: Path | None, known_tools: tuple[bytes, ...] | None) -> Server:
+    def _made(
+        self, config: ServerConfig, root: Path | None, known_tools: tuple[bytes, ...] | None, known_offers: Offers
+    ) -> Server:
         server = Server(
             config,
             root=root,
@@ -103,6 +108,7 @@ class ServerPool:
             log_file=self._log_file(config.name, root) if self._log_file else None,
             mask=self._mask,
             known_tools=known_tools,
+            known_offers=known_offers,
             install_locks=self._install_locks,
             account=self._accounts.of(config) if self._accounts else None,
         )
@@ -120,7 +126,7 @@ class ServerPool:
         await self.release(server)
         if server.status.state is ServerState.STOPPED:
             return server
-        return self._made(server.config, server.root, server.tools)
+        return self._made(server.config, server.root, server.tools, server.offers)
 
     async def retire(self, server: Server) -> None:
         """The same, but calls in flight finish before the server stops. Waits only for a server without any."""

@@ -31,7 +31,8 @@ from toolcrib.servers.environment import child_environment
 from toolcrib.servers.health import STOPPED
 from toolcrib.servers.installing import PATIENCE
 from toolcrib.servers.last_words import ProbeNoise, cache_remedy, explanation
-from toolcrib.servers.link import PIECE, InputBudget, PipeLink, pieces
+from toolcrib.servers.link import PIECE, InputBudget, pieces
+from toolcrib.servers.pipe_link import PipeLink
 from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.servers.wire import LineSplitter
 from toolcrib.signals import restore_open_file_limit

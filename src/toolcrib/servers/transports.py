@@ -16,8 +16,9 @@ from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.http import NotStreamable, open_http
-from toolcrib.servers.link import EndedEarly, LinkContext, PipeLink, ServerLink, running_beside
+from toolcrib.servers.link import EndedEarly, LinkContext, ServerLink, running_beside
 from toolcrib.servers.model import Era
+from toolcrib.servers.pipe_link import PipeLink
 from toolcrib.servers.sdk import SdkSession, open_session
 from toolcrib.servers.sse import open_sse
 from toolcrib.servers.stdio import open_stdio

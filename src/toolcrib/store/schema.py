@@ -56,6 +56,7 @@ known_tools = sa.Table(
     sa.Column("root", Text, primary_key=True),
     sa.Column("digest", Text, nullable=False),
     sa.Column("definitions", sa.LargeBinary, nullable=False),
+    sa.Column("offers", sa.LargeBinary, nullable=False),
     sa.Column("saved_at", sa.Double, nullable=False),
 )
 
@@ -219,8 +220,8 @@ jobs = sa.Table(
 )
 
 
-SCHEMA_VERSION = 7
-"""Increases with every change of the tables. Versions 1 to 6 predate the first release."""
+SCHEMA_VERSION = 8
+"""Increases with every change of the tables. Versions 1 to 7 predate the first release."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962
 """`toolcrib` in ASCII: two processes that open the same new database must not both create it."""

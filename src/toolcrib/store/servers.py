@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 def load_tools(connection: sa.Connection, identity: str, root: str | None) -> tuple[bytes, ...] | None:
     """The last known definitions of this server: of this project, else the newest of any; None if there are none."""
-    of_project = known_tools.c.root == (root or "")
-    query = sa.select(known_tools.c.definitions).where(known_tools.c.identity == identity)
-    query = query.order_by(of_project.desc(), known_tools.c.saved_at.desc()).limit(1)
-    packed = connection.execute(query).scalar_one_or_none()
+    packed = _last_known(connection, known_tools.c.definitions, identity, root)
     if packed is None:
         return None
     try:
@@ -36,14 +33,35 @@ def load_tools(connection: sa.Connection, identity: str, root: str | None) -> tu
         return None
 
 
-def remember_tools(connection: sa.Connection, identity: str, root: str | None, definitions: Sequence[bytes]) -> bool:
-    """Stores a server's definitions. False if they are unchanged; then nothing is written."""
+def load_offers(connection: sa.Connection, identity: str, root: str | None) -> bytes:
+    """What was stored with these definitions."""
+    return _last_known(connection, known_tools.c.offers, identity, root) or b""
+
+
+def _last_known(connection: sa.Connection, column: sa.Column[bytes], identity: str, root: str | None) -> bytes | None:
+    of_project = known_tools.c.root == (root or "")
+    query = sa.select(column).where(known_tools.c.identity == identity)
+    query = query.order_by(of_project.desc(), known_tools.c.saved_at.desc()).limit(1)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def remember_tools(
+    connection: sa.Connection, identity: str, root: str | None, definitions: Sequence[bytes], offers: bytes = b""
+) -> bool:
+    """Stores a server's definitions, and its other offers. False if they are unchanged; then nothing is written."""
     packed = msgspec.msgpack.encode(tuple(definitions))
-    digest = hashlib.sha256(packed).hexdigest()
+    digest = hashlib.sha256(packed + offers).hexdigest()
     before = connection.execute(sa.select(known_tools.c.digest).where(_key(identity, root))).scalar_one_or_none()
     if before == digest:
         return False
-    row = {"identity": identity, "root": root or "", "digest": digest, "definitions": packed, "saved_at": time.time()}
+    row = {
+        "identity": identity,
+        "root": root or "",
+        "digest": digest,
+        "definitions": packed,
+        "offers": offers,
+        "saved_at": time.time(),
+    }
     upsert(connection, known_tools, [row])
     return True
 

@@ -1,0 +1,154 @@
+"""Requests about what servers offer besides tools: resources, prompts, completion, log messages, instructions.
+
+In: a decoded message and its context. Out: the server's answer, in the form that the client's protocol version has.
+Reads, prompts and completions go through the door like calls. Used by `dispatcher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.offers import with_addresses
+from toolcrib.core.project import COMPLETE_METHOD, TEMPLATE_REFERENCE, Project
+from toolcrib.errors import ErrorCase
+from toolcrib.gateway import protocol
+from toolcrib.gateway.messages import ClientMessage, Rejected, notification
+from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
+from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
+from toolcrib.servers.link import LOG_MESSAGE
+from toolcrib.servers.model import NAMED_BY, Era, OnLog, OnProgress, ServerAnswer
+from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
+
+FORWARDED = frozenset({"resources/read", "prompts/get", COMPLETE_METHOD})
+WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
+Notify = Callable[[bytes], None]
+"""Sends a notification that belongs to the request being answered."""
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+async def forward(
+    door: Door,
+    message: ClientMessage,
+    era: Era,
+    context: RequestContext[Project],
+    notify: Notify,
+    level: str | None,
+) -> ServerAnswer:
+    """Reads a resource, gets a prompt, or completes an argument of either."""
+    method, project = message.method, context.project
+    params = dict(message.params)
+    if method == COMPLETE_METHOD:
+        name, params = _completed(project, params)
+    else:
+        name = _text(params, NAMED_BY[method])
+    request = CallRequest(
+        tool=name,
+        method=method,
+        params={key: value for key, value in params.items() if key != NAMED_BY.get(method)},
+        meta=protocol.forwarded_meta(message.meta),
+        takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
+        on_progress=progress_to(message, notify),
+        log_level=level,
+        on_log=log_to(level, notify),
+    )
+    made = await door.call(context, request)
+    if made.answer.result is None:
+        return made.answer
+    if method != "resources/read":
+        return ServerAnswer(result=protocol.tool_result(made.answer.result, client=era))
+    result = made.answer.result
+    if name != made.tool.name:
+        result = with_addresses(result, project.offers, made.tool)
+    return ServerAnswer(result=protocol.read_result(result, client=era))
+
+
+async def watch(door: Door, message: ClientMessage, watching: Watching) -> ServerAnswer:
+    """Legacy clients subscribe to resources and log messages for their connection."""
+    if message.method == "logging/setLevel":
+        level = log_level(message.params.get("level"))
+        if level is None:
+            raise Rejected(ErrorCase.ARGUMENT, why=f"params.level must be one of {', '.join(LOG_LEVELS)}")
+        watching.set_level(level)
+        return ServerAnswer(result=b"{}")
+    uri = _text(message.params, "uri")
+    if message.method == "resources/unsubscribe":
+        watching.drop(uri)
+        return ServerAnswer(result=b"{}")
+    if watching.is_full:
+        raise Rejected(ErrorCase.ARGUMENT, why=f"at most {MAX_RESOURCES} resources can be subscribed to")
+    error = await watching.watch(door, uri)
+    return ServerAnswer(result=b"{}") if error is None else ServerAnswer(error=error)
+
+
+def progress_to(message: ClientMessage, notify: Notify) -> OnProgress | None:
+    token = message.meta.get("progressToken")
+    if token is None:
+        return None
+    return lambda report: notify(notification("notifications/progress", {"progressToken": token, **report}))
+
+
+def wanted_level(message: ClientMessage, watching: Watching | None) -> str | None:
+    """Modern clients ask for log messages with each request, legacy ones for their connection."""
+    level = message.meta.get(LOG_LEVEL_KEY) if watching is None else watching.level
+    return level if level in LOG_LEVELS else None
+
+
+def log_to(level: str | None, notify: Notify) -> OnLog | None:
+    if level is None:
+        return None
+    least = LOG_LEVELS.index(level)
+
+    def passed_on(params: Mapping[str, Any]) -> None:
+        if params.get("level") in LOG_LEVELS and LOG_LEVELS.index(params["level"]) >= least:
+            notify(notification(LOG_MESSAGE, params))
+
+    return passed_on
+
+
+def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
+    try:
+        return _decode_text(params[key])
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Rejected(ErrorCase.ARGUMENT, why=f"params.{key} must be a string") from error
+
+
+class _Reference(msgspec.Struct):
+    type: str
+    name: str = ""
+    uri: str = ""
+
+
+def _completed(project: Project, params: dict[str, msgspec.Raw]) -> tuple[str, dict[str, msgspec.Raw]]:
+    """What a request for completion names, and its params as the server knows it."""
+    try:
+        ref = msgspec.json.decode(params["ref"], type=_Reference)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Rejected(ErrorCase.ARGUMENT, why="params.ref must name a prompt or a resource template") from error
+    name = ref.name if ref.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{ref.uri}"
+    own = project.find_offer(COMPLETE_METHOD, name).name
+    named = {"type": ref.type, **({"name": own} if ref.type == "ref/prompt" else {"uri": own})}
+    return name, {**params, "ref": msgspec.Raw(msgspec.json.encode(named))}
+
+
+_INSTRUCTIONS_OF_SERVER, _INSTRUCTIONS = 1_600, 8_000
+"""Characters: about 400 and 2,000 tokens."""
+
+
+def instructions(project: Project, principal: Principal) -> str:
+    """What the agent's servers say about their use, each under its name."""
+    permission = principal.permission()
+    parts, room = [protocol.INSTRUCTIONS], _INSTRUCTIONS
+    for server, offers in sorted(project.offers.offers.items()):
+        text = "".join(one for one in offers.instructions.strip() if one.isprintable() or one == "\n")
+        if not text or not any(map(permission.shows, project.catalog.of_server(server))):
+            continue
+        cut = text if len(text) <= _INSTRUCTIONS_OF_SERVER else f"{text[: _INSTRUCTIONS_OF_SERVER - 1]}…"
+        if len(cut) > room:
+            continue
+        room -= len(cut)
+        parts.append(f"# Server {server}\n{cut}")
+    return "\n\n".join(parts)
