@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from toolcrib.catalog.offers import Offer, OfferCatalog
+from toolcrib.catalog.offers import Offer, OfferCatalog, app_of
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
@@ -24,11 +24,12 @@ from toolcrib.policy import Permission
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
 OfferList = Literal["resources", "templates", "prompts"]
-_Key = tuple[int, str, ReaderKind | OfferList]
+_Key = tuple[int, int, str, ReaderKind | OfferList]
 
 ORIGIN_KEY = "toolcrib/tool"
 """The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
 
+_NO_OFFERS = OfferCatalog()
 _Fields = dict[str, Raw]
 
 
@@ -51,8 +52,14 @@ class ListingCache:
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
 
-    def tools(self, catalog: Catalog, permission: Permission, reader: ReaderKind = ReaderKind.MODEL) -> bytes:
-        key = (catalog.version, permission.key, reader)
+    def tools(
+        self,
+        catalog: Catalog,
+        permission: Permission,
+        reader: ReaderKind = ReaderKind.MODEL,
+        offers: OfferCatalog = _NO_OFFERS,
+    ) -> bytes:
+        key = (catalog.version, offers.version, permission.key, reader)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -60,14 +67,17 @@ class ListingCache:
         public = catalog.by_public(self.style)
         # Approvals and conditions on arguments are decided at the call.
         shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
-        render = _rendered_with_origin if reader is ReaderKind.PROGRAM else Tool.render
-        array = b"[" + b",".join(render(tool, name) for name, tool in shown.items()) + b"]"
+        if reader is ReaderKind.PROGRAM:
+            made = (_rendered_with_origin(tool, name) for name, tool in shown.items())
+        else:
+            made = (_rendered(tool, name, offers, permission) for name, tool in shown.items())
+        array = b"[" + b",".join(made) + b"]"
         self._keep(key, array)
         return array
 
     def offers(self, catalog: OfferCatalog, permission: Permission, kind: OfferList) -> bytes:
         """The JSON array of resources, templates or prompts."""
-        key = (catalog.version, permission.key, kind)
+        key = (0, catalog.version, permission.key, kind)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -83,6 +93,15 @@ class ListingCache:
         while len(self._kept) > _MAX_CACHED or (self._size > _MAX_CACHED_BYTES and len(self._kept) > 1):
             _, gone = self._kept.popitem(last=False)
             self._size -= len(gone)
+
+
+def _rendered(tool: Tool, name: str, offers: OfferCatalog, permission: Permission) -> bytes:
+    """An app that the agent may not read is not linked."""
+    definition = tool.render(name)
+    if "_meta" not in tool.fields or not (uri := tool.app_uri):
+        return definition
+    public = offers.public_uri(tool.server, uri) if permission.shows(app_of(tool)) else ""
+    return definition if public == uri else tool.with_app(definition, public)
 
 
 def _rendered_with_origin(tool: Tool, name: str) -> bytes:

@@ -125,6 +125,8 @@ class OfferCatalog:
     version: int = field(default_factory=itertools.count(1).__next__)
     """Different for each catalog of this process."""
     _apps: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    _shared: frozenset[str] = frozenset()
+    """The addresses of several servers."""
     _prefixes: Mapping[str, str] = field(default_factory=dict)
     _by_uri: Mapping[str, Offer] = field(default_factory=dict)
     _by_name: Mapping[str, Offer] = field(default_factory=dict)
@@ -145,8 +147,11 @@ class OfferCatalog:
             return previous
         prefixes = prefixes_of(offers)
         reused = {(one.tool.kind, one.tool.server, one.tool.raw()): one.tool for one in previous.everything()}
-        resources = _listed("resources", "uri", offers, prefixes, apps, reused)
-        templates = _listed("templates", "uriTemplate", offers, prefixes, {}, reused)
+        read = _read("resources", "uri", offers, reused)
+        shared = _shared((*read, *((server, uri) for server, uris in apps.items() for uri in uris)))
+        resources = _shown("uri", read, shared, prefixes)
+        read_templates = _read("templates", "uriTemplate", offers, reused)
+        templates = _shown("uriTemplate", read_templates, _shared(read_templates), prefixes)
         prompts = tuple(_prompts(offers, style, limit, reused))
         return cls(
             style=style,
@@ -155,6 +160,7 @@ class OfferCatalog:
             prompts=prompts,
             offers=dict(offers),
             _apps=dict(apps),
+            _shared=shared,
             _prefixes={prefix: server for server, prefix in prefixes.items()},
             _by_uri={one.shown_as: one for one in resources},
             _by_name={
@@ -197,12 +203,9 @@ class OfferCatalog:
 
     def public_uri(self, server: str, uri: str) -> str:
         """The public address of a server's resource."""
-        listed = self._by_uri.get(uri)
-        if listed is not None and listed.tool.server == server:
+        if uri not in self._shared:
             return uri
-        prefix = next((prefix for prefix, name in self._prefixes.items() if name == server), "")
-        prefixed = with_server(uri, prefix)
-        return prefixed if prefixed in self._by_uri else uri
+        return with_server(uri, next(prefix for prefix, name in self._prefixes.items() if name == server))
 
     def _place(self, uri: str, links: Mapping[str, str]) -> tuple[str, str]:
         """The server of an address that is in no list, and its own form of it; empty if there is none."""
@@ -261,36 +264,40 @@ def prefixes_of(servers: Iterable[str]) -> dict[str, str]:
 _Reused = Mapping[tuple[OfferKind, str, bytes], Tool]
 
 
+def app_of(tool: Tool) -> Tool:
+    """The resource with the app that shows this tool's results."""
+    return _resource(tool.server, tool.app_uri, {})
+
+
 def _resource(server: str, uri: str, fields: Mapping[str, Raw]) -> Tool:
     names = Names(plain=uri, mcp=uri, server=uri, display=f"resource:{server}:{uri}")
     return Tool(server=server, name=uri, fields=fields, names=names, kind=OfferKind.RESOURCE)
 
 
-def _listed(
-    which: str,
-    key: str,
-    offers: Mapping[str, Offers],
-    prefixes: Mapping[str, str],
-    apps: Mapping[str, frozenset[str]],
-    reused: _Reused,
-) -> tuple[Offer, ...]:
-    found: list[tuple[str, str, Tool]] = []
-    holders: dict[str, set[str]] = {}
-    for server, uris in apps.items():
-        for uri in uris:
-            holders.setdefault(uri, set()).add(server)
+def _read(which: str, key: str, offers: Mapping[str, Offers], reused: _Reused) -> dict[tuple[str, str], Tool]:
+    found = {}
     for server in sorted(offers):
         for raw in getattr(offers[server], which):
             fields = _decode_fields(raw)
             uri = json_text(fields[key])
-            tool = reused.get((OfferKind.RESOURCE, server, msgspec.json.encode(fields))) or _resource(
-                server, uri, fields
-            )
-            found.append((server, uri, tool))
-            holders.setdefault(uri, set()).add(server)
+            tool = reused.get((OfferKind.RESOURCE, server, msgspec.json.encode(fields)))
+            found[server, uri] = tool or _resource(server, uri, fields)
+    return found
+
+
+def _shared(addresses: Iterable[tuple[str, str]]) -> frozenset[str]:
+    holders: dict[str, set[str]] = {}
+    for server, uri in addresses:
+        holders.setdefault(uri, set()).add(server)
+    return frozenset(uri for uri, servers in holders.items() if len(servers) > 1)
+
+
+def _shown(
+    key: str, read: Mapping[tuple[str, str], Tool], shared: frozenset[str], prefixes: Mapping[str, str]
+) -> tuple[Offer, ...]:
     return tuple(
-        Offer(tool=tool, shown_as=uri if len(holders[uri]) == 1 else with_server(uri, prefixes[server]), key=key)
-        for server, uri, tool in found
+        Offer(tool=tool, shown_as=with_server(uri, prefixes[server]) if uri in shared else uri, key=key)
+        for (server, uri), tool in read.items()
     )
 
 

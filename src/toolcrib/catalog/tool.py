@@ -224,6 +224,17 @@ class Tool:
         uri = ui.get("resourceUri") if isinstance(ui, dict) else (meta or {}).get("ui/resourceUri")
         return uri if isinstance(uri, str) and uri.startswith("ui://") else ""
 
+    def with_app(self, definition: bytes, uri: str) -> bytes:
+        """The definition with another address of its app, or without one."""
+        fields = _fields_decoder.decode(definition)
+        meta = msgspec.json.decode(fields["_meta"])
+        meta.pop("ui/resourceUri", None)
+        if uri:
+            meta["ui"] = {**meta.get("ui", {}), "resourceUri": uri}
+        else:
+            meta.pop("ui", None)
+        return msgspec.json.encode({**fields, "_meta": Raw(msgspec.json.encode(meta))})
+
     def param_headers(self, arguments: Mapping[str, Any]) -> dict[str, str]:
         """The `Mcp-Param-*` headers for a call with these arguments."""
         if "marked" not in self._cache:

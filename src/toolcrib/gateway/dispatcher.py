@@ -255,7 +255,7 @@ class Dispatcher:
 
     def _tools(self, context: ProjectRequest) -> bytes:
         catalog, listings = context.project.catalog, context.project.listings
-        tools = listings.tools(catalog, context.principal.permission(), context.reader)
+        tools = listings.tools(catalog, context.principal.permission(), context.reader, context.project.offers)
         if context.session is not None:
             self._sessions.listed(context.session)
         if ToolsListed in self._crib.bus.heard:
@@ -276,12 +276,13 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
+        asks = era is Era.MODERN and context.reader is ReaderKind.MODEL
         request = CallRequest(
             tool=name,
             style=project.config.settings.names,
             params=params,
-            meta=protocol.forwarded_meta(message.meta),
-            takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
+            meta=protocol.forwarded_meta(message.meta, asks=asks),
+            takes_input=asks,
             on_progress=progress_to(message, notify),
             log_level=level,
             on_log=log_to(level, notify),

@@ -45,12 +45,13 @@ async def forward(
         name, params = _completed(project, params)
     else:
         name = _text(params, NAMED_BY[method])
+    asks = era is Era.MODERN and context.reader is ReaderKind.MODEL
     request = CallRequest(
         tool=name,
         method=method,
         params={key: value for key, value in params.items() if key != NAMED_BY.get(method)},
-        meta=protocol.forwarded_meta(message.meta),
-        takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
+        meta=protocol.forwarded_meta(message.meta, asks=asks),
+        takes_input=asks,
         on_progress=progress_to(message, notify),
         log_level=level,
         on_log=log_to(level, notify),

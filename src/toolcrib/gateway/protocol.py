@@ -133,11 +133,23 @@ def decode_header(value: str | None) -> str | None:
         return None
 
 
-def forwarded_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The caller's `_meta` without the keys about its own connection."""
+_ROUTED_EXTENSIONS = frozenset({"io.modelcontextprotocol/ui"})
+
+
+def forwarded_meta(meta: Mapping[str, Any], *, asks: bool = False) -> Mapping[str, Any]:
+    """The caller's `_meta` without the keys about its own connection, except for the capabilities that servers can
+    use through Toolcrib. `asks`: whether the caller can be asked for input."""
     if not meta:
         return meta
-    return {key: value for key, value in meta.items() if key not in _CONNECTION_KEYS}
+    kept = {key: value for key, value in meta.items() if key not in _CONNECTION_KEYS}
+    claimed = meta.get(CAPABILITIES_KEY)
+    if asks and isinstance(claimed, dict) and claimed:
+        extensions = claimed.get("extensions")
+        named = extensions if isinstance(extensions, dict) else {}
+        known = {name: named[name] for name in _ROUTED_EXTENSIONS & named.keys()}
+        routed = {name: claimed[name] for name in ("elicitation",) if name in claimed}
+        kept[CAPABILITIES_KEY] = routed | ({"extensions": known} if known else {})
+    return kept
 
 
 _STAMP = msgspec.json.encode({SERVER_INFO_KEY: SERVER_INFO})

@@ -168,7 +168,7 @@ def meta_for(
     if era is Era.MODERN:
         meta[PROTOCOL_VERSION_KEY] = version
         meta[CLIENT_INFO_KEY] = client_info
-        meta[CLIENT_CAPABILITIES_KEY] = {}
+        meta[CLIENT_CAPABILITIES_KEY] = own.get(CLIENT_CAPABILITIES_KEY, {})
     return meta
 
 
