@@ -21,7 +21,7 @@ from toolcrib.cli.server_commands import server_table
 from toolcrib.commands import installing as reports
 from toolcrib.config.from_code import StdioServer, server_config
 from toolcrib.config.launchers import PackageLaunch, launch_of
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.model import Retry, ServerConfig
 from toolcrib.core.kit import Kit
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import installing, server, transports
@@ -191,12 +191,31 @@ async def test_another_process_that_installs_the_package_is_waited_for(npx, tmp_
     here.answered()
 
 
+async def test_a_restart_that_installs_does_not_show_the_error_before_it(live: LiveServers, npx):
+    launcher = npx.program.read_text()
+    npx.program.write_text("#!/bin/sh\necho 'Error: broken' >&2\nexit 1\n")
+    found = await live.started(npx.config(retry=Retry(max_attempts=1)))
+    assert (found.status.state, "Error: broken" in found.status.last_error) == (ServerState.FAILED, True)
+    npx.program.write_text(launcher)
+    restarting = asyncio.create_task(found.restart())
+    await until(npx.did)
+    assert (found.status.installing, found.status.last_error) == (True, "")
+    npx.go.touch()
+    await restarting
+    assert [past.error for past in found.errors] == ["Error: broken (its process exited with code 1)."]
+
+
 async def test_an_installing_launcher_has_time_to_remove_its_lock(live: LiveServers, npx):
     found = live.make(npx.config())
     found.start()
     await until(npx.did)
-    await found.stop()
-    assert npx.did() == ["begin", "asked to end"]
+    began = found.status.since or 0.0
+    restarting = asyncio.create_task(found.restart())
+    await until(lambda: npx.did()[1:] == ["asked to end", "begin"])
+    assert (found.status.since or 0.0) > began, "its seconds are those of the new installation"
+    npx.go.touch()
+    await restarting
+    assert npx.did()[3:] == ["end"]
     assert not npx.lock.exists()
 
 
