@@ -234,7 +234,10 @@ async def test_commands_without_a_daemon_wait_for_an_installation_and_report_it(
     assert events[0] == {"progress": "installing… 0 s"}
 
 
-def test_a_call_without_a_daemon_waits_for_the_whole_installation_and_shows_it(npx, toolcrib_home, monkeypatch):
+@pytest.mark.parametrize("first", ["tool:call", "server:list"])
+def test_a_command_without_a_daemon_waits_for_the_whole_installation_and_shows_it(
+    npx, toolcrib_home, monkeypatch, first
+):
     monkeypatch.setattr(server, "_INSTALLING_CALL", 0.05)
     monkeypatch.setattr(reports, "_TELL_AGAIN", 0.01)
     for name, value in toolcrib_home.environ().items():
@@ -251,9 +254,12 @@ def test_a_call_without_a_daemon_waits_for_the_whole_installation_and_shows_it(n
 
     monkeypatch.setattr(perform, "working", working)
     toolcrib_home.write_config({"servers": {"odd": {"command": str(npx.program), "args": npx.words, "env": npx.env}}})
-    for times in (1, 2):  # The second time, its tools are known, so it starts with the call.
-        with perform.asking("tool:call", {"tool": "odd:echo"}, ()) as ask:
-            assert ask("tool:call", {"tool": "odd:echo"})["result"]["content"]
+    # The second time, its tools are known, so it starts with the call.
+    for times, command in enumerate((first, "tool:call"), 1):
+        params = {"tool": "odd:echo"} if command == "tool:call" else {}
+        with perform.asking(command, params, ()) as ask:
+            found = ask(command, params)
+        assert found["result"]["content"] if params else found["servers"][0]["tools"] == 2
         assert npx.did() == ["begin", "end"] * times
         assert shown[0] == "installing… 0 s"
         npx.go.unlink()
