@@ -92,8 +92,12 @@ class Relay:
 
     async def close(self) -> None:
         if self._server is not None:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+            # asyncio never closes a connection that was accepted just before its server was closed.
+            await asyncio.sleep(0)
+            server.close()
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
