@@ -30,11 +30,10 @@ from toolcrib.core.server_registry import ServerRegistry
 from toolcrib.credentials.vault import Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
-from toolcrib.servers import server as server_module
+from toolcrib.servers import supervisor
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.link import LinkContext, Peer, ServerLink
 from toolcrib.servers.model import Era, Offers, ServerAnswer, ServerState
-from toolcrib.servers.server import Server
 
 STEPS = {"a": ("connect", "change"), "b": ("connect", "restart"), "c": ("fail", "connect")}
 if FULL:
@@ -116,8 +115,8 @@ def fake_servers(monkeypatch: MonkeyPatch) -> NewServers:
     """New servers for each order, without pauses."""
     present: dict[str, FakeServer] = {}
     open_link = staticmethod(lambda config, context: present[config.name].opened(context))
-    monkeypatch.setattr(Server, "_open_link", open_link)
-    monkeypatch.setattr(server_module, "_CALM", 0)
+    monkeypatch.setattr(supervisor.Supervisor, "_open_link", open_link)
+    monkeypatch.setattr(supervisor, "_CALM", 0)
     monkeypatch.setattr(Breaker, "pause", lambda self: 0)
 
     def renew() -> dict[str, FakeServer]:
