@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +30,9 @@ from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import ServerUnavailable, SignInFailed, StoreError, UsageError
 from toolcrib.servers.post_client import PostResponse
 from toolcrib.signals import with_default_signals
+
+if TYPE_CHECKING:
+    from toolcrib.servers.sign_in import Show
 
 _AHEAD = 0.1
 """The share of a token's life before its end in which it is renewed while calls go on with it."""
@@ -102,6 +106,15 @@ def load_account(vault: Vault, key: str) -> AccountRecord | None:
 def store_account(vault: Vault, key: str, record: AccountRecord) -> None:
     """Stored durably when this returns."""
     vault.put(CredentialKind.ACCOUNT, key, msgspec.json.encode(record))
+
+
+async def signed_in(
+    config: ServerConfig, vault: Vault, mask: Masker, show: Show, *, scopes: tuple[str, ...] = ()
+) -> AccountRecord:
+    """The record of a new sign-in; see `sign_in.sign_in`."""
+    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - loads the SDK
+
+    return await sign_in(SignInOrder(config=config, vault=vault, mask=mask, show=show, scopes=scopes))
 
 
 class AccountUnusable(ServerUnavailable):
@@ -300,7 +313,6 @@ class Account:
 
     async def _by_credentials(self, before: AccountRecord | None) -> str:
         """The same, with the client's own id and secret."""
-        from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - loads the SDK
 
         async def nobody(*_: object) -> None:
             raise SignInFailed("it asks for a person to sign in.")
@@ -309,7 +321,7 @@ class Account:
             async with self._turn():
                 await self._load()
                 if self._record == before:
-                    await sign_in(SignInOrder(config=self._config, vault=self._vault, mask=self._mask, show=nobody))
+                    await signed_in(self._config, self._vault, self._mask, nobody)
         except (SignInFailed, UsageError, StoreError) as error:
             return error.text()
         return ""
