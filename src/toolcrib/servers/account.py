@@ -159,6 +159,8 @@ class Account:
         """The header's value with the current token; empty without one."""
         self.header = b""
         """The same as a header line."""
+        self.described: Mapping[str, str] | None = None
+        """For the audit entries of calls; None while nobody is signed in."""
 
     @property
     def is_signed_in(self) -> bool:
@@ -256,13 +258,14 @@ class Account:
             ) from None
 
     def _take(self, record: AccountRecord | None) -> None:
-        self._record = record
+        self._record, self.described = record, None
         self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
         if record is None or record.ended:
             return
         owner = f"account of server {self._config.name}"
         tokens = (record.access_token, record.refresh_token, record.client_secret)
         self._mask.learn({secret: owner for secret in tokens if secret})
+        self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
         if record.expires_at is not None:
