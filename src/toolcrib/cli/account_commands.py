@@ -6,8 +6,8 @@ The sign-in runs where the servers run: in the daemon, or in this process.
 
 from __future__ import annotations
 
+import http.client
 import signal
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -27,6 +27,7 @@ from toolcrib.errors import ServerUnavailable, UsageError
 _CONSOLE_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _LONGEST_ADDRESS = 64 * 1024
+_ANSWERS_WITHIN = 30.0
 _COLUMNS = ("server", "state", "scopes", "expires", "signed in", "issuer")
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -117,10 +118,12 @@ class _Pasting:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        while line := sys.stdin.readline(_LONGEST_ADDRESS):
-            if (why := _refused(line.strip(), self._redirect)) is None:
-                return
-            hint(why)
+        # Not `sys.stdin`: a thread that waits in it would break the interpreter's exit.
+        with open(0, "rb", buffering=0, closefd=False) as typed:
+            while line := typed.readline(_LONGEST_ADDRESS):
+                if (why := _refused(line.decode(errors="replace").strip(), self._redirect)) is None:
+                    return
+                hint(why)
         self.ended = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -130,10 +133,10 @@ def _refused(url: str, redirect: str) -> str | None:
     if not url.startswith(f"{redirect}?"):
         return f"That is not it: the address begins with {redirect}?"
     try:
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=_ANSWERS_WITHIN).close()
     except urllib.error.HTTPError:
         return "That is the answer to another sign-in. Open the address above, and paste the one that it leads to:"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return f"That address cannot be used: {error}."
     return None
 
