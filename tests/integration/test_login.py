@@ -249,6 +249,7 @@ def test_client_credentials_sign_in_without_a_person(
 BROWSER = """#!{python}
 import sys, urllib.request
 open({seen!r}, "a").write(repr(sys.argv[1:]) + "\\n")
+print("noise", flush=True)
 urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(sys.argv[1]).close()
 """
 
@@ -267,7 +268,8 @@ def test_the_browser_gets_the_address_as_one_argument(
 ) -> None:
     program, seen = browser(tmp_path, "firefox")
     cli("add", "linear", "--url", authorization.url)
-    done = cli("login", "linear", env={"BROWSER": str(program)}).ok()
+    done = cli("login", "linear", "--json", env={"BROWSER": str(program)}).ok()
+    assert done.json["account"]["state"] == "ok"
     (address,) = [line for line in done.err.splitlines() if line.startswith("http")]
     assert seen.read_text() == f"{[address]!r}\n"
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import http.client
 import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
 import webbrowser
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -23,6 +26,7 @@ from toolcrib.cli.output import counted, hint, moment, printed, say, table
 from toolcrib.cli.perform import perform
 from toolcrib.cli.server_commands import ServerName, account_end, account_state
 from toolcrib.errors import ServerUnavailable, UsageError
+from toolcrib.signals import with_default_signals
 
 _CONSOLE_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -78,23 +82,23 @@ def login(
 
 def _show(url: str, *, opens: bool) -> None:
     """Opens the address in the browser, and prints it, because a browser may open where nobody sees it."""
-    browser = _browser() if opens and _is_web_address(url) else None
-    if browser is None:
-        hint("Open this address in your browser:")
-    else:
+    if opens and _is_web_address(url) and _has_browser():
+        # Apart from this terminal: it neither ends with Ctrl-C nor prints anything here.
+        command = with_default_signals([sys.executable, "-I", "-m", "webbrowser", url])
+        subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         hint("Your browser opens. If it doesn't, open this address:")
-        # Some programs only return when the browser ends.
-        threading.Thread(target=browser.open, args=(url,), daemon=True).start()
+    else:
+        hint("Open this address in your browser:")
     hint(url)
 
 
-def _browser() -> webbrowser.BaseBrowser | None:
-    """The browser of the desktop, or of the variable BROWSER. None if it would take over the terminal."""
+def _has_browser() -> bool:
+    """Whether there is one on this desktop, or in the variable BROWSER, that doesn't need the terminal."""
     try:
         found = webbrowser.get()
     except webbrowser.Error:
-        return None
-    return None if Path(getattr(found, "name", "")).name in _CONSOLE_BROWSERS else found
+        return False
+    return Path(getattr(found, "name", "")).name not in _CONSOLE_BROWSERS
 
 
 def _is_web_address(url: str) -> bool:
