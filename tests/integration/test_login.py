@@ -112,6 +112,9 @@ def test_two_accounts_of_one_server_are_two_entries_with_rules_of_their_own(
     assert accounts == [{"account": "linear@work", "issuer": authorization.issuer}]
     assert cli("call", "linear@home:whoami").ok().out == "sign-in 2\n"
     cli("logout", "linear@work").ok()
+    with AgentClient(started, "bot", token, "legacy") as bot:
+        needed = "Server 'linear@work' needs a sign-in: run `toolcrib login linear@work`. The call did not run."
+        assert refusal(bot.call("linear_work_whoami")) == needed
     assert cli("call", "linear@home:whoami").ok().out == "sign-in 2\n"
 
 
@@ -159,6 +162,7 @@ def test_ctrl_c_ends_a_sign_in_and_the_next_one_can_begin(
     cli("add", "linear", "--url", authorization.url)
     with logging_in(toolcrib_home, "linear", "--no-browser") as login:
         redirect = parse_qs(urlsplit(login.address()).query)["redirect_uri"][0]
+        login.hear("waiting for the browser… ")
         login.process.send_signal(signal.SIGINT)
         done = login.finish()
     assert (done.exit_code, done.out.splitlines()[-1]) == (130, "The sign-in at linear was cancelled.")
