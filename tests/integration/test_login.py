@@ -118,6 +118,29 @@ def test_two_accounts_of_one_server_are_two_entries_with_rules_of_their_own(
     assert cli("call", "linear@home:whoami").ok().out == "sign-in 2\n"
 
 
+def test_a_sign_in_connects_the_server_in_all_projects_that_use_the_account(
+    authorization: AuthorizationServer, daemon: StartDaemon, cli: Cli, toolcrib_home: Home
+) -> None:
+    other = toolcrib_home.path / "other"
+    (other / ".toolcrib").mkdir(parents=True)
+    # After one attempt, nothing but a restart connects it.
+    entry = {"url": authorization.url, "retry": {"max_attempts": 1}}
+    (other / ".toolcrib" / "config.json").write_text(json.dumps({"servers": {"linear": {**entry, "call_timeout": 7}}}))
+    started = daemon({"servers": {"linear": entry}})
+    cli("trust", "--yes", cwd=other).ok()
+
+    def state() -> str:
+        (row,) = started.command("server:list", in_project=other)["servers"]
+        return str(row["state"])
+
+    wait_for(lambda: state() == "failed", "the server in the other project to fail")
+    sign_in(toolcrib_home, "linear").ok()
+    assert state() == "ready"
+    assert cli("call", "linear:whoami", cwd=other).ok().out == "sign-in 1\n"
+    cli("logout", "linear").ok()
+    wait_for(lambda: state() == "failed", "the server in the other project to be signed out")
+
+
 def test_a_call_that_lacks_a_permission_names_it_and_the_next_sign_in_asks_for_it(
     authorization: AuthorizationServer, daemon: StartDaemon, cli: Cli, toolcrib_home: Home
 ) -> None:
@@ -144,6 +167,10 @@ def test_an_address_from_a_browser_elsewhere_is_pasted(
         login.type(answer.replace("state=", "state=x"))
         login.hear("That is the answer to another sign-in.")
         login.type(answer)
+        assert login.finish().ok().out.endswith("It is ready: 3 tools.\n")
+    # The browser may run here after all.
+    with logging_in(toolcrib_home, "linear", "--paste", stdin=subprocess.PIPE) as login:
+        open_address(login.address())
         assert login.finish().ok().out.endswith("It is ready: 3 tools.\n")
 
 
