@@ -43,6 +43,13 @@ _COMMANDS = (
         "List a server's tools again in the running daemon, if it does not announce changes.",
     ),
     ("reload", "server_commands", "Read the configuration again in the running daemon and show what changed."),
+    ("login", "account_commands", "Sign in at a server in the browser."),
+    (
+        "logout",
+        "account_commands",
+        "Sign out of a server: delete its account here, and revoke its tokens at the authorization server.",
+    ),
+    ("accounts", "account_commands", "List where you are signed in, with which scopes, and until when."),
     ("tools", "tool_commands", "List the tools of all servers, or of one."),
     ("call", "tool_commands", "Call a tool and print its result."),
     ("connect", "connect_command", "Connect a client to Toolcrib: show, write or remove its configuration entry."),

@@ -1,6 +1,7 @@
 """Every command, in one registry: importing this module declares them."""
 
 from toolcrib.commands import (
+    account,
     agent,
     approval,
     audit,
@@ -17,6 +18,7 @@ from toolcrib.commands import (
 from toolcrib.commands.registry import registry
 
 __all__ = [
+    "account",
     "agent",
     "approval",
     "audit",
