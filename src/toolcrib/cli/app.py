@@ -60,6 +60,7 @@ _COMMANDS = (
     ("runs", "runs_commands", "List, show or follow this project's runs."),
     ("job", "job_commands", "Run models and coding agents in the background."),
     ("config", "config_commands", "Check, show and locate the configuration."),
+    ("secret", "secret_commands", "Store values for ${NAME} in the configuration, encrypted."),
     ("clock", "daemon_commands", "Confirm the system clock after a change."),
     ("agent", "agent_commands", "Manage agents: identities with their own token and permissions."),
     ("profile", "profile_commands", "Manage profiles: sets of rules that agents share."),
@@ -157,7 +158,7 @@ def _discard_stdout() -> None:
 def _run(argv: Sequence[str]) -> int:
     """Raises only OSError, if the output cannot be written."""
     as_json = "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
-    if list(argv) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"]):
+    if list(argv) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"], ["secret"]):
         argv = [*argv, "--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
