@@ -11,7 +11,6 @@ import base64
 import json
 import secrets
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from parts.agent_clients import AgentClient, AgentEndpoint, Owner, nonce_of, refusal
-from parts.canary import Trail, Watch, WebWitness
+from parts.canary import Trail, Watch, WebWitness, served
 from parts.daemon import Cli, Daemon, Finished, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
 from parts.raw_client import RawAnswer, legacy_request, notice
@@ -45,12 +44,8 @@ sys.exit(3)
 
 @pytest.fixture
 def web() -> Iterator[WebWitness]:
-    with WebWitness() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with served() as server:
         yield server
-        server.shutdown()
-        thread.join(60)
 
 
 @dataclass(kw_only=True)

@@ -128,6 +128,16 @@ class WebWitness(http.server.ThreadingHTTPServer):
         return int(self.server_address[1])
 
 
+@contextlib.contextmanager
+def served() -> Iterator[WebWitness]:
+    with WebWitness() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(60)
+
+
 _ABOUT = {"capabilities": {"tools": {}}, "serverInfo": {"name": "web", "version": "1"}}
 _RESULTS = {
     "initialize": {"protocolVersion": "2025-11-25", **_ABOUT},
