@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import secretstorage
+from jeepney.io.blocking import open_dbus_connection
 
 from parts import fleet
 from parts.report import not_run
@@ -32,11 +36,20 @@ class KeyringSession:
     bus: str
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    def lock(self) -> None:
+        """Locks it, as a desktop does with its screen. Nobody can answer its question for the password."""
+        with contextlib.closing(open_dbus_connection(self.bus)) as connection:
+            secretstorage.get_default_collection(connection).lock()
+
+    def hang(self) -> None:
+        self._processes[-1].send_signal(signal.SIGSTOP)
+
     def end(self) -> None:
         """Ends it, as a logout does."""
         while self._processes:
             process = self._processes.pop()
             process.terminate()
+            process.send_signal(signal.SIGCONT)
             process.wait(20)
 
 

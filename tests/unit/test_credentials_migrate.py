@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -239,9 +239,9 @@ def test_a_migration_to_and_from_a_keyring_that_is_killed_loses_nothing(
 def test_the_key_is_in_the_keyring_and_not_in_the_folder(
     paths: Paths, vault: Vault, keyring: KeyringSession, tmp_path: Path
 ) -> None:
-    assert vault.key_store is KeyStore.FILE
+    assert vault.key_store() is KeyStore.FILE
     vault.migrate(KeyStore.KEYRING, bus=keyring.bus)
-    assert (vault.key_store, Vault(paths).key_store) == (KeyStore.KEYRING, KeyStore.KEYRING)
+    assert (vault.key_store(), Vault(paths).key_store()) == (KeyStore.KEYRING, KeyStore.KEYRING)
     assert set(json.loads(files(paths)["key"])) == {"account", "bus"}
     later = Vault(paths)
     assert held(later) == ENTRIES, "another process finds the bus where it was"
@@ -259,14 +259,37 @@ def test_the_key_is_in_the_keyring_and_not_in_the_folder(
     assert system_keyring._ask("get", keyring.bus, old["account"]) == (None, "")
 
 
-def test_without_its_keyring_nothing_is_lost_and_the_error_says_what_to_do(paths: Paths, vault: Vault) -> None:
+def test_the_usual_address_of_the_bus_is_enough(
+    paths: Paths, vault: Vault, keyring: KeyringSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    monkeypatch.setattr(system_keyring, "_USUAL_BUS", keyring.bus.removeprefix("unix:path="))
+    vault.migrate(KeyStore.KEYRING, bus="unix:path=/nowhere")
+    assert json.loads(files(paths)["key"])["bus"] == keyring.bus
+    assert held(Vault(paths)) == ENTRIES
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (KeyringSession.end, "this session has none"),
+        (KeyringSession.lock, "it is locked"),
+        (KeyringSession.hang, "it did not answer"),
+    ],
+)
+def test_without_its_keyring_nothing_is_lost_and_the_error_says_what_to_do(
+    paths: Paths, vault: Vault, how: Callable[[KeyringSession], None], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with keyring_session() as session:
+        if how is KeyringSession.hang:
+            monkeypatch.setattr(system_keyring, "_LIMIT", 2.0)
         vault.migrate(KeyStore.KEYRING, bus=session.bus)
-        session.end()
+        how(session)
         before = files(paths)
         later = Vault(paths)
         with pytest.raises(StoreError, match="system's keyring, which cannot be read") as unreadable:
             later.get(SECRET, "A")
+        assert why in unreadable.value.message
         assert "toolcrib reload" in unreadable.value.remedy
         with pytest.raises(StoreError, match="system's keyring"):
             later.put(SECRET, "NEW", b"new")

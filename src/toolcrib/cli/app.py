@@ -197,6 +197,10 @@ def _usage(error: typer.TyperException, *, as_json: bool) -> int:
     remedy = f"See `{where} --help`."
     if where == f"{PROGRAM} add" and "option" in message:
         remedy += " Put `--` before the server's command."
+    elif where == f"{PROGRAM} secret set" and "unexpected extra argument" in message:
+        # It is a secret, so the message doesn't repeat it.
+        message = "A value can't be an argument, because other users and your shell's history would show it."
+        remedy = "Give only the name; then type the value, or pipe it in."
     elif where == f"{PROGRAM} run" and "option" in message:
         remedy += " Put arguments for the program after `--`. Pipe in a prompt that begins with a dash."
     elif where == f"{PROGRAM} run" and "unexpected extra argument" in message:

@@ -24,7 +24,8 @@ commands = typer.Typer(rich_markup_mode=None)
 secret = typer.Typer(help="Store values for ${NAME} in the configuration, encrypted.")
 commands.add_typer(secret, name="secret")
 
-_PROTECTS = {
+KEY_PLACES: dict[str, str] = {KeyStore.FILE: "a file beside them", KeyStore.KEYRING: "the system's keyring"}
+_PROTECTS: dict[str, str] = {
     KeyStore.FILE: "Their key is in a file beside them: this protects a copy of a single entry, no more than that.",
     KeyStore.KEYRING: "Their key is in the system's keyring: this protects copies and backups of your files, no more "
     "than that. Your own programs can read both.",
@@ -117,16 +118,20 @@ def _say_stored(found: Mapping[str, Any]) -> None:
         )
 
 
+def _users(found: Mapping[str, Any]) -> str:
+    return ", ".join(found["servers"]) or ("your settings" if found.get("settings") else "")
+
+
 def _used_by(found: Mapping[str, Any]) -> str:
-    return f"Used by: {', '.join(found['servers'])}." if found["servers"] else "No server uses it."
+    return f"Used by: {_users(found)}." if _users(found) else "Nothing uses it."
 
 
 @secret.command("list")
 def list_secrets(*, as_json: AsJson = False) -> int:
     """List your secrets, the servers that use them, and what is missing. Values are never shown."""
     found = printed(perform("secret:list"), as_json=as_json)
-    rows = [(row["name"], "stored", ", ".join(row["servers"])) for row in found["secrets"]]
-    rows += [(row["name"], "missing", ", ".join(row["servers"])) for row in found["missing"]]
+    rows = [(row["name"], "stored", _users(row)) for row in found["secrets"]]
+    rows += [(row["name"], "missing", _users(row)) for row in found["missing"]]
     if rows:
         table(("name", "state", "used by"), rows)
     else:
@@ -139,8 +144,8 @@ def list_secrets(*, as_json: AsJson = False) -> int:
         hint(f"Damaged: {row['reason']}")
     if found["missing"]:
         hint("`toolcrib secret set` asks for each missing value.")
-    if found["secrets"]:
-        hint(_PROTECTS[KeyStore(found["key_store"])])
+    if found["secrets"] and found["key_store"]:
+        hint(_PROTECTS[found["key_store"]])
     return 0
 
 
@@ -151,10 +156,10 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Delete a secret. If servers use it, asks for confirmation; they stop unless a variable replaces it."""
-    used = [row for row in perform("secret:list")["secrets"] if row["name"] == name and row["servers"]]
+    """Delete a secret. If it is in use, asks for confirmation; servers that need it stop."""
+    used = [row for row in perform("secret:list")["secrets"] if row["name"] == name and _users(row)]
     if used and not yes:
-        hint(f"{name} is used by: {', '.join(used[0]['servers'])}.")
+        hint(f"{name} is used by: {_users(used[0])}.")
         if not confirmed("Delete it?", instead="Add --yes."):
             hint("Nothing was changed.")
             return 1

@@ -99,8 +99,15 @@ async def list_secrets(context: CommandContext, _: Parameters) -> dict[str, Any]
         "secrets": [{"name": name, **_uses(context, name)} for name in names],
         "missing": _missing(context),
         "damaged": [{"file": str(file), "reason": reason} for file, reason in damaged.items()],
-        "key_store": await asyncio.to_thread(lambda: vault.key_store),
+        "key_store": await key_store(context),
     }
+
+
+async def key_store(context: CommandContext) -> KeyStore | None:
+    """Where the key of secrets and sign-ins is; None if that cannot be read."""
+    with contextlib.suppress(StoreError):
+        return await asyncio.to_thread(context.crib.environment.vault.key_store)
+    return None
 
 
 class MigrateSecrets(Parameters):
@@ -122,9 +129,15 @@ async def migrate(context: CommandContext, params: MigrateSecrets) -> dict[str, 
 
 
 def _uses(context: CommandContext, name: str) -> dict[str, Any]:
+    """The servers that use it, whether only settings or tool rules do, and whether a variable comes before it."""
     servers = {server.name for server in _servers(context) if name in _names_in(server)}
     waiting = {problem.server for problem in _unset(context) if _plain(problem) == name and problem.server}
-    return {"servers": sorted(servers | waiting), "environment": name in context.crib.environment.variables}
+    read = any(name in project.config.secrets for project in context.crib.projects)
+    return {
+        "servers": sorted(servers | waiting),
+        "settings": read and not servers,
+        "environment": name in context.crib.environment.variables,
+    }
 
 
 def _missing(context: CommandContext) -> list[dict[str, Any]]:

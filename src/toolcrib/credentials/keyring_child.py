@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import keyring
-from keyring.errors import NoKeyringError, PasswordDeleteError
+from keyring.errors import KeyringLocked, NoKeyringError, PasswordDeleteError
 
 SERVICE = "toolcrib"
 
@@ -30,6 +30,8 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
         return {"password": used.get_password(SERVICE, account), "reason": ""}
     except NoKeyringError:
         return {"password": None, "reason": "this session has none"}
+    except KeyringLocked:
+        return {"password": None, "reason": "it is locked"}
     except Exception as error:
         # Each keyring has its own errors.
         return {"password": None, "reason": str(error) or type(error).__name__}

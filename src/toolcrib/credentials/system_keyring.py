@@ -19,6 +19,7 @@ from pathlib import Path
 from toolcrib.errors import StoreError
 
 _BUS = "DBUS_SESSION_BUS_ADDRESS"
+_USUAL_BUS = "/run/user/{}/bus"
 _LIMIT = 10.0
 """Seconds for an answer. A locked keyring asks the person meanwhile."""
 _TRY_AGAIN = 5.0
@@ -84,9 +85,10 @@ class SystemKeyring:
 
 
 def _found(entry: KeyringEntry) -> bytes:
-    reasons = []
+    reasons, end = [], time.monotonic() + _LIMIT
     for bus in _buses(entry.bus):
-        password, reason = _ask("get", bus, entry.account)
+        # Its first address may be that of a locked keyring, and a daemon must not take long to start.
+        password, reason = _ask("get", bus, entry.account, within=max(1.0, end - time.monotonic()))
         if password is not None:
             return base64.b64decode(password)
         reasons.append(reason or "it has no such key")
@@ -98,12 +100,12 @@ def _found(entry: KeyringEntry) -> bytes:
 
 def _buses(known: str = "") -> list[str]:
     """The addresses of the session's bus to try; an empty one where there is no such bus, as on macOS."""
-    usual = Path(f"/run/user/{os.geteuid()}/bus")
+    usual = Path(_USUAL_BUS.format(os.geteuid()))
     found = (os.environ.get(_BUS, ""), f"unix:path={usual}" if usual.exists() else "", known)
     return [*dict.fromkeys(filter(None, found))] or [""]
 
 
-def _ask(action: str, bus: str, account: str, password: str = "") -> tuple[str | None, str]:
+def _ask(action: str, bus: str, account: str, password: str = "", *, within: float = _LIMIT) -> tuple[str | None, str]:
     """The account's password, and why there is none. Neither is in the process's arguments or environment."""
     if importlib.util.find_spec("keyring") is None:
         return None, "the package for it is not installed (`toolcrib[keyring]`)"
@@ -114,13 +116,13 @@ def _ask(action: str, bus: str, account: str, password: str = "") -> tuple[str |
             input=order,
             capture_output=True,
             text=True,
-            timeout=_LIMIT,
+            timeout=within,
             env={**os.environ, **({_BUS: bus} if bus else {})},
             check=False,
         )
         answer = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return None, f"it did not answer within {_LIMIT:.0f} seconds; it may be locked"
+        return None, f"it did not answer within {within:.0f} seconds; it may be locked"
     except (OSError, ValueError):
         return None, "the program that reads it failed"
     return answer["password"], str(answer["reason"]).rstrip(".")

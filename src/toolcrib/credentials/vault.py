@@ -132,7 +132,6 @@ class Vault:
             # Not unlocked: a child that inherited the descriptor holds the lock until it ends.
             os.close(descriptor)
 
-    @property
     def key_store(self) -> KeyStore:
         """Where the key is. Raises `StoreError` if that cannot be read."""
         return self._keys.store()
