@@ -89,7 +89,7 @@ def test_a_secret_works_at_once_and_its_servers_connect_again(
 
     assert cli("secret", "set", "A_TOKEN", stdin=f"{FIRST}\n").ok().out == "A_TOKEN is stored. Used by: it.\n"
     done = cli("secret", "set", "b-token", "--json", stdin=SECOND).ok().json
-    assert done == {"name": "b-token", "replaced": False, "servers": ["it"], "settings": False, "environment": False}
+    assert done == {"name": "b-token", "replaced": False, "servers": ["it"], "elsewhere": False, "environment": False}
     running.wait_until_ready("it")
     assert told_by(running) == {"ONE": FIRST, "TWO": SECOND}
     assert states(running)["other"] == before["other"], "a server that uses none of them is not touched"
@@ -110,6 +110,12 @@ def test_a_secret_works_at_once_and_its_servers_connect_again(
     ]
     assert "no more than that" in listed.err
 
+    cli("secret", "set", "for_half", stdin=FIRST).ok()
+    half = {**servers, "half": tells(ONE="${for_half}", TWO="${NEVER_SET}")}
+    toolcrib_home.write_config({"servers": half})
+    cli("reload")
+    assert "Used by: another part of your configuration." in cli("secret", "remove", "for_half", "--yes").ok().out
+
     refused = cli("secret", "remove", "b-token")
     assert (refused.exit_code, "used by: it" in refused.err, "--yes" in refused.err) == (2, True, True)
     assert cli("secret", "remove", "SET_HERE").ok().out == "SET_HERE is deleted. Nothing uses it.\n"
@@ -120,8 +126,8 @@ def test_a_secret_works_at_once_and_its_servers_connect_again(
     rows = [row for row in running.command("audit:query")["entries"] if row["kind"] == "change"]
     names = [(row["outcome"], row["detail"]["name"]) for row in rows if row["outcome"].startswith("secret ")]
     assert sorted(names) == sorted(
-        [("secret set", name) for name in ("A_TOKEN", "b-token", "A_TOKEN", "SET_HERE")]
-        + [("secret removed", name) for name in ("SET_HERE", "b-token")]
+        [("secret set", name) for name in ("A_TOKEN", "b-token", "A_TOKEN", "SET_HERE", "for_half")]
+        + [("secret removed", name) for name in ("SET_HERE", "b-token", "for_half")]
     )
     kept = b"".join(path.read_bytes() for path in toolcrib_home.toolcrib.rglob("*") if path.is_file())
     assert [value for value in (FIRST, SECOND, THIRD, "mine-and-secret") if value.encode() in kept] == []

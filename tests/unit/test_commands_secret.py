@@ -67,9 +67,9 @@ async def test_a_secret_of_the_settings_counts_as_used(crib: Crib) -> None:
     missing = {row["name"]: row["servers"] for row in (await run(crib, "secret:list"))["missing"]}
     assert missing == {"A": ["it"], "JOBS_KEY": []}
     used = await run(crib, "secret:set", name="JOBS_KEY", value=SECRET)
-    assert (used["servers"], used["settings"]) == ([], True)
+    assert (used["servers"], used["elsewhere"]) == ([], True)
     used = await run(crib, "secret:set", name="A", value=SECRET)
-    assert (used["servers"], used["settings"]) == (["it"], False)
+    assert (used["servers"], used["elsewhere"]) == (["it"], False)
     assert crib.projects.home.config.servers["it"].env["K"] == SECRET
     assert not (await run(crib, "secret:list"))["missing"]
 

@@ -17,7 +17,7 @@ from parts.sizes import sized
 from parts.small_disk import small_disk
 from toolcrib.config.paths import Paths
 from toolcrib.credentials import system_keyring
-from toolcrib.credentials.keys import KeyStore
+from toolcrib.credentials.keys import KeyStore, VaultKeys
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, StoreError
 
@@ -144,6 +144,22 @@ def test_others_read_and_write_while_the_key_changes(paths: Paths, vault: Vault)
             thread.join(60)
     assert wrong == []
     assert held(vault) == ENTRIES
+
+
+def test_a_reader_gets_the_value_if_the_key_changes_after_it_has_read_the_entry(
+    paths: Paths, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable, migrated = VaultKeys.readable, []
+
+    def readable_after_a_migration(keys: VaultKeys) -> Iterator[bytes | StoreError]:
+        if not migrated:
+            migrated.append(True)
+            Vault(paths).migrate(KeyStore.FILE)
+        return readable(keys)
+
+    monkeypatch.setattr(VaultKeys, "readable", readable_after_a_migration)
+    assert vault.get(SECRET, "A") == ENTRIES[SECRET, "A"]
+    assert migrated
 
 
 KILLED = """

@@ -119,7 +119,7 @@ def _say_stored(found: Mapping[str, Any]) -> None:
 
 
 def _users(found: Mapping[str, Any]) -> str:
-    return ", ".join(found["servers"]) or ("your settings" if found.get("settings") else "")
+    return ", ".join(found["servers"]) or ("another part of your configuration" if found.get("elsewhere") else "")
 
 
 def _used_by(found: Mapping[str, Any]) -> str:

@@ -129,13 +129,14 @@ async def migrate(context: CommandContext, params: MigrateSecrets) -> dict[str, 
 
 
 def _uses(context: CommandContext, name: str) -> dict[str, Any]:
-    """The servers that use it, whether only settings or tool rules do, and whether a variable comes before it."""
+    """The servers that use it; whether only another part of the configuration does, such as a setting or an entry that
+    lacks something else; and whether a variable comes before it."""
     servers = {server.name for server in _servers(context) if name in _names_in(server)}
     waiting = {problem.server for problem in _unset(context) if _plain(problem) == name and problem.server}
     read = any(name in project.config.secrets for project in context.crib.projects)
     return {
         "servers": sorted(servers | waiting),
-        "settings": read and not servers,
+        "elsewhere": read and not servers,
         "environment": name in context.crib.environment.variables,
     }
 
