@@ -1,8 +1,9 @@
 """Secrets are planted wherever people put them, everything is used, and then they are searched for everywhere.
 
-Each secret may be where its owner put it: in the configuration, in the token file, in the agent's generated
-configuration, in the one answer that contains a new token. It must not be anywhere else (logs, database, audit log,
-error messages, outputs, process arguments, environments of other processes), in any encoding, nor half of it.
+Each secret may be where its owner put it: in the configuration, encrypted among the user's secrets, in the token file,
+in the agent's generated configuration, in the one answer that contains a new token. It must not be anywhere else (logs,
+database, audit log, error messages, outputs, process arguments, environments of other processes), in any encoding, nor
+half of it.
 """
 
 from __future__ import annotations

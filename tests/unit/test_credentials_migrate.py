@@ -99,7 +99,10 @@ def test_a_damaged_entry_stays_as_it_is(paths: Paths, vault: Vault) -> None:
 
 def test_a_migration_is_refused_during_a_sign_in(paths: Paths, vault: Vault) -> None:
     before = files(paths)
-    with vault.lock(ACCOUNT, "sign-in x"), pytest.raises(AlreadyRunning, match="sign-in is in progress") as refused:
+    with (
+        vault.lock(ACCOUNT, "sign-in x"),
+        pytest.raises(AlreadyRunning, match="sign-in at a server, or its renewal, is in progress") as refused,
+    ):
         vault.migrate(KeyStore.FILE)
     assert refused.value.remedy
     assert files(paths) == before

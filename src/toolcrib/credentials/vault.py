@@ -195,7 +195,7 @@ class Vault:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise AlreadyRunning(
-                        "A sign-in is in progress, and would be lost.", remedy="Finish it, then try again."
+                        "A sign-in at a server, or its renewal, is in progress.", remedy="Try again when it has ended."
                     ) from None
             yield
 
