@@ -399,6 +399,7 @@ def test_secrets_are_only_where_their_owner_put_them(
     scene.keep_files("ended")
     _look_at_processes(scene, watch)
     assert len(trail.secrets) >= 30
+    assert "/echo/token" in {path for path, _ in web.seen}, "the client's secret was sent, and repeated in an error"
     # The search finds secrets where they are allowed.
     assert trail.has("live file t/state/agents/weak/token", "weak token")
     assert trail.has("live file t/config.json", "header")

@@ -17,24 +17,33 @@ from keyring.errors import KeyringLocked, NoKeyringError, PasswordDeleteError
 SERVICE = "toolcrib"
 
 
+_ATTEMPTS = 3
+
+
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
-    account, password = order["account"], order["password"]
-    try:
-        used = keyring.get_keyring()
-        match order["action"]:
-            case "put":
-                used.set_password(SERVICE, account, password)
-            case "delete":
-                with contextlib.suppress(PasswordDeleteError):
-                    used.delete_password(SERVICE, account)
-        return {"password": used.get_password(SERVICE, account), "reason": ""}
-    except NoKeyringError:
-        return {"password": None, "reason": "this session has none"}
-    except KeyringLocked:
-        return {"password": None, "reason": "it is locked"}
-    except Exception as error:
-        # Each keyring has its own errors.
-        return {"password": None, "reason": str(error) or type(error).__name__}
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            return {"password": _done(order["action"], order["account"], order["password"]), "reason": ""}
+        except NoKeyringError:
+            return {"password": None, "reason": "this session has none"}
+        except KeyringLocked:
+            return {"password": None, "reason": "it is locked"}
+        except Exception as error:
+            # Each keyring has its own errors. An item can vanish for a moment while another program changes one.
+            reason = str(error) or type(error).__name__
+    return {"password": None, "reason": reason}
+
+
+def _done(action: str, account: str, password: str) -> str | None:
+    used = keyring.get_keyring()
+    match action:
+        case "put":
+            used.set_password(SERVICE, account, password)
+        case "delete":
+            with contextlib.suppress(PasswordDeleteError):
+                used.delete_password(SERVICE, account)
+    return used.get_password(SERVICE, account)
 
 
 if __name__ == "__main__":
