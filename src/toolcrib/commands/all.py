@@ -1,6 +1,7 @@
 """Every command, in one registry: importing this module declares them."""
 
 from toolcrib.commands import (
+    account,
     agent,
     approval,
     audit,
@@ -9,6 +10,7 @@ from toolcrib.commands import (
     permission,
     pins,
     run,
+    secret,
     server,
     server_details,
     system,
@@ -17,6 +19,7 @@ from toolcrib.commands import (
 from toolcrib.commands.registry import registry
 
 __all__ = [
+    "account",
     "agent",
     "approval",
     "audit",
@@ -26,6 +29,7 @@ __all__ = [
     "pins",
     "registry",
     "run",
+    "secret",
     "server",
     "server_details",
     "system",

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +30,9 @@ from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import ServerUnavailable, SignInFailed, StoreError, UsageError
 from toolcrib.servers.post_client import PostResponse
 from toolcrib.signals import with_default_signals
+
+if TYPE_CHECKING:
+    from toolcrib.servers.sign_in import Show, SignInOrder
 
 _AHEAD = 0.1
 """The share of a token's life before its end in which it is renewed while calls go on with it."""
@@ -104,9 +108,37 @@ def store_account(vault: Vault, key: str, record: AccountRecord) -> None:
     vault.put(CredentialKind.ACCOUNT, key, msgspec.json.encode(record))
 
 
+async def signed_in(
+    config: ServerConfig, vault: Vault, mask: Masker, show: Show, *, scopes: tuple[str, ...] = ()
+) -> AccountRecord:
+    """The record of a new sign-in; see `sign_in.sign_in`."""
+    order, sign_in = await asyncio.to_thread(_load_sign_in)
+    return await sign_in(order(config=config, vault=vault, mask=mask, show=show, scopes=scopes))
+
+
+def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitable[AccountRecord]]]:
+    """In a thread, because it loads the SDK, which takes half a second."""
+    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
+
+    return SignInOrder, sign_in
+
+
+@contextlib.asynccontextmanager
+async def client_turn(vault: Vault, key: str) -> AsyncIterator[None]:
+    """For sign-ins with a client's own credentials: one at a time, in all processes."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, f"client {key}", wait=False))
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_TRY_LOCK)
+        yield
+
+
 class AccountUnusable(ServerUnavailable):
-    """No request can be sent with the account now. The text leaves out the server's name, and that the call did not
-    run."""
+    """No request can be sent with the account now. The text is shown as it is in all places, after a call with the
+    addition that it did not run."""
 
 
 def login_command(name: str) -> str:
@@ -114,10 +146,18 @@ def login_command(name: str) -> str:
 
 
 def sign_in_needed(config: ServerConfig, why: str = "") -> AccountUnusable:
+    server = f"Server '{config.name}'"
     if config.oauth is not None and config.oauth.grant is Grant.CLIENT_CREDENTIALS:
-        return AccountUnusable(f"It rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth.")
+        return AccountUnusable(
+            f"{server} rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth."
+        )
     again = f" again ({why})" if why else ""
-    return AccountUnusable(f"It needs a sign-in{again}: run `{login_command(config.name)}`.")
+    return AccountUnusable(f"{server} needs a sign-in{again}: run `{login_command(config.name)}`.")
+
+
+def asks_for_sign_in(name: str, error: str) -> bool:
+    """Whether a server's error is one that a sign-in would end."""
+    return error.startswith(f"Server '{name}' needs ")
 
 
 class Account:
@@ -138,6 +178,8 @@ class Account:
         """The header's value with the current token; empty without one."""
         self.header = b""
         """The same as a header line."""
+        self.described: Mapping[str, str] | None = None
+        """For the audit entries of calls; None while nobody is signed in."""
 
     @property
     def is_signed_in(self) -> bool:
@@ -203,7 +245,8 @@ class Account:
         if scopes:
             await asyncio.to_thread(self._ask_for, scopes)
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
-        return AccountUnusable(f"Its account lacks a permission{what}: run `{login_command(self._config.name)}`.")
+        name = self._config.name
+        return AccountUnusable(f"Server '{name}' needs another permission{what}: run `{login_command(name)}`.")
 
     def needed(self) -> AccountUnusable:
         """The error of a request that got a 401."""
@@ -229,16 +272,19 @@ class Account:
         try:
             self._take(await asyncio.to_thread(load_account, self._vault, self._key))
         except StoreError as error:
-            raise AccountUnusable(f"Its account could not be read. {error.text()}") from None
+            raise AccountUnusable(
+                f"The account of server '{self._config.name}' is unreadable. {error.text()}"
+            ) from None
 
     def _take(self, record: AccountRecord | None) -> None:
-        self._record = record
+        self._record, self.described = record, None
         self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
         if record is None or record.ended:
             return
         owner = f"account of server {self._config.name}"
         tokens = (record.access_token, record.refresh_token, record.client_secret)
         self._mask.learn({secret: owner for secret in tokens if secret})
+        self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
         if record.expires_at is not None:
@@ -285,7 +331,8 @@ class Account:
             return
         if after is None or after.ended:
             raise sign_in_needed(self._config, after.ended if after else "")
-        raise AccountUnusable(f"Its sign-in could not be renewed: {why or 'the attempt was ended.'}")
+        why = why or "the attempt was ended."
+        raise AccountUnusable(f"The sign-in at server '{self._config.name}' could not be renewed: {why}")
 
     async def _by_process(self, before: AccountRecord | None) -> str:
         """Returns why it failed; empty if it did not, or if the reason is in the record."""
@@ -300,31 +347,18 @@ class Account:
 
     async def _by_credentials(self, before: AccountRecord | None) -> str:
         """The same, with the client's own id and secret."""
-        from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - loads the SDK
 
         async def nobody(*_: object) -> None:
             raise SignInFailed("it asks for a person to sign in.")
 
         try:
-            async with self._turn():
+            async with client_turn(self._vault, self._key):
                 await self._load()
                 if self._record == before:
-                    await sign_in(SignInOrder(config=self._config, vault=self._vault, mask=self._mask, show=nobody))
+                    await signed_in(self._config, self._vault, self._mask, nobody)
         except (SignInFailed, UsageError, StoreError) as error:
             return error.text()
         return ""
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One at a time, in all processes."""
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(self._vault.lock(CredentialKind.ACCOUNT, f"client {self._key}", wait=False))
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_TRY_LOCK)
-            yield
 
 
 async def _run_apart(command: list[str], given: bytes) -> bytes:
