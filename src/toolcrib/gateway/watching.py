@@ -15,7 +15,9 @@ import msgspec
 
 from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.tool import OfferKind, Tool
+from toolcrib.commands.own_resources import JOBS
 from toolcrib.config.masking import printable
+from toolcrib.config.model import COMMANDS
 from toolcrib.core.project import Changes, Project
 from toolcrib.errors import ToolcribError
 from toolcrib.gateway.protocol import list_changed, tagged
@@ -128,6 +130,10 @@ class Watching:
     def _updated(self, server: str, params: Mapping[str, Any]) -> None:
         uri = params.get("uri")
         if not isinstance(uri, str):
+            return
+        if server == COMMANDS and self._tag is None and uri.startswith(JOBS):
+            # A job reports to its submitter without being asked. Modern clients get only what they name.
+            self._send(tagged(RESOURCE_UPDATED, params, None))
             return
         for public, tool in self._resources.items():
             # A server may announce a part of a resource.
