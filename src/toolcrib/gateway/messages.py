@@ -127,11 +127,8 @@ class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The id's original bytes, which the reply repeats; None for a notification."""
     params: Mapping[str, Raw]
     meta: Mapping[str, Any]
-
-    @property
-    def is_response(self) -> bool:
-        """Whether it answers a request of ours."""
-        return not self.method
+    is_response: bool = False
+    """Whether it answers a request of ours, so that it has no method."""
 
     @property
     def key(self) -> str | int:
@@ -175,8 +172,8 @@ def read_message(body: bytes) -> ClientMessage:
     if envelope.jsonrpc != "2.0":
         raise Rejected(ErrorCase.ENVELOPE, why='The member "jsonrpc" must be "2.0"', id=request_id or b"null")
     if envelope.method is None and request_id is not None and (bytes(envelope.result) or bytes(envelope.error)):
-        return ClientMessage(method="", id=request_id, params={}, meta={})
-    if not envelope.method:
+        return ClientMessage(method="", id=request_id, params={}, meta={}, is_response=True)
+    if envelope.method is None:
         raise Rejected(
             ErrorCase.ENVELOPE,
             why="The body must be a single JSON-RPC request or notification object: it has no method",
