@@ -9,11 +9,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -21,9 +19,9 @@ from urllib.parse import urlsplit
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import counted, duration, hint, moment, printed, say, table
+from toolcrib.cli.output import counted, hint, moment, printed, say, table
 from toolcrib.cli.perform import perform
-from toolcrib.cli.server_commands import ServerName
+from toolcrib.cli.server_commands import ServerName, account_end, account_state
 from toolcrib.errors import ServerUnavailable, UsageError
 
 _CONSOLE_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
@@ -71,7 +69,7 @@ def login(
     scopes = " ".join(found["account"]["scopes"])
     say(f"Signed in at {name}{f' with {scopes}' if scopes else ''}.")
     if code:
-        hint(f"But it isn't responding: {found['last_error'] or 'it is still connecting.'}")
+        hint(f"It isn't responding: {found['last_error'] or 'it is still connecting.'}")
     elif found["state"] != "disabled":
         say(f"It is ready: {counted(found['tools'], 'tool')}.")
     return code
@@ -177,16 +175,3 @@ def accounts(*, as_json: AsJson = False) -> int:
     for problem in found["problems"]:
         hint(f"Problem: {problem}")
     return 0
-
-
-def account_state(row: Mapping[str, Any]) -> str:
-    return f"{row['state']} ({row['reason']})" if row["reason"] else str(row["state"])
-
-
-def account_end(row: Mapping[str, Any]) -> str:
-    """When its token ends."""
-    if row["expires_at"] is None:
-        return "unknown"
-    left = row["expires_at"] - time.time()
-    when = f"in {duration(left)}" if left > 0 else "expired"
-    return f"{when}, renewed by itself" if row["renewed"] else when

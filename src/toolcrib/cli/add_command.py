@@ -129,6 +129,9 @@ def _say_added(name: str, found: Mapping[str, Any]) -> None:
             say(f"It is ready: {counted(count, 'tool')}.{lists}")
         case "disabled":
             say(f"Added {name} to {found['file']}. It is disabled.")
+        case _ if found.get("needs_sign_in"):
+            say(f"Added {name} to {found['file']}.")
+            hint(found["last_error"])
         case _:
             why = found.get("last_error") or "it is still connecting."
             hint(f"Added {name} to {found['file']}, but it isn't responding: {why}")

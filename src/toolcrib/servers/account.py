@@ -135,8 +135,8 @@ async def signed_in(
 
 
 class AccountUnusable(ServerUnavailable):
-    """No request can be sent with the account now. The text leaves out the server's name, and that the call did not
-    run."""
+    """No request can be sent with the account now. The text is shown as it is in all places, after a call with the
+    addition that it did not run."""
 
 
 def login_command(name: str) -> str:
@@ -144,10 +144,18 @@ def login_command(name: str) -> str:
 
 
 def sign_in_needed(config: ServerConfig, why: str = "") -> AccountUnusable:
+    server = f"Server '{config.name}'"
     if config.oauth is not None and config.oauth.grant is Grant.CLIENT_CREDENTIALS:
-        return AccountUnusable(f"It rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth.")
+        return AccountUnusable(
+            f"{server} rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth."
+        )
     again = f" again ({why})" if why else ""
-    return AccountUnusable(f"It needs a sign-in{again}: run `{login_command(config.name)}`.")
+    return AccountUnusable(f"{server} needs a sign-in{again}: run `{login_command(config.name)}`.")
+
+
+def asks_for_sign_in(name: str, error: str) -> bool:
+    """Whether a server's error is one that a sign-in would end."""
+    return error.startswith(f"Server '{name}' needs ")
 
 
 class Account:
@@ -170,6 +178,8 @@ class Account:
         """The header's value with the current token; empty without one."""
         self.header = b""
         """The same as a header line."""
+        self.described: Mapping[str, str] | None = None
+        """For the audit entries of calls; None while nobody is signed in."""
 
     @property
     def is_signed_in(self) -> bool:
@@ -242,7 +252,8 @@ class Account:
         if scopes:
             await asyncio.to_thread(self._ask_for, scopes)
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
-        return AccountUnusable(f"Its account lacks a permission{what}: run `{login_command(self._config.name)}`.")
+        name = self._config.name
+        return AccountUnusable(f"Server '{name}' needs another permission{what}: run `{login_command(name)}`.")
 
     def needed(self) -> AccountUnusable:
         """The error of a request that got a 401."""
@@ -268,16 +279,19 @@ class Account:
         try:
             self._take(await asyncio.to_thread(load_account, self._vault, self._key))
         except StoreError as error:
-            raise AccountUnusable(f"Its account could not be read. {error.text()}") from None
+            raise AccountUnusable(
+                f"The account of server '{self._config.name}' is unreadable. {error.text()}"
+            ) from None
 
     def _take(self, record: AccountRecord | None) -> None:
-        self._record = record
+        self._record, self.described = record, None
         self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
         if record is None or record.ended:
             return
         owner = f"account of server {self._config.name}"
         tokens = (record.access_token, record.refresh_token, record.client_secret)
         self._mask.learn({secret: owner for secret in tokens if secret})
+        self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
         if record.expires_at is not None:
@@ -328,7 +342,8 @@ class Account:
             return
         if after is None or after.ended:
             raise sign_in_needed(self._config, after.ended if after else "")
-        raise AccountUnusable(f"Its sign-in could not be renewed: {why or 'the attempt was ended.'}")
+        why = why or "the attempt was ended."
+        raise AccountUnusable(f"The sign-in at server '{self._config.name}' could not be renewed: {why}")
 
     async def _by_process(self, before: AccountRecord | None) -> str:
         """Returns why it failed; empty if it did not, or if the reason is in the record."""

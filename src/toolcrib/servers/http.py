@@ -154,7 +154,7 @@ class HttpLink(ServerLink):
             return await self._account.authorized(lambda token: self._redirected(body, head + token))
         except AccountUnusable as error:
             self.last_error = error.message
-            raise self.unavailable(f"{error.message} The call did not run.") from None
+            raise ServerUnavailable(f"{error.message} The call did not run.") from None
 
     async def _redirected(self, body: bytes, head: bytes) -> post_client.PostResponse:
         for _ in range(web.MAX_REDIRECTS):

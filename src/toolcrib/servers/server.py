@@ -101,7 +101,7 @@ class Server:
         """Last known raw definitions; None if never listed."""
         self._on_tools = on_tools
         self._bus = bus
-        self._reaper, self._account = reaper, account
+        self._reaper, self.account = reaper, account
         self.mask = mask or Masker()
         self.mask.learn(secrets_of_server(config))
         self._stderr = StderrLog(log_file, self.mask.line)
@@ -396,7 +396,7 @@ class Server:
             stderr=self._stderr,
             on_tools_changed=self._tools_changed.set,
             known_era=era,
-            account=self._account,
+            account=self.account,
         )
         async with self._installation.turn(), contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(limit):
