@@ -60,7 +60,7 @@ REFUSALS = {
     "auth/iss-wrong-issuer": "iss mismatch: https://evil.example.com",
     "auth/metadata-issuer-mismatch": "issuer mismatch: https://attacker.example.com",
     "auth/resource-mismatch": "https://evil.example.com/mcp does not match",
-    "auth/scope-retry-limit": "HTTP 4|lacks a permission .*: run `toolcrib login scope-retry-limit`",
+    "auth/scope-retry-limit": "HTTP 4|needs another permission .*: run `toolcrib login scope-retry-limit`",
 }
 """Why the tool cannot be called in the scenarios of hostile servers. The last one ends after a few requests."""
 

@@ -243,7 +243,7 @@ class HttpLink(ServerLink):
             opening = self._account.authorized(lambda token: ask(head + token)) if self._account else ask(head)
             resumed = await opening
         except AccountUnusable as error:
-            raise self.interrupted(error.message) from None
+            raise self.interrupted(f"It ended its stream without an answer. {error.message}") from None
         with resumed as response:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.interrupted("It ended its stream without an answer.")
