@@ -15,6 +15,7 @@ from parts.authorization_server import AuthorizationServer
 from parts.bearer_guard import BearerGuard
 from parts.live_servers import LIMIT, call
 from parts.server_process import StartServer, stdio_command
+from parts.servers.odd_web import EXACT, OddWeb, running
 from parts.signing_in import open_address
 from parts.waiting import until
 from toolcrib.config.from_code import server_config
@@ -76,13 +77,18 @@ class Scene:
 
 @pytest.fixture
 def authorization() -> Iterator[AuthorizationServer]:
-    with AuthorizationServer.running() as running:
-        yield running
+    with AuthorizationServer.running() as server:
+        yield server
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    return Vault(Paths.of_user({"TOOLCRIB_HOME": str(tmp_path / "home")}))
 
 
 @pytest.fixture(params=list(WAYS))
 async def scene(
-    request: pytest.FixtureRequest, authorization: AuthorizationServer, start_server: StartServer, tmp_path: Path
+    request: pytest.FixtureRequest, authorization: AuthorizationServer, start_server: StartServer, vault: Vault
 ) -> AsyncIterator[Scene]:
     way = request.param
     kind = {"sse legacy": "sse", "websocket legacy": "ws"}.get(way, "http")
@@ -92,7 +98,6 @@ async def scene(
         written: dict[str, Any] = {"url": guard.protect(url.replace("http:", "ws:") if kind == "ws" else url)}
         written |= {"transport": "sse"} if kind == "sse" else {}
         config = server_config("web", {**written, "connect_timeout": LIMIT, "retry": {"backoff": 0.05}})
-        vault = Vault(Paths.of_user({"TOOLCRIB_HOME": str(tmp_path / "home")}))
         yield Scene(way=way, authorization=authorization, guard=guard, config=config, vault=vault)
 
 
@@ -163,7 +168,9 @@ async def test_a_missing_scope_and_a_missing_sign_in_are_named(scene: Scene) -> 
         assert '"3"' in await words(server)
         scene.guard.demands = "issues:delete"
         if not scene.way.startswith("websocket"):
-            with pytest.raises(ServerUnavailable, match=r"needs another permission \(issues:delete\).* The call did not run"):
+            with pytest.raises(
+                ServerUnavailable, match=r"needs another permission \(issues:delete\).* The call did not run"
+            ):
                 await words(server)
         record = load_account(scene.vault, account_key(scene.config))
         assert record is not None
@@ -184,3 +191,27 @@ async def test_a_server_that_rejects_every_token_gets_one_renewal(scene: Scene) 
             await server.restart()
         assert "needs a sign-in again (the server rejects its token)" in server.status.last_error
     assert len(scene.authorization.refreshes) == 1
+
+
+class ExpiringGuard(BearerGuard):
+    """Ends all tokens when a broken answer is resumed."""
+
+    def refusal(self, head: bytes) -> bytes:
+        if b"Last-Event-ID: e1" in head and not self.authorization.refreshes:
+            self.authorization.expire()
+        return super().refusal(head)
+
+
+async def test_a_broken_answer_is_resumed_with_a_renewed_token(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    async with running(OddWeb("modern")) as odd:
+        guard = ExpiringGuard(odd.url, authorization)
+        async with guard.running() as url:
+            config = server_config("web", {"url": guard.protect(url)})
+            scene = Scene(way="http modern", authorization=authorization, guard=guard, config=config, vault=vault)
+            await scene.sign_in()
+            async with scene.connected() as server:
+                assert (await server.call(call("resumed"))).result == EXACT
+    assert [seen.status for seen in guard.requests if "last-event-id" in seen.headers] == [401, 200]
+    assert len(authorization.refreshes) == 1
