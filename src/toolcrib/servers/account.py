@@ -12,9 +12,9 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -389,23 +389,25 @@ class Account:
 
 async def _run_apart(command: list[str], given: bytes) -> bytes:
     """The output of a program that goes on when this process ends: it forks once it has read what is given."""
-    output, write_end = os.pipe()
+    # Event loops close a pipe's descriptor twice, and the second time it may be another thread's file.
+    ours, theirs = socket.socketpair()
 
     def start() -> None:
         # Closed here: a caller that is cancelled does not wait for this thread.
-        with open(write_end, "wb") as pipe:  # noqa: PTH123 - a descriptor
-            pipes: Any = {"input": given, "stdout": pipe, "stderr": subprocess.DEVNULL}
+        with theirs:
+            pipes: Any = {"input": given, "stdout": theirs, "stderr": subprocess.DEVNULL}
             subprocess.run(with_default_signals(command), start_new_session=True, check=False, **pipes)
 
-    with open(output, "rb", buffering=0) as pipe:  # noqa: ASYNC230, PTH123 - a descriptor, which is not read here
+    try:
         await asyncio.to_thread(start)
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            return await reader.read(_LONGEST_REASON)
-        finally:
-            transport.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        raise
+    try:
+        return await reader.read(_LONGEST_REASON)
+    finally:
+        writer.close()
 
 
 class Accounts:

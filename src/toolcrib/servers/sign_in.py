@@ -266,6 +266,8 @@ class _Flow:
             raise SignInFailed(f"{cut(str(error).partition(':')[0])}.") from None
         except OAuthFlowError as error:
             raise SignInFailed(f"{cut(str(error))}.") from None
+        except OverflowError:
+            raise SignInFailed("the token's lifetime is not a possible number of seconds.") from None
         finally:
             await flow.aclose()
         return self._record()
