@@ -6,13 +6,16 @@ The sign-in runs where the servers run: in the daemon, or in this process.
 
 from __future__ import annotations
 
+import http.client
 import signal
+import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
 import webbrowser
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -23,10 +26,12 @@ from toolcrib.cli.output import counted, hint, moment, printed, say, table
 from toolcrib.cli.perform import perform
 from toolcrib.cli.server_commands import ServerName, account_end, account_state
 from toolcrib.errors import ServerUnavailable, UsageError
+from toolcrib.signals import with_default_signals
 
 _CONSOLE_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _LONGEST_ADDRESS = 64 * 1024
+_ANSWERS_WITHIN = 30.0
 _COLUMNS = ("server", "state", "scopes", "expires", "signed in", "issuer")
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -77,23 +82,23 @@ def login(
 
 def _show(url: str, *, opens: bool) -> None:
     """Opens the address in the browser, and prints it, because a browser may open where nobody sees it."""
-    browser = _browser() if opens and _is_web_address(url) else None
-    if browser is None:
-        hint("Open this address in your browser:")
-    else:
+    if opens and _is_web_address(url) and _has_browser():
+        # Apart from this terminal: it neither ends with Ctrl-C nor prints anything here.
+        command = with_default_signals([sys.executable, "-I", "-m", "webbrowser", url])
+        subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         hint("Your browser opens. If it doesn't, open this address:")
-        # Some programs only return when the browser ends.
-        threading.Thread(target=browser.open, args=(url,), daemon=True).start()
+    else:
+        hint("Open this address in your browser:")
     hint(url)
 
 
-def _browser() -> webbrowser.BaseBrowser | None:
-    """The browser of the desktop, or of the variable BROWSER. None if it would take over the terminal."""
+def _has_browser() -> bool:
+    """Whether there is one on this desktop, or in the variable BROWSER, that doesn't need the terminal."""
     try:
         found = webbrowser.get()
     except webbrowser.Error:
-        return None
-    return None if Path(getattr(found, "name", "")).name in _CONSOLE_BROWSERS else found
+        return False
+    return Path(getattr(found, "name", "")).name not in _CONSOLE_BROWSERS
 
 
 def _is_web_address(url: str) -> bool:
@@ -117,10 +122,12 @@ class _Pasting:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        while line := sys.stdin.readline(_LONGEST_ADDRESS):
-            if (why := _refused(line.strip(), self._redirect)) is None:
-                return
-            hint(why)
+        # Not `sys.stdin`: a thread that waits in it would break the interpreter's exit.
+        with open(0, "rb", buffering=0, closefd=False) as typed:
+            while line := typed.readline(_LONGEST_ADDRESS):
+                if (why := _refused(line.decode(errors="replace").strip(), self._redirect)) is None:
+                    return
+                hint(why)
         self.ended = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -130,10 +137,10 @@ def _refused(url: str, redirect: str) -> str | None:
     if not url.startswith(f"{redirect}?"):
         return f"That is not it: the address begins with {redirect}?"
     try:
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=_ANSWERS_WITHIN).close()
     except urllib.error.HTTPError:
         return "That is the answer to another sign-in. Open the address above, and paste the one that it leads to:"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return f"That address cannot be used: {error}."
     return None
 
