@@ -33,7 +33,7 @@ from toolcrib.config.paths import Paths
 from toolcrib.credentials.vault import Vault
 from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
 
-pytestmark = [pytest.mark.req("BNS-6", "KSI-3"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.req("BNS-6", "KSI-3"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 CALLERS = 50
 PROGRAMS = 5

@@ -19,7 +19,7 @@ from parts.signing_in import open_address
 from parts.small_disk import small_disk
 from parts.waiting import during, until
 from toolcrib.config.from_code import server_config
-from toolcrib.config.masking import Masker
+from toolcrib.config.masking import HIDDEN, Masker
 from toolcrib.config.model import ServerConfig
 from toolcrib.config.paths import Paths
 from toolcrib.credentials.vault import Vault
@@ -27,7 +27,7 @@ from toolcrib.errors import CallTimeout, ServerFailure, ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import account as accounts
 from toolcrib.servers import checked_http, renewal
-from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.account import AccountRecord, Accounts, account_key, load_account, store_account
 from toolcrib.servers.model import ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.redirect_listener import RedirectListener
@@ -244,6 +244,28 @@ async def test_an_odd_challenge_gives_a_short_error(user: User, what: str) -> No
         await user.call()
     assert len(failed.value.text()) < 400
     assert len(user.record.asked) <= 64
+
+
+async def test_one_of_several_challenges_names_the_scope(user: User) -> None:
+    for scope in ('"issues:write"', "issues:write"):
+        challenged = Response(status_code=403)
+        challenged.headers.append("WWW-Authenticate", f'Bearer error="insufficient_scope", scope={scope}')
+        challenged.headers.append("WWW-Authenticate", 'Basic realm="x"')
+        user.authorization.answers["mcp"] = challenged
+        with pytest.raises(ServerUnavailable, match=r"another permission \(issues:write\): run"):
+            await user.call()
+
+
+async def test_only_the_last_tokens_stay_in_mind(user: User) -> None:
+    """Each secret costs time with every text that is masked, and a daemon renews tokens for months."""
+    mask = Masker()
+    account = Accounts(user.vault, mask).of(user.config)
+    assert account is not None
+    for number in range(20):
+        user.change(access_token=f"access-number-{number}", refresh_token="the-same-refresh", expires_at=None)
+        await account.open()
+    assert mask.known("access-number-19 access-number-12 the-same-refresh") == " ".join([HIDDEN] * 3)
+    assert mask.known("access-number-3") == "access-number-3"
 
 
 @pytest.mark.parametrize("status", [200, 401, 403])

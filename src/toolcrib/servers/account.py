@@ -49,9 +49,12 @@ _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
 _MAX_SCOPES = 64
+_PAST_TOKENS = 8
 _LONGEST_TOKEN = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]*")
-_SCOPES = re.compile(r'\bscope="([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"')
+_SCOPES = re.compile(
+    r'\bscope=(?:"([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"|([\x21\x23-\x2b\x2d-\x5b\x5d-\x7e]{1,4096}))'
+)
 
 
 class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -172,6 +175,8 @@ class Account:
         """When the last renewal failed, by the monotonic clock, and why."""
         self._useless_until = 0.0
         """By the monotonic clock; 0 if the last renewal of a rejected token helped."""
+        self._tokens: list[str] = []
+        """That were in use, the newest last."""
         self._due = self._ends = float("inf")
         """When the token is to be renewed, and when it can't be used any more (seconds since the epoch)."""
         self.authorization = ""
@@ -248,7 +253,7 @@ class Account:
         if "insufficient_scope" not in challenge:
             return None
         found = _SCOPES.search(challenge)
-        scopes = tuple(found[1].split()[:_MAX_SCOPES]) if found else ()
+        scopes = scopes_in(found[1] or found[2]) if found else ()
         if scopes:
             await asyncio.to_thread(self._ask_for, scopes)
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
@@ -288,9 +293,7 @@ class Account:
         self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
         if record is None or record.ended:
             return
-        owner = f"account of server {self._config.name}"
-        tokens = (record.access_token, record.refresh_token, record.client_secret)
-        self._mask.learn({secret: owner for secret in tokens if secret})
+        self._learn(record)
         self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
@@ -300,6 +303,15 @@ class Account:
                 # A refresh token whose use has an unknown result is used again only if nothing else is left.
                 ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
                 self._due = record.expires_at - max(_MARGIN, ahead)
+
+    def _learn(self, record: AccountRecord) -> None:
+        """Hides the secrets in all texts, and the last tokens, which may still be quoted."""
+        now = [token for token in (record.access_token, record.refresh_token) if token]
+        owner = f"account of server {self._config.name}"
+        self._mask.learn({secret: owner for secret in (*now, record.client_secret) if secret})
+        past = [token for token in self._tokens if token not in now]
+        self._mask.forget(past[:-_PAST_TOKENS])
+        self._tokens = past[-_PAST_TOKENS:] + now
 
     async def close(self) -> None:
         """Waits a moment for a renewal. Its process ends by itself."""
