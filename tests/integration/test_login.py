@@ -273,6 +273,8 @@ def test_client_credentials_sign_in_without_a_person(
     done = cli("login", "linear").ok()
     assert "Signed in at linear" in done.out
     assert "Open this address" not in done.err
+    (account,) = cli("accounts", "--json").ok().json["accounts"]
+    assert account["renewed"] is True
     refused = cli("logout", "linear")
     assert (refused.exit_code, "signs in by itself" in refused.err) == (2, True)
 

@@ -290,8 +290,12 @@ async def test_a_run_continues_without_unavailable_servers_and_reports_them(
     monkeypatch: pytest.MonkeyPatch, sums: StdioServer, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("toolcrib.agent_loop.setup.CONNECT_LIMIT", 6.0)
+    npx = tmp_path / "npx"
+    npx.write_text("#!/bin/sh\nexec sleep 600\n")
+    npx.chmod(0o755)
     servers = [
         sums,
+        StdioServer("late", command=npx, args=["-y", "package"]),
         StdioServer("mute", command=sys.executable, args=[SERVER], env={"MUTE": "1"}),
         StdioServer("none", command=str(tmp_path / "nothing-here")),
         HttpServer("far", url="http://127.0.0.1:9/mcp"),
@@ -303,8 +307,9 @@ async def test_a_run_continues_without_unavailable_servers_and_reports_them(
         events = await run(model, mcp_servers=servers)
     assert finished(events).text == "Two."
     missing = {event.server: event.reason for event in of(run_events.McpWarning, events)}
-    assert set(missing) == {"mute", "none", "far"}
+    assert set(missing) == {"mute", "none", "far", "late"}
     assert all(missing.values())
+    assert missing["late"] == "It is still installing (6 s)."
     assert [event.servers for event in of(McpConnected, events)] == [("sums",)]
 
 

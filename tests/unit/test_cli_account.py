@@ -1,6 +1,7 @@
 """`login` and `accounts` on the command line, with a stand-in for what they start."""
 
 import subprocess
+import sys
 import time
 
 import pytest
@@ -74,3 +75,9 @@ def test_accounts_shows_what_a_person_has_to_do(monkeypatch, capsys):
         "No server here uses the account of old at https://mcp.example/mcp.",
         "Problem: /a: it is damaged.",
     ]
+
+
+def test_commands_load_neither_the_sdk_nor_openssl():
+    code = "import sys, toolcrib.commands.all; print({'mcp', 'cryptography', 'jwt', 'uvicorn'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

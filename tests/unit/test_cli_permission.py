@@ -212,6 +212,7 @@ def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
     for pins, named in (
         ({"new": ["wipe"]}, "1 new: wipe"),
         ({"new": [*"abcdef"], "changed": ["g"]}, "1 changed: g; 6 new: a, b, c, d, e …"),
+        ({"new": ["r\u0435ad"]}, r"1 new: r\u0435ad"),
     ):
         server_table([{"name": "my files", "trusted": True, "pins": pins}])
         assert capsys.readouterr().err == (

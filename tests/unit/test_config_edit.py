@@ -366,3 +366,6 @@ def test_an_entry_that_only_switches_off_is_added_and_removed_again(tmp_path, be
     switch_server(path, "far", ServerSwitch.ON, tool="t", below=True)
     assert read(path) == before
     assert not switch_server(path, "far", ServerSwitch.ON, below=True).changed
+    path.unlink()
+    assert not switch_server(path, "far", ServerSwitch.ON, below=True).changed
+    assert not path.exists()

@@ -21,7 +21,7 @@ from toolcrib.cli.server_commands import server_table
 from toolcrib.commands import installing as reports
 from toolcrib.config.from_code import StdioServer, server_config
 from toolcrib.config.launchers import PackageLaunch, launch_of
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.model import Retry, ServerConfig
 from toolcrib.core.kit import Kit
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import installing, server, transports
@@ -191,12 +191,31 @@ async def test_another_process_that_installs_the_package_is_waited_for(npx, tmp_
     here.answered()
 
 
+async def test_a_restart_that_installs_does_not_show_the_error_before_it(live: LiveServers, npx):
+    launcher = npx.program.read_text()
+    npx.program.write_text("#!/bin/sh\necho 'Error: broken' >&2\nexit 1\n")
+    found = await live.started(npx.config(retry=Retry(max_attempts=1)))
+    assert (found.status.state, "Error: broken" in found.status.last_error) == (ServerState.FAILED, True)
+    npx.program.write_text(launcher)
+    restarting = asyncio.create_task(found.restart())
+    await until(npx.did)
+    assert (found.status.installing, found.status.last_error) == (True, "")
+    npx.go.touch()
+    await restarting
+    assert [past.error for past in found.errors] == ["Error: broken (its process exited with code 1)."]
+
+
 async def test_an_installing_launcher_has_time_to_remove_its_lock(live: LiveServers, npx):
     found = live.make(npx.config())
     found.start()
     await until(npx.did)
-    await found.stop()
-    assert npx.did() == ["begin", "asked to end"]
+    began = found.status.since or 0.0
+    restarting = asyncio.create_task(found.restart())
+    await until(lambda: npx.did()[1:] == ["asked to end", "begin"])
+    assert (found.status.since or 0.0) > began, "its seconds are those of the new installation"
+    npx.go.touch()
+    await restarting
+    assert npx.did()[3:] == ["end"]
     assert not npx.lock.exists()
 
 
@@ -215,7 +234,10 @@ async def test_commands_without_a_daemon_wait_for_an_installation_and_report_it(
     assert events[0] == {"progress": "installing… 0 s"}
 
 
-def test_a_call_without_a_daemon_waits_for_the_whole_installation_and_shows_it(npx, toolcrib_home, monkeypatch):
+@pytest.mark.parametrize("first", ["tool:call", "server:list"])
+def test_a_command_without_a_daemon_waits_for_the_whole_installation_and_shows_it(
+    npx, toolcrib_home, monkeypatch, first
+):
     monkeypatch.setattr(server, "_INSTALLING_CALL", 0.05)
     monkeypatch.setattr(reports, "_TELL_AGAIN", 0.01)
     for name, value in toolcrib_home.environ().items():
@@ -232,9 +254,12 @@ def test_a_call_without_a_daemon_waits_for_the_whole_installation_and_shows_it(n
 
     monkeypatch.setattr(perform, "working", working)
     toolcrib_home.write_config({"servers": {"odd": {"command": str(npx.program), "args": npx.words, "env": npx.env}}})
-    for times in (1, 2):  # The second time, its tools are known, so it starts with the call.
-        with perform.asking("tool:call", {"tool": "odd:echo"}, ()) as ask:
-            assert ask("tool:call", {"tool": "odd:echo"})["result"]["content"]
+    # The second time, its tools are known, so it starts with the call.
+    for times, command in enumerate((first, "tool:call"), 1):
+        params = {"tool": "odd:echo"} if command == "tool:call" else {}
+        with perform.asking(command, params, ()) as ask:
+            found = ask(command, params)
+        assert found["result"]["content"] if params else found["servers"][0]["tools"] == 2
         assert npx.did() == ["begin", "end"] * times
         assert shown[0] == "installing… 0 s"
         npx.go.unlink()

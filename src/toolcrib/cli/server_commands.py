@@ -106,7 +106,7 @@ def hint_pins(row: Mapping[str, Any]) -> None:
 
 
 def _named(tools: Sequence[str]) -> str:
-    return ", ".join(tools[:MAX_TOOL_NAMES]) + (" …" if len(tools) > MAX_TOOL_NAMES else "")
+    return ", ".join(map(visible, tools[:MAX_TOOL_NAMES])) + (" …" if len(tools) > MAX_TOOL_NAMES else "")
 
 
 def has_stderr(row: Mapping[str, Any]) -> bool:

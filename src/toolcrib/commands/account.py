@@ -7,9 +7,10 @@ process, because the browser's answer arrives here; the command line opens the a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -27,9 +28,11 @@ from toolcrib.config.model import Grant, ServerConfig
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import NotFound, SignInFailed, StoreError, UsageError
 from toolcrib.events import AuditedChange
-from toolcrib.servers.account import AccountRecord, account_key, load_account, signed_in
-from toolcrib.servers.redirect_listener import RedirectListener
+from toolcrib.servers.account import AccountRecord, account_key, client_turn, load_account, signed_in
 from toolcrib.servers.sign_out import SignedOut, sign_out
+
+if TYPE_CHECKING:
+    from toolcrib.servers.redirect_listener import RedirectListener
 
 _TELL_AGAIN = 1.0
 """Seconds between two events while the browser is waited for."""
@@ -52,14 +55,18 @@ async def login(context: CommandContext, params: SignIn) -> dict[str, Any]:
     """Sign in at a server, in the browser, and connect to it. Cancelling ends the sign-in."""
     config = configured_server(context, params.name)
     _refuse_other_credentials(config)
+    key, vault = account_key(config), context.crib.environment.vault
+    # Connections sign in with a client's own credentials too, at any time.
+    turn = client_turn(vault, key) if _is_automatic(config) else contextlib.nullcontext()
     try:
-        record = await _sign_in(context, config, tuple(params.scopes))
+        async with turn:
+            record = await _sign_in(context, config, tuple(params.scopes))
     except SignInFailed as error:
         await _record(context, "sign-in failed", params.name, reason=error.message)
         raise
     await _record(context, "signed in", params.name, issuer=record.issuer, scopes=list(record.scopes))
-    await _reconnect(context, account_key(config))
-    return {**describe_server(context, params.name), "account": describe_account(record)}
+    await _reconnect(context, key)
+    return {**describe_server(context, params.name), "account": describe_account(record, config)}
 
 
 def _refuse_other_credentials(config: ServerConfig) -> None:
@@ -80,6 +87,11 @@ def _refuse_other_credentials(config: ServerConfig) -> None:
         f"The entry of '{name}' has other credentials: `auth` or an Authorization header.",
         remedy="Remove them from the entry to sign in instead.",
     )
+
+
+def _is_automatic(config: ServerConfig) -> bool:
+    """Whether no person is needed."""
+    return config.oauth is not None and config.oauth.grant is Grant.CLIENT_CREDENTIALS
 
 
 async def _sign_in(context: CommandContext, config: ServerConfig, scopes: tuple[str, ...]) -> AccountRecord:
@@ -113,7 +125,7 @@ async def logout(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Sign out: delete the accounts of this name, and revoke their tokens."""
     config = context.project.config.servers.get(params.name)
     here, own = context.crib.environment, None if config is None else account_key(config)
-    if config is not None and config.oauth is not None and config.oauth.grant is Grant.CLIENT_CREDENTIALS:
+    if config is not None and _is_automatic(config):
         raise UsageError(
             f"'{params.name}' signs in by itself, with the client's credentials in its entry.",
             remedy=f"Disable it with: toolcrib disable {params.name}",
@@ -140,9 +152,9 @@ async def logout(context: CommandContext, params: ServerName) -> dict[str, Any]:
 async def accounts(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the accounts: where you are signed in, with which scopes, and until when."""
     vault = context.crib.environment.vault
-    used = {account_key(config) for config in context.project.config.servers.values() if config.oauth is not None}
+    used = {account_key(config): config for config in context.project.config.servers.values() if config.oauth}
     found = await _accounts(vault)
-    rows = [{**describe_account(record), "in_use": key in used} for key, record in found.items()]
+    rows = [{**describe_account(record, used.get(key)), "in_use": key in used} for key, record in found.items()]
     damaged = await asyncio.to_thread(vault.damaged, CredentialKind.ACCOUNT)
     return {
         "accounts": sorted(rows, key=lambda row: (row["server"], row["url"])),
@@ -166,14 +178,15 @@ async def account_of(context: CommandContext, config: ServerConfig) -> dict[str,
         record = await asyncio.to_thread(load_account, context.crib.environment.vault, account_key(config))
     except StoreError:
         return None
-    return None if record is None or config.oauth is None else describe_account(record)
+    return None if record is None or config.oauth is None else describe_account(record, config)
 
 
-def describe_account(record: AccountRecord) -> dict[str, Any]:
-    """For display, without tokens."""
+def describe_account(record: AccountRecord, config: ServerConfig | None = None) -> dict[str, Any]:
+    """For display, without tokens. `config` is the entry that uses it."""
+    renewed = bool(record.refresh_token) or (config is not None and _is_automatic(config))
     state, reason = AccountState.OK, ""
     over = record.expires_at is not None and record.expires_at <= time.time()
-    if record.ended or (over and not record.refresh_token):
+    if record.ended or (over and not renewed):
         state, reason = AccountState.NEEDS_SIGN_IN, record.ended or "its token has expired"
     elif record.asked:
         state, reason = AccountState.LACKS_PERMISSION, " ".join(record.asked)
@@ -184,7 +197,7 @@ def describe_account(record: AccountRecord) -> dict[str, Any]:
         "scopes": list(record.scopes),
         "signed_in_at": record.signed_in_at,
         "expires_at": record.expires_at,
-        "renewed": bool(record.refresh_token),
+        "renewed": renewed,
         "state": state,
         "reason": reason,
     }

@@ -66,10 +66,10 @@ async def local_commands(
         only=_needed(command, params),
     )
     async with crib:
-        if command.servers is ServersNeeded.SETTLED or _calls_a_command(command, params):
-            await crib.projects.home.settled()
         # They end with this process, so an installation that is not waited for would begin again each time.
         await wait_for_installations([one for one in crib.projects.pool.servers if one.installing], emit)
+        if command.servers is ServersNeeded.SETTLED or _calls_a_command(command, params):
+            await crib.projects.home.settled()
         context = CommandContext(
             crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=emit
         )

@@ -61,7 +61,7 @@ class ConfigEdit:
 
     @property
     def changed(self) -> bool:
-        return self.before is None or digest_of(self.file, self.before) != self.digest
+        return digest_of(self.file, self.before or b"") != self.digest
 
     def undo(self) -> None:
         """Restores the previous content, unless the file has changed since."""
@@ -278,8 +278,8 @@ def _change(
                 )
             text, data = _parsed(before, form)
             changed, wanted = change(text, data)
-            if wanted == data and before is not None:
-                return ConfigEdit(file=target, digest=digest_of(target, before), before=before)
+            if wanted == data:
+                return ConfigEdit(file=target, digest=digest_of(target, before or b""), before=before)
             content = changed.encode()
             if len(content) > SIZE_LIMIT or parse_text(content, form).data != wanted:
                 raise ConfigError(f"This entry can't be added to {path}.", remedy="Edit the file by hand.")

@@ -32,7 +32,7 @@ from toolcrib.servers.post_client import PostResponse
 from toolcrib.signals import with_default_signals
 
 if TYPE_CHECKING:
-    from toolcrib.servers.sign_in import Show
+    from toolcrib.servers.sign_in import Show, SignInOrder
 
 _AHEAD = 0.1
 """The share of a token's life before its end in which it is renewed while calls go on with it."""
@@ -132,9 +132,28 @@ async def signed_in(
     config: ServerConfig, vault: Vault, mask: Masker, show: Show, *, scopes: tuple[str, ...] = ()
 ) -> AccountRecord:
     """The record of a new sign-in; see `sign_in.sign_in`."""
-    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - loads the SDK
+    order, sign_in = await asyncio.to_thread(_load_sign_in)
+    return await sign_in(order(config=config, vault=vault, mask=mask, show=show, scopes=scopes))
 
-    return await sign_in(SignInOrder(config=config, vault=vault, mask=mask, show=show, scopes=scopes))
+
+def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitable[AccountRecord]]]:
+    """In a thread, because it loads the SDK, which takes half a second."""
+    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
+
+    return SignInOrder, sign_in
+
+
+@contextlib.asynccontextmanager
+async def client_turn(vault: Vault, key: str) -> AsyncIterator[None]:
+    """For sign-ins with a client's own credentials: one at a time, in all processes."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, f"client {key}", wait=False))
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_TRY_LOCK)
+        yield
 
 
 class AccountUnusable(ServerUnavailable):
@@ -378,25 +397,13 @@ class Account:
             raise SignInFailed("it asks for a person to sign in.")
 
         try:
-            async with self._turn():
+            async with client_turn(self._vault, self._key):
                 await self._load()
                 if self._record == before:
                     await signed_in(self._config, self._vault, self._mask, nobody)
         except (SignInFailed, UsageError, StoreError) as error:
             return error.text()
         return ""
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One at a time, in all processes."""
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(self._vault.lock(CredentialKind.ACCOUNT, f"client {self._key}", wait=False))
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_TRY_LOCK)
-            yield
 
 
 async def _run_apart(command: list[str], given: bytes) -> bytes:

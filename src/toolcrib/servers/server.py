@@ -64,13 +64,11 @@ _RETIRES = 0.05
 """Seconds between checks whether the last call has finished."""
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED, ServerState.IDLE})
 
-
 OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContextManager[ServerLink]]
 
 
 def _load_transports() -> OpenLink:
-    """The one place that loads the MCP SDK: in a thread, when the first server connects, because it takes half a
-    second."""
+    """The one place that loads the MCP SDK: in a thread when the first server connects, as it takes half a second."""
     from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
 
     return open_link
@@ -185,10 +183,12 @@ class Server:
         self._wake = asyncio.Event()
         self._breaker.reset()
         self._enter(ServerState.CONNECTING)
+        # While this attempt runs, the last error would look like its outcome. `errors` keeps it.
+        self._since, self._last_error = time.time(), ""
         self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"server {self.name}")
 
     def start_on_demand(self) -> None:
-        """Instead of `start`: its first call starts it; until then, its known tools are listed."""
+        """Its known tools are listed; its first call starts it."""
         self._state = ServerState.IDLE
 
     def start_if_idle(self) -> None:

@@ -44,7 +44,7 @@ from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
 from toolcrib.servers.account import AccountRecord, account_key, load_account, scopes_in, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
-from toolcrib.servers.client_auth import signed_assertion
+from toolcrib.servers.client_assertion import signed_assertion
 from toolcrib.servers.oauth_documents import LONGEST_REASON, OAuthDocuments, cut, error_in
 from toolcrib.servers.post_client import Resolve
 from toolcrib.servers.redirect_listener import PATH, RedirectListener, redirect_listener

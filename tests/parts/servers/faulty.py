@@ -1,7 +1,9 @@
-"""A legacy server with the faults of the matrix: over stdio, or with `--web` over HTTP, SSE and WebSocket on one port.
+"""A server with the faults of the matrix: over stdio, or with `--web` over HTTP, SSE and WebSocket on one port.
 
-A call's tool names the fault. The file in `MODE` says how the server behaves when it starts. On the web, a parent holds
-the port and replaces a server that has ended. Over stdio only the standard library is used, so that it starts fast.
+It speaks the legacy protocol; with `--modern` over stdio, and below `/modern` on the web, the modern one without
+subscriptions. A call's tool names the fault. The file in `MODE` says how the server behaves when it starts. On the web,
+a parent holds the port and replaces a server that has ended. Over stdio only the standard library is used, so that it
+starts fast.
 """
 
 import json
@@ -15,6 +17,7 @@ from pathlib import Path
 NAMES = ("echo", "pid", "hang", "die", "garbage", "half", "drip", "line", "storm")
 TOOLS = [{"name": name, "annotations": {"readOnlyHint": True}} for name in NAMES]
 LINE = 10_000_000
+MODERN = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 
 
@@ -28,15 +31,17 @@ pause = time.sleep
 
 async def answer(message, out):
     method, ident = message.get("method"), message.get("id")
-    if method == "initialize":
+    if method == "server/discover" and out.modern:
+        await whole(out, ident, {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **MODERN})
+    elif method == "initialize" and not out.modern:
         about = {"capabilities": {"tools": {"listChanged": True}}, "serverInfo": {"name": "faulty", "version": "1"}}
         await whole(out, ident, {"protocolVersion": message["params"]["protocolVersion"], **about})
     elif method == "tools/list":
-        await whole(out, ident, {"tools": TOOLS})
+        await whole(out, ident, {"tools": TOOLS, **MODERN})
         if mode() == "loop":
             pause(0.05)
             os._exit(3)
-    elif method == "ping":
+    elif method == "ping" and not out.modern:
         await whole(out, ident, {})
     elif method == "tools/call":
         await call(ident, message["params"]["name"], message["params"].get("arguments") or {}, out)
@@ -46,7 +51,7 @@ async def answer(message, out):
 
 
 async def call(ident, name, arguments, out):
-    text = encode({"jsonrpc": "2.0", "id": ident, "result": {"content": [], "text": name}})
+    text = encode({"jsonrpc": "2.0", "id": ident, "result": {"content": [], "text": name, "resultType": "complete"}})
     if name == "hang":
         # Blocks the whole server.
         pause(arguments["seconds"])
@@ -86,6 +91,8 @@ def encode(message):
 
 
 class Pipe:
+    modern = "--modern" in sys.argv
+
     async def part(self, data):
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -120,10 +127,11 @@ def on_the_web():
     logging.disable()
 
     class Http:
-        def __init__(self, request, *, events):
+        def __init__(self, request, *, events, modern):
             kind = "text/event-stream" if events else "application/json"
-            self.request, self.events, self.begun = request, events, False
-            self.response = web.StreamResponse(headers={"Content-Type": kind, "Mcp-Session-Id": str(os.getpid())})
+            self.request, self.events, self.modern, self.begun = request, events, modern, False
+            session = {} if modern else {"Mcp-Session-Id": str(os.getpid())}
+            self.response = web.StreamResponse(headers={"Content-Type": kind, **session})
 
         async def part(self, data):
             if not self.begun:
@@ -139,6 +147,8 @@ def on_the_web():
             self.request.transport.abort()
 
     class Sse:
+        modern = False
+
         def __init__(self, stream, transport):
             self.stream, self.transport, self.inside = stream, transport, False
 
@@ -154,8 +164,8 @@ def on_the_web():
             self.transport.abort()
 
     class Ws:
-        def __init__(self, peer, transport):
-            self.peer, self.transport, self.held, self.cont = peer, transport, b"", False
+        def __init__(self, peer, transport, *, modern):
+            self.peer, self.transport, self.modern, self.held, self.cont = peer, transport, modern, b"", False
 
         async def part(self, data):
             if self.held:
@@ -177,12 +187,16 @@ def on_the_web():
     streams = {}
 
     async def post(request):
-        message = await request.json()
-        if message["method"] != "initialize" and request.headers.get("Mcp-Session-Id") != str(os.getpid()):
+        message, modern = await request.json(), request.path.startswith("/modern")
+        if (
+            message["method"] != "initialize"
+            and not modern
+            and request.headers.get("Mcp-Session-Id") != str(os.getpid())
+        ):
             return web.Response(status=404)
         if "id" not in message:
             return web.Response(status=202)
-        out = Http(request, events=message.get("params", {}).get("name") == "storm")
+        out = Http(request, events=message.get("params", {}).get("name") == "storm", modern=modern)
         await answer(message, out)
         return out.response
 
@@ -206,7 +220,8 @@ def on_the_web():
         await peer.prepare(request)
         async for frame in peer:
             if frame.type is WSMsgType.TEXT:
-                await answer(json.loads(frame.data), Ws(peer, request.transport))
+                out = Ws(peer, request.transport, modern=request.path.startswith("/modern"))
+                await answer(json.loads(frame.data), out)
         return peer
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -222,8 +237,9 @@ def on_the_web():
         os.waitpid(child, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     app = web.Application()
-    app.add_routes([web.post("/mcp", post), web.get("/sse", stream), web.post("/messages", posted)])
-    app.add_routes([web.get("/ws", socket_opened)])
+    app.add_routes([web.get("/sse", stream), web.post("/messages", posted)])
+    for prefix in ("", "/modern"):
+        app.add_routes([web.post(f"{prefix}/mcp", post), web.get(f"{prefix}/ws", socket_opened)])
     web.run_app(app, sock=listener, print=None, handle_signals=False, access_log=None)
 
 
