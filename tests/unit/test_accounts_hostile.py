@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -158,13 +159,15 @@ async def test_a_moved_server_gets_no_token(user: User) -> None:
 
 async def test_a_slow_renewal_ends(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_http, "ANSWERS_WITHIN", 0.2)
-    paths = {name: str(path) for name, path in vars(user.vault.paths).items()}
-    order = renewal._Order(
-        paths=paths, key=account_key(user.config), verify_tls=True, refreshed_at=user.record.refreshed_at
-    )
     with user.authorization.holding("token"):
-        assert "did not answer in time" in await during(renewal._renew, order)
+        assert "did not answer in time" in await during(renewal._renew, order_of(user))
     assert user.record.pending is not None
+
+
+def order_of(user: User) -> renewal._Order:
+    paths = {name: str(path) for name, path in vars(user.vault.paths).items()}
+    known = user.record.refreshed_at
+    return renewal._Order(paths=paths, key=account_key(user.config), verify_tls=True, refreshed_at=known)
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, 10**400, float("nan"), float("inf"), "soon", [1], None])
@@ -295,6 +298,27 @@ async def test_a_full_disk_costs_no_sign_in(
             await user.server.restart()
             assert await user.call() == "sign-in 1"
     assert len(authorization.refreshes) == 1
+
+
+async def test_a_disk_that_fills_during_a_renewal_costs_no_sign_in(
+    authorization: AuthorizationServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=256) as disk:
+        async with User.signed_in(disk / "home", authorization) as user:
+            freed: list[float] = []
+
+            def free(seconds: float) -> None:
+                filler.unlink(missing_ok=True)
+                freed.append(seconds)
+
+            monkeypatch.setattr(renewal, "time", SimpleNamespace(time=time.time, sleep=free))
+            with authorization.holding("token"):
+                renewing = asyncio.create_task(during(renewal._renew, order_of(user)))
+                await until(lambda: authorization.waiting("token"), "the renewal")
+                filler = disk.fill()
+            assert await renewing == ""
+            assert freed == [0.1]
+            assert user.record.access_token == authorization.tokens("access")[-1]
 
 
 @pytest.mark.parametrize("days", [-10, 10])

@@ -34,6 +34,8 @@ _FINAL = frozenset({"invalid_grant", "invalid_client", "unauthorized_client", "u
 """Answers after which only a new sign-in helps."""
 _NOT_PROCESSED = frozenset({429, 503})
 _LONGEST_REASON = 300
+_STORE_AGAIN = (0.1, 1.0, 5.0, 20.0)
+"""Seconds between attempts, if the disk is full or the keyring is locked."""
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,10 +71,22 @@ def _renew(order: _Order) -> str:
                 if not error.may_have_run:
                     store_account(vault, order.key, record)
                 raise
-            store_account(vault, order.key, renewed)
+            _store(vault, order.key, renewed)
     except (SignInFailed, StoreError) as error:
         return error.text()
     return ""
+
+
+def _store(vault: Vault, key: str, renewed: AccountRecord) -> None:
+    """Tries for a while: the old refresh token is used up, so the sign-in would be lost with the new one."""
+    for pause in _STORE_AGAIN:
+        try:
+            store_account(vault, key, renewed)
+        except StoreError:
+            time.sleep(pause)
+        else:
+            return
+    store_account(vault, key, renewed)
 
 
 async def _renewed(record: AccountRecord, *, verify_tls: bool) -> AccountRecord:
