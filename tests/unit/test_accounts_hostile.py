@@ -167,7 +167,8 @@ async def test_a_slow_renewal_ends(user: User, monkeypatch: pytest.MonkeyPatch) 
 def order_of(user: User) -> renewal._Order:
     paths = {name: str(path) for name, path in vars(user.vault.paths).items()}
     known = user.record.refreshed_at
-    return renewal._Order(paths=paths, key=account_key(user.config), verify_tls=True, refreshed_at=known)
+    key = account_key(user.config)
+    return renewal._Order(paths=paths, key=key, verify_tls=True, refreshed_at=known)
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, 10**400, float("nan"), float("inf"), "soon", [1], None])
@@ -229,6 +230,26 @@ async def test_a_failing_token_endpoint_is_not_asked_with_every_call(user: User)
         with pytest.raises(ServerUnavailable, match="HTTP 503"):
             await account.rejected(account.header)
     assert user.authorization.asked["token"] == 2  # with the sign-in
+
+
+async def test_an_unanswered_attempt_of_another_process_is_not_repeated_before_the_end(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authorization server may have used up the refresh token, and would end the whole sign-in."""
+    monkeypatch.setattr(accounts, "_RETRY", 0.0)
+    now = time.time()
+    user.change(refreshed_at=now - 3600, expires_at=now + 100)
+    account = Accounts(user.vault, Masker()).of(user.config)
+    assert account is not None
+    await account.open()
+    user.change(pending=now)
+    with contextlib.suppress(ServerUnavailable):
+        await account._begin_renewal()
+    assert user.authorization.refreshes == []
+    assert await account.current()
+    user.change(expires_at=1.0)
+    await account.open()
+    assert len(user.authorization.refreshes) == 1
 
 
 CHALLENGES = {

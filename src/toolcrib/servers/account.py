@@ -107,6 +107,11 @@ def token_end(expires_in: Any, issued_at: float) -> float | None:
     return issued_at + seconds if 0 < seconds < math.inf else None
 
 
+def has_ended(record: AccountRecord) -> bool:
+    """Whether the access token can't be used any more, or nobody knows."""
+    return record.expires_at is None or time.time() >= record.expires_at - _MARGIN
+
+
 def account_key(config: ServerConfig) -> str:
     """Another entry, another address, or an unverified certificate never gets the same account."""
     return hashlib.sha256(json.dumps([config.name, config.url, config.verify_tls]).encode()).hexdigest()[:32]
@@ -383,6 +388,7 @@ class Account:
             "key": self._key,
             "verify_tls": self._config.verify_tls,
             "refreshed_at": before.refreshed_at if before else 0.0,
+            "pending": before.pending if before else None,
         }
         try:
             said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())

@@ -25,7 +25,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.paths import Paths
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import SignInFailed, StoreError
-from toolcrib.servers.account import AccountRecord, load_account, scopes_in, store_account, token_end
+from toolcrib.servers.account import AccountRecord, has_ended, load_account, scopes_in, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp
 from toolcrib.servers.client_auth import authenticate
 from toolcrib.servers.web import shown_url
@@ -38,12 +38,14 @@ _STORE_AGAIN = (0.1, 1.0, 5.0, 20.0)
 """Seconds between attempts, if the disk is full or the keyring is locked."""
 
 
-class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
     paths: dict[str, str]
     key: str
     verify_tls: bool
     refreshed_at: float
     """When the tokens that the caller knows were issued."""
+    pending: float | None = None
+    """The attempt without an answer that the caller knows of."""
 
 
 def main() -> None:
@@ -64,6 +66,8 @@ def _renew(order: _Order) -> str:
             record = load_account(vault, order.key)
             if record is None or record.ended or record.refreshed_at != order.refreshed_at:
                 return ""
+            if record.pending not in (None, order.pending) and not has_ended(record):
+                return "another attempt got no answer. The token that is left is used until its end."
             store_account(vault, order.key, replace(record, pending=time.time()))
             try:
                 renewed = asyncio.run(_renewed(record, verify_tls=order.verify_tls))
