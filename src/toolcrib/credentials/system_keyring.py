@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolcrib.errors import StoreError
+from toolcrib.signals import with_default_signals
 
 _BUS = "DBUS_SESSION_BUS_ADDRESS"
 _USUAL_BUS = "/run/user/{}/bus"
@@ -112,7 +113,7 @@ def _ask(action: str, bus: str, account: str, password: str = "", *, within: flo
     order = json.dumps({"action": action, "account": account, "password": password})
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "toolcrib.credentials.keyring_child"],
+            with_default_signals([sys.executable, "-P", "-m", "toolcrib.credentials.keyring_child"]),
             input=order,
             capture_output=True,
             text=True,
