@@ -16,6 +16,8 @@ MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""The requests that name something in a header too."""
 META = {VERSION_KEY: MODERN, CAPABILITIES_KEY: {}}
 
 Header = tuple[str, str]
@@ -177,7 +179,7 @@ class Endpoint:
         self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Any = META
     ) -> bytes:
         body = request(method, params, id=id, meta=meta)
-        named = (params or {}).get("name") if method == "tools/call" else None
+        named = (params or {}).get(NAMED_BY.get(method, ""))
         return self.raw(self.usual(body, *self.modern_headers(method, named)), body)
 
     def modern(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:

@@ -383,6 +383,13 @@ class Project:
             return own
         return found
 
+    def instance(self, server: str, agent: str) -> Server | None:
+        """The agent's own instance of a server, or the one that all share; None without one."""
+        found = self.servers.get(server)
+        if found is not None and found.config.share is ShareMode.AGENT and agent != OWNER.name:
+            return self.agent_servers.by_agent(server).get(agent)
+        return found
+
     def take_tools(self, server: Server) -> bool:
         """Whether this server's tools are listed here. Those of an agent's own instance replace the listed ones."""
         listed = self.servers.get(server.name)

@@ -203,9 +203,9 @@ class Dispatcher:
         self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
     ) -> ServerAnswer:
         if message.method == "tools/call":
-            return await self._call(message, era, context, notify, wanted_level(message, watching))
+            return await self._call(message, era, context, notify, watching)
         if message.method in FORWARDED:
-            return await forward(self._door, message, era, context, notify, wanted_level(message, watching))
+            return await forward(self._door, message, era, context, notify, watching)
         if watching is not None and message.method in WATCHED:
             return await watch(self._door, message, watching)
         return ServerAnswer(result=await self._result(message, era, context))
@@ -264,7 +264,7 @@ class Dispatcher:
         return tools
 
     async def _call(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, level: str | None
+        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
     ) -> ServerAnswer:
         params = dict(message.params)
         try:
@@ -277,6 +277,7 @@ class Dispatcher:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
         asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
+        level = wanted_level(message, watching)
         request = CallRequest(
             tool=name,
             style=project.config.settings.names,
@@ -285,7 +286,7 @@ class Dispatcher:
             takes_input=asks,
             on_progress=progress_to(message, notify),
             log_level=level,
-            on_log=log_to(level, notify),
+            on_log=log_to(level, notify, watching),
         )
         try:
             if name not in project.catalog:

@@ -14,7 +14,7 @@ import msgspec
 from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.offers import with_addresses
 from toolcrib.core.project import COMPLETE_METHOD, TEMPLATE_REFERENCE, Project
-from toolcrib.errors import ErrorCase
+from toolcrib.errors import ErrorCase, UnknownOffer
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification
 from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
@@ -25,6 +25,7 @@ from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
 
 FORWARDED = frozenset({"resources/read", "prompts/get", COMPLETE_METHOD})
 WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
+_WAIT_SECONDS = 10.0
 Notify = Callable[[bytes], None]
 """Sends a notification that belongs to the request being answered."""
 _decode_text = msgspec.json.Decoder(str).decode
@@ -36,15 +37,20 @@ async def forward(
     era: Era,
     context: RequestContext[Project],
     notify: Notify,
-    level: str | None,
+    watching: Watching | None,
 ) -> ServerAnswer:
     """Reads a resource, gets a prompt, or completes an argument of either."""
     method, project = message.method, context.project
     params = dict(message.params)
-    if method == COMPLETE_METHOD:
-        name, params = _completed(project, params)
-    else:
-        name = _text(params, NAMED_BY[method])
+    ref = _reference(params) if method == COMPLETE_METHOD else None
+    name = _text(params, NAMED_BY[method]) if ref is None else ref.offer
+    try:
+        project.find_offer(method, name)
+    except UnknownOffer:
+        await project.wait_for_new_servers(_WAIT_SECONDS)
+    if ref is not None:
+        params["ref"] = ref.naming(project.find_offer(method, name).name)
+    level = wanted_level(message, watching)
     asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,
@@ -54,11 +60,11 @@ async def forward(
         takes_input=asks,
         on_progress=progress_to(message, notify),
         log_level=level,
-        on_log=log_to(level, notify),
+        on_log=log_to(level, notify, watching),
     )
     made = await door.call(context, request)
     if made.answer.result is None:
-        return made.answer
+        return ServerAnswer(error=protocol.offer_error(made.answer.error or b"{}", client=era))
     if method != "resources/read":
         return ServerAnswer(result=protocol.tool_result(made.answer.result, client=era))
     result = made.answer.result
@@ -98,12 +104,18 @@ def wanted_level(message: ClientMessage, watching: Watching | None) -> str | Non
     return level if level in LOG_LEVELS else None
 
 
-def log_to(level: str | None, notify: Notify) -> OnLog | None:
+def log_to(level: str | None, notify: Notify, watching: Watching | None) -> OnLog | None:
+    """Sends log messages with the answer of a request. Those that a legacy connection gets here, it does not get
+    again."""
     if level is None:
         return None
     least = LOG_LEVELS.index(level)
 
     def passed_on(params: Mapping[str, Any]) -> None:
+        if watching is not None:
+            if watching.sent_log is params:
+                return
+            watching.sent_log = params
         if params.get("level") in LOG_LEVELS and LOG_LEVELS.index(params["level"]) >= least:
             notify(notification(LOG_MESSAGE, params))
 
@@ -118,21 +130,27 @@ def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
 
 
 class _Reference(msgspec.Struct):
+    """What a request for completion is about."""
+
     type: str
     name: str = ""
     uri: str = ""
 
+    @property
+    def offer(self) -> str:
+        return self.name if self.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{self.uri}"
 
-def _completed(project: Project, params: dict[str, msgspec.Raw]) -> tuple[str, dict[str, msgspec.Raw]]:
-    """What a request for completion names, and its params as the server knows it."""
+    def naming(self, own: str) -> msgspec.Raw:
+        """The same with the server's own name or template."""
+        named = {"name": own} if self.type == "ref/prompt" else {"uri": own}
+        return msgspec.Raw(msgspec.json.encode({"type": self.type, **named}))
+
+
+def _reference(params: Mapping[str, msgspec.Raw]) -> _Reference:
     try:
-        ref = msgspec.json.decode(params["ref"], type=_Reference)
+        return msgspec.json.decode(params["ref"], type=_Reference)
     except (KeyError, msgspec.ValidationError) as error:
         raise Rejected(ErrorCase.ARGUMENT, why="params.ref must name a prompt or a resource template") from error
-    name = ref.name if ref.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{ref.uri}"
-    own = project.find_offer(COMPLETE_METHOD, name).name
-    named = {"type": ref.type, **({"name": own} if ref.type == "ref/prompt" else {"uri": own})}
-    return name, {**params, "ref": msgspec.Raw(msgspec.json.encode(named))}
 
 
 _INSTRUCTIONS_OF_SERVER, _INSTRUCTIONS = 1_600, 8_000

@@ -23,7 +23,7 @@ from toolcrib.errors import ToolcribError
 from toolcrib.gateway.protocol import list_changed, tagged
 from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.link import LOG_MESSAGE, RESOURCE_UPDATED
-from toolcrib.servers.resource_watch import LOG_LEVELS
+from toolcrib.servers.resource_watch import LOG_LEVELS, ResourceWatch
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,15 @@ class Watching:
         self._kinds = kinds
         self._tag = tag
         self.level: str | None = None
-        self._resources: dict[str, Tool] = {}
-        """By public address."""
+        self.sent_log: Mapping[str, Any] | None = None
+        """The last log message that was sent with the answer of a request."""
+        self._resources: dict[str, tuple[Tool, ResourceWatch | None]] = {}
+        """By public address. The daemon's own resources need no subscription."""
+        self._level_at: list[ResourceWatch] = []
+        """The servers that were told the level."""
+        self._begun = tag is None
+        """A modern client first gets an acknowledgement."""
+        self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self._leave = [
             context.project.subscribe(self._changed),
@@ -56,6 +63,7 @@ class Watching:
         ]
 
     def close(self) -> None:
+        self._closed = True
         for leave in self._leave:
             leave()
         for uri in tuple(self._resources):
@@ -69,7 +77,10 @@ class Watching:
         request = CallRequest(tool=uri, method="resources/subscribe")
         made = await door.call(self._context, request)
         if made.answer.error is None:
-            self._resources[uri] = made.tool
+            server = self._context.project.instance(made.tool.server, self.agent)
+            self._resources[uri] = made.tool, None if server is None else server.watch
+            if self._closed:
+                self.drop(uri)
         return made.answer.error
 
     async def watch_all(self, door: Door, uris: Sequence[str]) -> list[str]:
@@ -81,6 +92,7 @@ class Watching:
                     watched.append(uri)
             except ToolcribError as error:
                 log.info("%s is not watched: %s", printable(uri[:200]), error.text())
+        self._begun = True
         return watched
 
     @property
@@ -88,10 +100,9 @@ class Watching:
         return self._context.principal.name
 
     def drop(self, uri: str) -> None:
-        tool = self._resources.pop(uri, None)
-        server = None if tool is None else self._context.project.servers.get(tool.server)
-        if tool is not None and server is not None:
-            self._spawn(server.watch.remove(tool.name))
+        tool, watch = self._resources.pop(uri, (None, None))
+        if tool is not None and watch is not None:
+            self._spawn(watch.remove(tool.name))
 
     @property
     def is_full(self) -> bool:
@@ -105,14 +116,20 @@ class Watching:
     def set_level(self, level: str | None) -> None:
         """The least important log messages that the client wants; None for none."""
         before, self.level = self.level, level
-        if before != level:
-            for server in self._context.project.servers.values():
-                self._spawn(server.watch.change_level(before, level))
+        if before == level:
+            return
+        for watch in self._level_at:
+            self._spawn(watch.change_level(before, None))
+        self._level_at = []
+        for name in self._context.project.servers if level is not None else ():
+            if (server := self._context.project.instance(name, self.agent)) is not None:
+                self._level_at.append(server.watch)
+                self._spawn(server.watch.change_level(None, level))
 
     def permission_changed(self) -> None:
         """Lists may differ now, and resources may not be permitted any more."""
         permission = self._context.principal.permission()
-        for uri, tool in tuple(self._resources.items()):
+        for uri, (tool, _) in tuple(self._resources.items()):
             if not permission.shows(tool):
                 self.drop(uri)
         offers = self._context.project.offers
@@ -120,13 +137,18 @@ class Watching:
         self._changed(frozenset({OfferKind.TOOL, *listed}))
 
     def _changed(self, changes: Changes) -> None:
-        for kind in (one for one in OfferKind if one in changes & self._kinds):
+        for kind in (one for one in OfferKind if self._begun and one in changes & self._kinds):
             self._send(list_changed(kind, self._tag))
 
     def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
-        if method == RESOURCE_UPDATED:
+        if method == RESOURCE_UPDATED and self._begun:
             self._updated(server, params)
-        elif method == LOG_MESSAGE and self._wants(params.get("level")) and self._may_use(server):
+        elif (
+            method == LOG_MESSAGE
+            and params is not self.sent_log
+            and self._wants(params.get("level"))
+            and self._may_use(server)
+        ):
             self._send(tagged(method, params, self._tag))
 
     def _updated(self, server: str, params: Mapping[str, Any]) -> None:
@@ -137,7 +159,7 @@ class Watching:
             # A job reports to its submitter without being asked. Modern clients get only what they name.
             self._send(tagged(RESOURCE_UPDATED, params, None))
             return
-        for public, tool in self._resources.items():
+        for public, (tool, _) in self._resources.items():
             # A server may announce a part of a resource.
             if tool.server == server and (uri == tool.name or uri.startswith(f"{tool.name}/")):
                 shown = public + uri.removeprefix(tool.name)

@@ -104,19 +104,20 @@ class Server(Supervisor):
             limit, setting = config.call_timeout, "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
-        if call.log_level is not None:
-            await self.watch.change_level(None, call.log_level)
         key = NAMED_BY.get(call.method)
         params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
         meta = call.meta if call.log_level is None else {**call.meta, LOG_LEVEL_KEY: call.log_level}
         how: Any = {"meta": meta, "limit": limit, "setting": setting}
         how |= {"headers": call.headers, "on_progress": on_progress, "on_log": call.on_log}
-        listed = self.tools
+        listed, level = self.tools, None
         self.calls += 1
         try:
             link = self._link
             if link is None or link.lost.done():
                 link = await self._connected_for(call, listed)
+            if call.log_level is not None:
+                level = call.log_level
+                await self.watch.change_level(None, level)
             if call.method == "resources/subscribe":
                 return await self.watch.add(call.name)
             return await link.request(call.method, params, **how)
@@ -127,8 +128,8 @@ class Server(Supervisor):
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
-            if call.log_level is not None:
-                await self.watch.change_level(call.log_level, None)
+            if level is not None:
+                await self.watch.change_level(level, None)
 
     async def _connected_for(self, call: ToolCall, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""

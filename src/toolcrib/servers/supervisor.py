@@ -28,7 +28,7 @@ from toolcrib.servers.account import Account
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
-from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, running_beside
+from toolcrib.servers.link import RESOURCE_UPDATED, EndedEarly, LinkContext, Peer, ServerLink, running_beside
 from toolcrib.servers.model import (
     Era,
     Offers,
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _CALM = 0.03
 """Seconds to wait after a change notification, because more often follow."""
 _REST_PER_TOOL = 0.0005
-"""Seconds per tool between two listings: building a catalog of them takes a tenth of this."""
+"""Seconds per tool, resource or prompt between two listings: building a catalog of them takes a tenth of this."""
 KEPT_ERRORS = 10
 _STOP = (3.0, 0.5, 0.5)
 """Seconds to wait for a connection to close. It is cancelled again after each, because a cancellation can get lost."""
@@ -91,7 +91,7 @@ class Supervisor:
         """Last known raw definitions; None if never listed."""
         self.offers = known_offers
         """Last known, of everything else."""
-        self.watch = ResourceWatch()
+        self.watch = ResourceWatch(lambda params: self.on_notice(RESOURCE_UPDATED, params))
         self.on_notice: Callable[[str, Mapping[str, Any]], None] = lambda method, params: None
         """Gets changes of resources, and log messages that no request waits for."""
         self._on_tools = on_tools
@@ -316,6 +316,8 @@ class Supervisor:
             self._last_error = ""
         self._link = link
         self._links.add(link)
+        self.watch.attach(link)
+        link.on_notice = self._noticed
         self.restarts += not self._resumes
         self._resumes = False
         self._breaker.connected()
@@ -324,10 +326,18 @@ class Supervisor:
         self._settled.set()
 
     async def _until_lost(self, link: ServerLink) -> str | None:
-        link.on_notice = self.on_notice
-        async with running_beside(self._list_on_change(link), health.watch(link), self.watch.connected(link)):
+        async with running_beside(self._list_on_change(link), health.watch(link), self.watch.repeat()):
             await asyncio.wait({link.lost})
         return None if link.session_expired else link.lost.result()
+
+    def _noticed(self, method: str, params: Mapping[str, Any]) -> bool:
+        if method == RESOURCE_UPDATED:
+            self.watch.updated(params)
+            return False
+        wanted = self.watch.wants(params.get("level"))
+        if wanted:
+            self.on_notice(method, params)
+        return wanted
 
     async def _list_on_change(self, link: ServerLink) -> None:
         """Lists the tools after a change, one list at a time, however many notifications arrive."""
@@ -339,7 +349,7 @@ class Supervisor:
                 await self._list(link)
             except ServerFailure as error:
                 log.warning("%s: could not list its tools again: %s", self.name, self.mask.line(error.text()))
-            await asyncio.sleep(_REST_PER_TOOL * len(self.tools or ()))
+            await asyncio.sleep(_REST_PER_TOOL * (len(self.tools or ()) + self.offers.count))
 
     async def _list(self, link: ServerLink) -> None:
         async with self._listing:
