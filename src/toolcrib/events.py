@@ -155,7 +155,7 @@ class ApprovalsChanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class JobChanged(Event):
-    """The job was submitted, or has started or ended."""
+    """The job has ended."""
 
     job: str
     submitter: str
