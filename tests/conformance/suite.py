@@ -62,6 +62,10 @@ class SuiteVerdict:
     output: str
 
     @property
+    def passed(self) -> frozenset[str]:
+        return self.scenarios - {failure.scenario for failure in self.failures}
+
+    @property
     def good(self) -> bool:
         return bool(self.scenarios) and not self.unexpected and not self.stale
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from parts.daemon import StartDaemon
 from parts.fleet import NotRun
 from parts.report import not_run
 from parts.server_process import StartServer
-from parts.waiting import until
+from parts.waiting import until, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -108,6 +111,48 @@ async def test_the_gateway_passes_the_official_suite_in_front_of_a_legacy_server
         arrived |= {f"subscribe {WATCHED}"}
         assert {"level info", "level debug"} & set(legacy_server.seen)
     await until(lambda: arrived <= set(legacy_server.seen), f"the server to record {arrived}")
+
+
+PASSED_BY_UNKNOWN_TOOLS = {"tools-call-error", "tools-call-simple-text"}
+"""The npm server does not have their tools, but answers with a result that says so."""
+
+
+@pytest.mark.req("KSI-1", "ENG-9", "BNS-11")
+async def test_the_gateway_passes_what_the_npm_server_passes_alone(
+    leg: Leg, npm_server: str, parts: Callable[[str], list[str]], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Its tools and prompts have other names than those of the scenarios, so only some can pass."""
+    program, *words = parts("everything")
+    running = daemon({"names": "plain", "servers": {"everything": {"command": program, "args": words}}})
+    running.wait_until_ready("everything")
+    through, alone = tmp_path / "through", tmp_path / "alone"
+    for folder in (through, alone):
+        folder.mkdir()
+    async with Forwarder(running.endpoint, running.token).running() as url:
+        verdict = await asyncio.to_thread(suite.run, leg, url, through, frozenset())
+    if leg is Leg.MODERN:
+        assert verdict.passed >= {"caching", "prompts-list", "resources-list", "sep-2164-resource-not-found"}
+        return
+    directly = await asyncio.to_thread(suite.run, leg, npm_server, alone, frozenset())
+    assert len(directly.passed) > 10
+    assert directly.passed - verdict.passed <= PASSED_BY_UNKNOWN_TOOLS
+
+
+@pytest.fixture
+def npm_server(parts: Callable[[str], list[str]]) -> Iterator[str]:
+    """The URL of npm's server-everything, which speaks only the legacy era."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*parts("everything"), "streamableHttp"]
+    with subprocess.Popen(words, env={**os.environ, "PORT": str(port)}, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: is_open(port), "the server to listen")
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.terminate()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_the_forwarder_adds_the_token_and_keeps_a_foreign_host() -> None:

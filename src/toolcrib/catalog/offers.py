@@ -25,7 +25,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names, folded_name, name_tools
 from toolcrib.catalog.tool import OfferKind, Tool
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
 from toolcrib.errors import UnknownOffer
 from toolcrib.servers.model import Offers
 
@@ -216,7 +216,7 @@ class OfferCatalog:
         for holders in (
             [server for server, addresses in self._apps.items() if uri in addresses],
             self._by_template(uri),
-            [server for server, offers in self.offers.items() if "resources" in offers.capabilities],
+            self._may_have_others(),
         ):
             if len(holders) == 1:
                 return holders[0], uri
@@ -227,6 +227,11 @@ class OfferCatalog:
                     remedy=f"Name the server: {', '.join(one[:_SHOWN] for one in sorted(named)[:5])}.",
                 )
         return "", ""
+
+    def _may_have_others(self) -> list[str]:
+        """The servers that may have resources which are in no list. Ours list all."""
+        with_resources = (server for server, offers in self.offers.items() if "resources" in offers.capabilities)
+        return [server for server in with_resources if server not in RESERVED_SERVER_NAMES]
 
     def _by_template(self, uri: str) -> list[str]:
         """The servers whose templates describe the address most closely."""
