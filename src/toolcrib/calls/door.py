@@ -72,8 +72,13 @@ class CallTarget(Protocol):
 class ToolSource(Protocol):
     """Resolves names: one project's catalog and its servers."""
 
-    def find_offer(self, method: str, name: str) -> Tool:
-        """The resource or prompt that a request other than tools/call names. Raises `UnknownOffer`."""
+    def find_offer(self, method: str, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+        """The resource or prompt that a request other than tools/call names; an ambiguous address means one that is
+        `shown`. Raises `UnknownOffer`."""
+        ...
+
+    def remember_links(self, server: str, result: bytes) -> None:
+        """The resources that a tool's result links to can be read, although no list has them."""
         ...
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
@@ -138,7 +143,7 @@ class Door:
             if request.method == "tools/call":
                 tool = context.project.find(request.tool, permission.shows, request.style)
             else:
-                tool = context.project.find_offer(request.method, request.tool)
+                tool = context.project.find_offer(request.method, request.tool, permission.shows)
         except (NotFound, ServerFailure) as error:
             outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
             self._note_not_found(call_id, context, request, outcome)
@@ -308,6 +313,8 @@ class Door:
             self.finished += 1
         if not request.takes_input:
             answer = _refuse_unfinished(answer, tool)
+        if answer.result is not None and b'"resource_link"' in answer.result:
+            context.project.remember_links(tool.server, answer.result)
         outcome, failure = _ended(answer)
         record.finish(outcome, answer.result or answer.error or b"", failure=failure)
         if audit is not None:

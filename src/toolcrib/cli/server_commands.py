@@ -191,9 +191,15 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("agents", ", ".join(users.get("agents", ()))),
         ("memory", f"{size_of(found['memory'])} in {processes} process{'es' * (processes > 1)}" if processes else ""),
         ("tools", f"{tools}, {about}{counted(found['tokens'], 'token')}"),
+        ("resources", _counts(found, resources="resource", templates="template")),
+        ("prompts", _counts(found, prompts="prompt")),
         ("last error", str(found["last_error"])),
         ("errors", "the newest last" if found.get("errors") else ""),
     ]
+
+
+def _counts(found: Mapping[str, Any], **nouns: str) -> str:
+    return ", ".join(counted(found[key], noun) for key, noun in nouns.items() if found.get(key))
 
 
 @commands.command()

@@ -245,9 +245,8 @@ class Dispatcher:
         _refuse_cursor(message)
         project = context.project
         await project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
-        return protocol.list_result(
-            era, key, project.listings.offers(project.offers, context.principal.permission(), kind)
-        )
+        listed = project.listings.offers(project.offers, context.principal.permission(), kind, context.reader)
+        return protocol.list_result(era, key, listed)
 
     @property
     def door(self) -> Door:
@@ -292,8 +291,6 @@ class Dispatcher:
                 await project.wait_for_new_servers(_CALL_WAIT_SECONDS)
             made = await self._door.call(context, request)
             answer = made.answer
-            if answer.result is not None:
-                project.remember_links(made.tool.server, answer.result)
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is ReaderKind.PROGRAM:
                 raise

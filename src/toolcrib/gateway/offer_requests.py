@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from toolcrib.calls import CallRequest, Door
-from toolcrib.catalog.offers import with_addresses
-from toolcrib.core.project import COMPLETE_METHOD, TEMPLATE_REFERENCE, Project
+from toolcrib.core.offer_source import COMPLETE_METHOD, PROMPT_METHOD, READ_METHOD, TEMPLATE_REFERENCE
+from toolcrib.core.project import Project
 from toolcrib.errors import ErrorCase
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification
@@ -23,7 +23,7 @@ from toolcrib.servers.link import LOG_MESSAGE
 from toolcrib.servers.model import NAMED_BY, Era, OnLog, OnProgress, ServerAnswer
 from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
 
-FORWARDED = frozenset({"resources/read", "prompts/get", COMPLETE_METHOD})
+FORWARDED = frozenset({READ_METHOD, PROMPT_METHOD, COMPLETE_METHOD})
 WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 Notify = Callable[[bytes], None]
 """Sends a notification that belongs to the request being answered."""
@@ -56,15 +56,11 @@ async def forward(
         log_level=level,
         on_log=log_to(level, notify),
     )
-    made = await door.call(context, request)
-    if made.answer.result is None:
-        return made.answer
-    if method != "resources/read":
-        return ServerAnswer(result=protocol.tool_result(made.answer.result, client=era))
-    result = made.answer.result
-    if name != made.tool.name:
-        result = with_addresses(result, project.offers, made.tool)
-    return ServerAnswer(result=protocol.read_result(result, client=era))
+    answer = project.public_answer(request, await door.call(context, request))
+    if answer.result is None:
+        return answer
+    rendered = protocol.read_result if method == READ_METHOD else protocol.tool_result
+    return ServerAnswer(result=rendered(answer.result, client=era))
 
 
 async def watch(door: Door, message: ClientMessage, watching: Watching) -> ServerAnswer:
