@@ -149,6 +149,20 @@ class AgentEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ApprovalsChanged(Event):
+    """A call waits for approval, or no longer does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobChanged(Event):
+    """The job was submitted, or has started or ended."""
+
+    job: str
+    submitter: str
+    """The principal that submitted it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenReplaced(Event):
     """The agent's new token is in its file, so anything that holds the old token can be updated."""
 

@@ -1,8 +1,9 @@
 """Secrets are planted wherever people put them, everything is used, and then they are searched for everywhere.
 
-Each secret may be where its owner put it: in the configuration, in the token file, in the agent's generated
-configuration, in the one answer that contains a new token. It must not be anywhere else (logs, database, audit log,
-error messages, outputs, process arguments, environments of other processes), in any encoding, nor half of it.
+Each secret may be where its owner put it: in the configuration, encrypted among the user's secrets, in the token file,
+in the agent's generated configuration, in the one answer that contains a new token. It must not be anywhere else (logs,
+database, audit log, error messages, outputs, process arguments, environments of other processes), in any encoding, nor
+half of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import base64
 import json
 import secrets
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from urllib.parse import quote
 import pytest
 
 from parts.agent_clients import AgentClient, AgentEndpoint, Owner, nonce_of, refusal
-from parts.canary import Trail, Watch, WebWitness
+from parts.canary import Trail, Watch, WebWitness, served
 from parts.daemon import Cli, Daemon, Finished, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
 from parts.raw_client import RawAnswer, legacy_request, notice
@@ -41,16 +41,13 @@ for before in ("", "a", "ab"):
 print("my token is", *forms, file=sys.stderr)
 sys.exit(3)
 """
+SAYS_ITS_WORDS = "SAYS_ITS_WORDS = 1; import sys; print('worded', *sys.argv, file=sys.stderr); sys.exit(3)"
 
 
 @pytest.fixture
 def web() -> Iterator[WebWitness]:
-    with WebWitness() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with served() as server:
         yield server
-        server.shutdown()
-        thread.join(60)
 
 
 @dataclass(kw_only=True)
@@ -111,9 +108,76 @@ def plan(scene: Scene) -> dict[str, Any]:
             "env": {"BROKEN_TOKEN": plant("broken env")},
         },
     }
-    for name in ("env value", "query token", "header", "bearer", "url password", "url key", "broken env"):
+    literal = tuple(scene.trail.secrets.keys() - {"inherited", "store password"})
+    servers |= _plan_of_kinds(scene) | _plan_of_the_stored(scene)
+    for name in (*literal, "basic password", "api key", "argument of a program", "echoed header", "echoed query"):
         scene.trail.lawful += [(name, f"{when} file t/config.json") for when in ("live", "ended")]
     return {"servers": servers}
+
+
+def _plan_of_kinds(scene: Scene) -> dict[str, Any]:
+    """Every kind of `auth`, a program's arguments, and a server that repeats what it gets in its errors."""
+    plant, at = scene.trail.plant, f"http://127.0.0.1:{scene.web.port}"
+    file = scene.home.path / "token-file"
+    file.write_text(plant("token file", None, "live file token-file", "ended file token-file"))
+    file.chmod(0o600)
+    echoed = quote(plant("echoed query"), safe="")
+    return {
+        "basic": {
+            "url": f"{at}/basic",
+            "auth": {"type": "basic", "username": "me", "password": plant("basic password")},
+        },
+        "keyed": {"url": f"{at}/keyed", "auth": {"type": "api_key", "apiKey": plant("api key"), "headerName": "X-Own"}},
+        "filed": {"url": f"{at}/filed", "auth": {"type": "token_file", "tokenPath": str(file)}},
+        "echo": {"url": f"{at}/echo?key={echoed}", "headers": {"X-Own": plant("echoed header")}},
+        "worded": {
+            "command": sys.executable,
+            "args": ["-c", SAYS_ITS_WORDS, f"--token={plant('argument of a program')}"],
+        },
+    }
+
+
+STORED = {
+    "STORED_ENV": "stored env",
+    "STORED_BEARER": "stored bearer",
+    "typed-header": "stored input",
+    "STORED_PASSWORD": "stored password",
+    "STORED_ECHO": "stored echoed header",
+    "STORED_QUERY": "stored echoed query",
+    "client-secret": "stored client secret",
+    "MACHINE_SECRET": "stored machine secret",
+    "STORED_WORD": "stored argument",
+    "UNUSED": "stored and unused",
+}
+"""The name of each of the user's secrets, and its label."""
+
+
+def _plan_of_the_stored(scene: Scene) -> dict[str, Any]:
+    """The user's secrets, in every place where a reference may be."""
+    at = f"http://127.0.0.1:{scene.web.port}"
+    for name, label in STORED.items():
+        scene.trail.plant(label)
+        scene.run("secret", "set", name, stdin=scene.trail.plant(f"replaced {label}")).ok()
+        scene.run("secret", "set", name, "--json", stdin=scene.trail.secrets[label]).ok()
+    scene.notes["stored"] = notes = Notes(scene.home.path / "seen-stored")
+    away = {"clientId": "c", "tokenUrl": f"{at}/echo/token"}
+    headers = {"Authorization": "Bearer ${STORED_BEARER}", "X-Typed": "${input:typed-header}"}
+    basic = {"type": "basic", "username": "me", "password": "${STORED_PASSWORD}"}
+    return {
+        "stored": notes.server("note", flags=["--print-env"], env={"STORED_HERE": "${STORED_ENV}"}),
+        "typed": {"url": f"{at}/typed", "headers": headers},
+        "stored_basic": {"url": f"{at}/stored-basic", "auth": basic},
+        "stored_echo": {"url": f"{at}/echo?q=${{STORED_QUERY}}", "headers": {"X-Own": "${STORED_ECHO}"}},
+        "person": {
+            "url": f"{at}/echo/401",
+            "auth": {"type": "oauth", **away, "clientSecret": "${input:client-secret}"},
+        },
+        "machine": {
+            "url": f"{at}/echo/401",
+            "auth": {"type": "client_credentials", **away, "clientSecret": "${MACHINE_SECRET}"},
+        },
+        "stored_word": {"command": sys.executable, "args": ["-c", SAYS_ITS_WORDS, "${STORED_WORD}"]},
+    }
 
 
 def use_everything(scene: Scene, daemon: Daemon) -> None:
@@ -155,7 +219,7 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
     with_secret, failed = {"say": plant("result")}, {"fail": plant("tool error")}
     for era in ("modern", "legacy"):
         with AgentClient(daemon, "worker", tokens["worker"], era, conversation=f"work-{era}") as worker:
-            for server in ("leaky", "other", "web"):
+            for server in ("leaky", "other", "web", "basic", "keyed", "filed", "stored", "typed", "stored_basic"):
                 answer = worker.call(f"{server}_note", nonce=f"{server}-{era}", **given, **with_secret)
                 assert not refusal(scene.answered("ok", answer, "result"))
             answer = worker.call("leaky_note", **given, **failed)
@@ -163,7 +227,14 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
             assert "did not answer within" in refusal(
                 scene.answered("slow", worker.call("slow_note", **given, nonce="slow", hold=True))
             )
-            for tool in ("gone_note", "broken_note", tokens["worker"], f"leaky_{tokens['worker']}"):
+            for tool in (
+                "gone_note",
+                "broken_note",
+                "stored_echo_note",
+                "machine_note",
+                tokens["worker"],
+                f"leaky_{tokens['worker']}",
+            ):
                 scene.answered("no tool", worker.call(tool, **given), "worker token")
             answer = worker.call("leaky_note", nonce={"is": trail.secrets["argument text"]})
             assert "must be of type string" in refusal(scene.answered("invalid", answer, "argument text"))
@@ -172,11 +243,32 @@ def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> Non
     # The servers did receive the secrets.
     seen = [call["arguments"] for call in scene.notes["leaky"].calls()]
     assert {each["api_key"] for each in seen} == {given["api_key"]}
-    path, headers = scene.web.seen[-1]
+    _check_what_the_web_saw(scene)
+    path, headers = next(seen for seen in reversed(scene.web.seen) if seen[0].startswith("/mcp"))
     assert quote(trail.secrets["query token"], safe="") in path
     assert headers["x-api-key"] == trail.secrets["header"]
     assert headers["authorization"] == f"Bearer {trail.secrets['bearer']}"
     assert not [token for token in tokens.values() if token in repr(scene.web.seen)]
+
+
+def _check_what_the_web_saw(scene: Scene) -> None:
+    """Each secret reached the server that it is meant for, and no other."""
+    secret = scene.trail.secrets
+
+    def as_basic(password: str) -> str:
+        return "Basic " + base64.b64encode(f"me:{password}".encode()).decode()
+
+    meant = {
+        "/basic": ("authorization", as_basic(secret["basic password"])),
+        "/keyed": ("x-own", secret["api key"]),
+        "/filed": ("authorization", f"Bearer {secret['token file']}"),
+        "/typed": ("x-typed", secret["stored input"]),
+        "/stored-basic": ("authorization", as_basic(secret["stored password"])),
+        "/echo?q=": ("x-own", secret["stored echoed header"]),
+    }
+    for start, (header, value) in meant.items():
+        assert {headers.get(header) for path, headers in scene.web.seen if path.startswith(start)} == {value}
+        assert {path[: len(start)] for path, headers in scene.web.seen if headers.get(header) == value} == {start}
 
 
 def _send_bad_credentials(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
@@ -227,6 +319,12 @@ agent show worker; agent show nobody; profile list; profile show developer; why 
 why weak leaky:note; why weak leaky:nothing; approvals; sessions; audit; audit --agent worker; audit --agent nobody
 audit verify; call leaky_note nonce=cli; call broken_note; call gone_note; restart broken; restart gone
 connect claude; connect codex; connect gemini; connect claude --agent weak
+secret list; secret list --json; secret remove NOBODY; secret migrate --to file; servers show stored; servers show echo
+servers show stored_echo; servers show machine; servers show person; servers show worded; restart echo
+restart stored_echo; restart machine; restart person; restart worded; restart stored_word
+logs worded; logs stored_word; logs stored
+call stored_note nonce=cli; call stored_echo_note; call machine_note; call person_note; reload; config check --json
+secret remove UNUSED --yes; tools stored; status --json; servers --json
 """
 
 
@@ -235,11 +333,19 @@ def _run_every_command(scene: Scene, *more: str) -> None:
         done = scene.run(*line.split(), *more)
         assert "Traceback" not in done.err, done
         assert done.exit_code != 2, f"{line} is no command: {done.err}"
+    plant, mistakes = scene.trail.plant, []
+    mistakes.append((["a b"], plant("value of a wrong name")))
+    mistakes.append((["A"], plant("value with a control character") + "\x1b"))
+    mistakes.append((["A", plant("value as an argument")], ""))
+    for words, value in mistakes:
+        done = scene.cli("secret", "set", *words, *more, env=scene.env, stdin=value)
+        scene.trail.keep("cli: secret set", done.out + done.err)
+        assert done.exit_code == 2, done
 
 
 def _look_at_processes(scene: Scene, watch: Watch) -> None:
-    for pid, words in watch.words.items():
-        scene.trail.keep(f"arguments of {pid}", words)
+    for words in watch.words.values():
+        scene.trail.keep(f"arguments of {'worded' if 'SAYS_ITS_WORDS' in words else 'the daemon and others'}", words)
     for pid, environ in watch.environs.items():
         words = watch.words[pid]
         of = next((name for name in scene.notes if f"seen-{name}" in words), "")
@@ -250,6 +356,9 @@ def _look_at_processes(scene: Scene, watch: Watch) -> None:
         ("inherited", "environment of leaky"),
         ("inherited", "environment of the daemon"),
         ("broken env", "environment of broken"),
+        ("stored env", "environment of stored"),
+        ("argument of a program", "arguments of worded"),
+        ("stored argument", "arguments of worded"),
     ]
     assert scene.trail.has("environment of leaky", "env value")
 
@@ -272,8 +381,10 @@ def test_secrets_are_only_where_their_owner_put_them(
         trail.plant("store password", PASSWORD, "environment of the daemon")
     config = plan(scene)
     watch = Watch(home=toolcrib_home)
-    started = daemon(config, env={**store_env, "TC_FROM_ENV": inherited})
-    started.wait_until_ready("leaky", "other", "slow", "web")
+    started = daemon(config, env={**store_env, "TC_FROM_ENV": inherited, "TOOLCRIB_LOG_LEVEL": "debug"})
+    started.wait_until_ready(
+        "leaky", "other", "slow", "web", "basic", "keyed", "filed", "stored", "typed", "stored_basic"
+    )
     with watch.running():
         use_everything(scene, started)
         watch.look()
@@ -287,6 +398,8 @@ def test_secrets_are_only_where_their_owner_put_them(
     trail.keep("the daemon's output", started.output.read_bytes())
     scene.keep_files("ended")
     _look_at_processes(scene, watch)
+    assert len(trail.secrets) >= 30
+    assert "/echo/token" in {path for path, _ in web.seen}, "the client's secret was sent, and repeated in an error"
     # The search finds secrets where they are allowed.
     assert trail.has("live file t/state/agents/weak/token", "weak token")
     assert trail.has("live file t/config.json", "header")

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 from parts import leftovers
 from parts.daemon import Home
@@ -128,6 +128,16 @@ class WebWitness(http.server.ThreadingHTTPServer):
         return int(self.server_address[1])
 
 
+@contextlib.contextmanager
+def served() -> Iterator[WebWitness]:
+    with WebWitness() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(60)
+
+
 _ABOUT = {"capabilities": {"tools": {}}, "serverInfo": {"name": "web", "version": "1"}}
 _RESULTS = {
     "initialize": {"protocolVersion": "2025-11-25", **_ABOUT},
@@ -141,14 +151,29 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     server: WebWitness
 
     def do_POST(self) -> None:
-        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        if self.path.startswith("/echo"):
+            self._repeat(body)
+            return
+        message = json.loads(body)
         if "id" not in message:
             self._send(202, b"")
             return
         result = _RESULTS.get(message["method"])
         answer = {"result": result} if result else {"error": {"code": -32601, "message": "no"}}
         self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}).encode())
+
+    def _repeat(self, body: bytes) -> None:
+        """A server that repeats in its error what it got, as it is and in other forms."""
+        text = f"{self.path}\n{self.headers}\n{body.decode()}"
+        every = [text, unquote(text), quote(text), base64.b64encode(text.encode()).decode()]
+        if self.path == "/echo/token":
+            self._send(400, json.dumps({"error": "invalid_client", "error_description": " ".join(every)}).encode())
+            return
+        error = {"code": -32603, "message": " ".join(every)}
+        status = 401 if self.path == "/echo/401" else 200
+        self._send(status, json.dumps({"jsonrpc": "2.0", "id": json.loads(body).get("id"), "error": error}).encode())
 
     def do_GET(self) -> None:
         self._send(405, b"")
@@ -159,6 +184,8 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 

@@ -89,8 +89,10 @@ async def test_requests_carry_the_token_of_the_entrys_account(authorization: Aut
 async def test_without_a_sign_in_the_error_names_the_command(authorization: AuthorizationServer, vault: Vault) -> None:
     async with connected(entry(authorization), vault) as server:
         assert server.status.state is ServerState.UNAVAILABLE
-        assert server.status.last_error == "It needs a sign-in: run `toolcrib login web`."
-        with pytest.raises(ServerUnavailable, match=r"It needs a sign-in: run `toolcrib login web`. The call did not"):
+        assert server.status.last_error == "Server 'web' needs a sign-in: run `toolcrib login web`."
+        with pytest.raises(
+            ServerUnavailable, match=r"^Server 'web' needs a sign-in: run `toolcrib login web`. The call did not run.$"
+        ):
             await server.call(ToolCall(name="whoami"))
     assert authorization.requests == []
 
@@ -146,7 +148,7 @@ async def test_a_call_that_lacks_a_scope_names_it_and_the_next_sign_in_asks_for_
     config = entry(authorization)
     await signed_in(config, vault)
     async with connected(config, vault) as server:
-        with pytest.raises(ServerUnavailable, match=rf"lacks a permission \({WRITE}\): run `toolcrib login web`"):
+        with pytest.raises(ServerUnavailable, match=rf"needs another permission \({WRITE}\): run `toolcrib login web`"):
             await text_of(server, "write")
         await signed_in(config, vault)
         await server.restart()
@@ -163,7 +165,7 @@ async def test_a_lost_answer_costs_the_sign_in_only_if_the_token_was_used(
         # Refused without being processed.
         authorization.expire()
         authorization.answers["token"] = JSONResponse({}, 503)
-        with pytest.raises(ServerUnavailable, match=r"Its sign-in could not be renewed: .*HTTP 503"):
+        with pytest.raises(ServerUnavailable, match=r"The sign-in at server 'web' could not be renewed: .*HTTP 503"):
             await text_of(server)
         assert load_account(vault, account_key(config)).pending is None  # type: ignore[union-attr]
         del authorization.answers["token"]
@@ -171,7 +173,7 @@ async def test_a_lost_answer_costs_the_sign_in_only_if_the_token_was_used(
         # Processed, and the answer lost.
         authorization.expire()
         authorization.drops["token"] = 1
-        with pytest.raises(ServerUnavailable, match="Its sign-in could not be renewed: "):
+        with pytest.raises(ServerUnavailable, match="The sign-in at server 'web' could not be renewed: "):
             await text_of(server)
         assert load_account(vault, account_key(config)).pending is not None  # type: ignore[union-attr]
 

@@ -307,6 +307,7 @@ def untrusted(home, daemon):
     row = {"file": str(file), "digest": trust_digest(file), "effects": ["evil: starts curl evil.example"]}
     daemon.answers["config:check"] = {"waiting": [row]}
     daemon.answers["trust:add"] = {"file": str(file), "sha256": row["digest"]}
+    daemon.answers["secret:list"] = {"missing": []}
     return row
 
 
@@ -322,6 +323,7 @@ def test_trust_shows_what_would_run_and_needs_a_yes(untrusted, daemon, cli, monk
     assert [(request["method"], request["params"]) for request in daemon.requests] == [
         ("config:check", {}),
         ("trust:add", digest),
+        ("secret:list", {}),
     ], "the daemon gets the digest of the content that was shown"
     daemon.methods()
     daemon.answers["config:check"] = {"waiting": []}
@@ -334,7 +336,7 @@ def test_trust_shows_what_would_run_and_needs_a_yes(untrusted, daemon, cli, monk
 def test_on_a_terminal_trust_asks_and_only_yes_is_yes(untrusted, daemon, cli, monkeypatch, typed, code):
     monkeypatch.setattr("sys.stdin", Screen(typed))
     cli("trust", code=code)
-    assert daemon.methods() == ["config:check", *(["trust:add"] if code == 0 else [])]
+    assert daemon.methods() == ["config:check", *(["trust:add", "secret:list"] if code == 0 else [])]
 
 
 @pytest.mark.req("BNS-10")
@@ -488,7 +490,7 @@ def test_add_makes_relative_paths_work_in_every_folder(daemon, cli):
 def test_a_variable_that_only_this_shell_has_leads_to_another_remedy(home, daemon, cli, monkeypatch):
     (home / "run" / "daemon.json").write_text('{"pid": 4711}')
     message = "the entry: x.headers.K: found ${SOME_KEY}, which is not set, expected the environment variable SOME_KEY."
-    remedy = {"remedy": "Correct the entry.", "exit_code": 3}
+    remedy = {"remedy": "Correct the entry.", "exit_code": 3, "missing": ["SOME_KEY"]}
     daemon.answers["server:add"] = {"code": -31400, "message": message, "data": remedy}
     words = ["add", "x", "--url", "https://x/mcp", "--header", "K: ${SOME_KEY}"]
     monkeypatch.delenv("SOME_KEY", raising=False)

@@ -56,6 +56,8 @@ ALLOW, ASK = permission(rule("allow")), permission(rule("ask"))
 class ToolServer:
     """The tool source, and the server behind it. A test chooses its answers."""
 
+    account = None
+
     def __init__(self, steps: list[str], answer: Callable[[ToolCall], Any]) -> None:
         self.answer = answer
         self.calls: list[tuple[ToolCall, float | None]] = []

@@ -276,6 +276,7 @@ HOSTILE: list[tuple[str, str, dict[str, Any], str]] = [
         r"access_denied: <b>no\\x1b",
     ),
     ("no bearer", "token", {"token_type": "mac"}, "Invalid token response"),
+    ("an endless token", "token", {"expires_in": 10**400}, "lifetime is not a possible number"),
 ]
 
 

@@ -354,7 +354,7 @@ class Gate:
             self.forwarded.append((f"{server}:{call.name}", msgspec.json.decode(call.params["arguments"])))
             return ServerAnswer(result=b'{"content":[]}')
 
-        return SimpleNamespace(call=call)
+        return SimpleNamespace(call=call, account=None)
 
     async def use(self, name: str, arguments: Any) -> None:
         params = {"arguments": msgspec.Raw(msgspec.json.encode(arguments))}

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from toolcrib.identity.approvals import Approvals
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry
+    from toolcrib.servers.account import Account
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,11 @@ _MAX_UNKNOWN_NAME = 4096
 
 class CallTarget(Protocol):
     """The destination of a call: a live server, or the daemon's commands."""
+
+    @property
+    def account(self) -> Account | None:
+        """The account that it is used with."""
+        ...
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
@@ -301,6 +307,7 @@ class Door:
         record.left = True
         try:
             target: CallTarget = context.project.target(tool.server, context)
+            record.account = target.account
             try:
                 answer = await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
             except ServerUnavailable as error:

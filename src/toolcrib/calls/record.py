@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from toolcrib.identity.approvals import Approvals
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry
+    from toolcrib.servers.account import Account
 
 
 class CallRecord:
@@ -45,6 +46,7 @@ class CallRecord:
         "_bus",
         "_noted",
         "_sessions",
+        "account",
         "agent",
         "arguments",
         "call_id",
@@ -94,6 +96,8 @@ class CallRecord:
         self.left = False
         """Whether it was sent to its server: from then on it may have run."""
         self.task: asyncio.Task[object] | None = None
+        self.account: Account | None = None
+        """The account of the server that it was sent to."""
         self.arguments = arguments
         """As the caller gave them."""
         self.taken = arguments
@@ -122,6 +126,8 @@ class CallRecord:
             entry.duration = duration
             entry.size = len(result)
             entry.result = result or None
+            if self.account is not None:
+                entry.detail = self.account.described
             if session is not None:
                 entry.counted = session.add_tokens
             self._audit.note(entry)

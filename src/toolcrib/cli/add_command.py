@@ -7,7 +7,6 @@ that works in every project.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -17,15 +16,14 @@ import typer
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import counted, hint, printed, say
 from toolcrib.cli.perform import ANSWER_WITHIN, daemon_pid, perform, root
+from toolcrib.cli.secret_commands import typed
 from toolcrib.cli.server_commands import has_stderr, hint_pins, logs_hint
 from toolcrib.config.launchers import INSTALL_LIMIT
 from toolcrib.config.launching import needs_project, portable_words
 from toolcrib.config.paths import working_folder
 from toolcrib.config.show import visible
 from toolcrib.daemon_client.command_client import RemoteError
-from toolcrib.errors import ServerUnavailable, UsageError
-
-_UNSET = re.compile(r"\$\{(\w+)\}, which is not set")
+from toolcrib.errors import ServerUnavailable, ToolcribError, UsageError
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -73,8 +71,17 @@ def add(
         params["replace"] = True
     if not project and command and cwd in (None, "project"):
         _make_portable(entry)
+
+    def added() -> dict[str, Any]:
+        return perform("server:add", params, timeout=(connect_timeout or INSTALL_LIMIT) + ANSWER_WITHIN)
+
     try:
-        found = perform("server:add", params, timeout=(connect_timeout or INSTALL_LIMIT) + ANSWER_WITHIN)
+        try:
+            found = added()
+        except ToolcribError as error:
+            if as_json or not typed([{"name": missing} for missing in error.data.get("missing", ())]):
+                raise
+            found = added()
     except KeyboardInterrupt:
         if daemon_pid() is not None:
             hint(f"{name} may still be connecting or installing in the daemon: `toolcrib servers` shows its state.")
@@ -109,7 +116,7 @@ def _make_portable(entry: dict[str, Any]) -> None:
 
 def _explain_missing_variables(error: RemoteError) -> None:
     """A variable set in this shell but not in the daemon's environment needs a different remedy."""
-    unset = _UNSET.findall(error.message)
+    unset = error.data.get("missing", ())
     if unset and all(name in os.environ for name in unset):
         pid = daemon_pid()
         which = "The daemon" if pid is None else f"The daemon (pid {pid})"
@@ -129,6 +136,9 @@ def _say_added(name: str, found: Mapping[str, Any]) -> None:
             say(f"It is ready: {counted(count, 'tool')}.{lists}")
         case "disabled":
             say(f"Added {name} to {found['file']}. It is disabled.")
+        case _ if found.get("needs_sign_in"):
+            say(f"Added {name} to {found['file']}.")
+            hint(found["last_error"])
         case _:
             why = found.get("last_error") or "it is still connecting."
             hint(f"Added {name} to {found['file']}, but it isn't responding: {why}")

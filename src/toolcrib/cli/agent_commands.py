@@ -49,10 +49,17 @@ def add(
             help="The parent agent. The new agent never has more permissions than it, and is removed with it.",
         ),
     ] = None,
+    errors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="result|http",
+            help="How it gets errors of calls: as results, or as JSON-RPC errors with an HTTP status. Default: result.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Add an agent and print its token. The token is shown only once."""
-    given = {"profile": profile, "workdir": _absolute(workdir), "expires": expires, "parent": parent}
+    given = {"profile": profile, "workdir": _absolute(workdir), "expires": expires, "parent": parent, "errors": errors}
     params = {key: value for key, value in given.items() if value is not None}
     found = printed(perform("agent:add", {"name": name, **params}), as_json=as_json)
     _say_token(found)

@@ -43,6 +43,13 @@ _COMMANDS = (
         "List a server's tools again in the running daemon, if it does not announce changes.",
     ),
     ("reload", "server_commands", "Read the configuration again in the running daemon and show what changed."),
+    ("login", "account_commands", "Sign in at a server in the browser."),
+    (
+        "logout",
+        "account_commands",
+        "Sign out of a server: delete its account here, and revoke its tokens at the authorization server.",
+    ),
+    ("accounts", "account_commands", "List where you are signed in, with which scopes, and until when."),
     ("tools", "tool_commands", "List the tools of all servers, or of one."),
     ("call", "tool_commands", "Call a tool and print its result."),
     ("resources", "resource_commands", "List the resources and resource templates of all servers, or of one."),
@@ -64,6 +71,7 @@ _COMMANDS = (
     ("runs", "runs_commands", "List, show or follow this project's runs."),
     ("job", "job_commands", "Run models and coding agents in the background."),
     ("config", "config_commands", "Check, show and locate the configuration."),
+    ("secret", "secret_commands", "Store values for ${NAME} in the configuration, encrypted."),
     ("clock", "daemon_commands", "Confirm the system clock after a change."),
     ("agent", "agent_commands", "Manage agents: identities with their own token and permissions."),
     ("profile", "profile_commands", "Manage profiles: sets of rules that agents share."),
@@ -161,7 +169,7 @@ def _discard_stdout() -> None:
 def _run(argv: Sequence[str]) -> int:
     """Raises only OSError, if the output cannot be written."""
     as_json = "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
-    if list(argv) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"]):
+    if list(argv) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"], ["secret"]):
         argv = [*argv, "--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -200,6 +208,10 @@ def _usage(error: typer.TyperException, *, as_json: bool) -> int:
     remedy = f"See `{where} --help`."
     if where == f"{PROGRAM} add" and "option" in message:
         remedy += " Put `--` before the server's command."
+    elif where == f"{PROGRAM} secret set" and "unexpected extra argument" in message:
+        # It is a secret, so the message doesn't repeat it.
+        message = "A value can't be an argument, because other users and your shell's history would show it."
+        remedy = "Give only the name; then type the value, or pipe it in."
     elif where == f"{PROGRAM} run" and "option" in message:
         remedy += " Put arguments for the program after `--`. Pipe in a prompt that begins with a dash."
     elif where == f"{PROGRAM} run" and "unexpected extra argument" in message:

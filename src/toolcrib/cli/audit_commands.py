@@ -116,7 +116,7 @@ class AuditRows:
         detail = entry["detail"] if isinstance(entry["detail"], dict) else {}
         match entry["kind"]:
             case "outcome" if entry["outcome"] == "denied" or self.rules is ShownRules.ALL:
-                return str(entry["rule"])
+                return f"{entry['rule']}; signed in at {detail['issuer']}" if "issuer" in detail else str(entry["rule"])
             case "intent" if entry["call"] in self.cut_off:
                 return "it may have run"
             case "change":

@@ -19,6 +19,7 @@ from toolcrib.cli.bridge import run_bridge
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import duration, hint, printed, say, say_line, working
 from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
+from toolcrib.cli.secret_commands import KEY_PLACES
 from toolcrib.cli.server_commands import hint_problems, server_table
 from toolcrib.coding_agents.process_alive import process_exists
 from toolcrib.daemon_client.command_client import listener
@@ -103,6 +104,7 @@ def status(*, as_json: AsJson = False) -> int:
         ("socket", found.get("socket")),
         ("log", found.get("log")),
         ("store", found.get("store", {}).get("place")),
+        ("secrets", f"key in {KEY_PLACES.get(found.get('secrets', {}).get('key_store'), 'an unreadable file')}"),
         ("agents", f"{found.get('agents')} ({found.get('sessions')} sessions)"),
     )
     for name, value in rows:

@@ -48,9 +48,9 @@ with a suggested fix. With `--json`, they are also printed to stdout, as
 ## The daemon
 
 If a daemon is running, commands go to it over its socket. Without one, `servers`, `tools`, `call`, `add`, `remove`,
-`config`, `trust`, `untrust`, `pins`, `workspace` and `logs` run in their own process. `servers`, `tools` and `call`
-with `--mcp-server` always run that way. `run` starts a daemon if necessary, which stops after the last run. `runs`
-reads the logs of runs and needs no daemon. `job` requires a running daemon.
+`login`, `logout`, `accounts`, `config`, `trust`, `untrust`, `pins`, `workspace` and `logs` run in their own process.
+`servers`, `tools` and `call` with `--mcp-server` always run that way. `run` starts a daemon if necessary, which stops
+after the last run. `runs` reads the logs of runs and needs no daemon. `job` requires a running daemon.
 
 A daemon started by `toolcrib stdio` has the environment of the client that started it. If your configuration uses
 variables that only your shell has, run `toolcrib up --detach` in that shell first.

@@ -39,11 +39,11 @@ def whole_prompt(given: str | None) -> str:
     """With `-` or no prompt, stdin is the prompt. Otherwise, piped text is appended to it as a separate block."""
     if given is not None and given != "-":
         # The piped text must not be able to end its block and pose as the prompt.
-        piped = _END_TAG.sub(r"<\\/", _read().rstrip()) if _is_piped() else ""
+        piped = _END_TAG.sub(r"<\\/", read_stdin().rstrip()) if _is_piped() else ""
         return f"{given}\n\n<stdin>\n{piped}\n</stdin>" if piped else given
     if sys.stdin is None or (given is None and sys.stdin.isatty()):
         raise UsageError("There is no prompt.", remedy="Give the task as an argument, or pipe it in.")
-    return _read()
+    return read_stdin()
 
 
 def _is_piped() -> bool:
@@ -57,7 +57,8 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def _read() -> str:
+def read_stdin() -> str:
+    """All of it, as text."""
     timer = threading.Timer(_HINT_AFTER, hint, ["Reading stdin until its end. To skip it, add `</dev/null`."])
     timer.daemon = True
     timer.start()
@@ -66,7 +67,7 @@ def _read() -> str:
     finally:
         timer.cancel()
     if len(data) > _MAX_STDIN_BYTES:
-        raise UsageError("stdin is larger than 10 MB.", remedy="Name a file in the prompt instead.")
+        raise UsageError("stdin is larger than 10 MB.", remedy="Pipe in less.")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -55,11 +55,17 @@ def from_daemon(
     *,
     timeout: float | None = ANSWER_WITHIN,
     on_event: OnEvent | None = None,
+    spinner: bool = True,
 ) -> dict[str, Any]:
     """Runs the command in the daemon. Raises `DaemonNotRunning` if there is none."""
-    with working("waiting for the daemon …") as tell:
+    with _waiting("waiting for the daemon …", spinner=spinner) as tell:
         heard = _progress_apart(tell, on_event)
         return ask(paths().socket, name, params or {}, root=root(), timeout=timeout, on_event=heard)
+
+
+def _waiting(text: str, *, spinner: bool) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+    """Without a `spinner`, the terminal stays free for what the user types."""
+    return working(text) if spinner else contextlib.nullcontext(lambda _: None)
 
 
 def _progress_apart(tell: Callable[[str], None], on_event: OnEvent | None) -> OnEvent:
@@ -79,11 +85,12 @@ def perform(
     servers: Sequence[str] = (),
     timeout: float | None = ANSWER_WITHIN,
     on_event: OnEvent | None = None,
+    spinner: bool = True,
 ) -> dict[str, Any]:
     """Runs the command in the daemon if one is running, otherwise in this process."""
     if not servers:
         try:
-            return from_daemon(name, params, timeout=timeout, on_event=on_event)
+            return from_daemon(name, params, timeout=timeout, on_event=on_event, spinner=spinner)
         except DaemonNotRunning as gone:
             # A daemon that died in the middle may have done the work, so it isn't repeated.
             if not isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
@@ -91,7 +98,7 @@ def perform(
     try:
         given = params or {}
         with (
-            working("connecting to the servers …") as tell,
+            _waiting("connecting to the servers …", spinner=spinner) as tell,
             _opened_in_process(name, given, servers, _progress_apart(tell, on_event)) as ask_here,
         ):
             return ask_here(name, given)
@@ -99,7 +106,7 @@ def perform(
         # A daemon was started in the meantime and now owns the data.
         if servers or not daemon_runs():
             raise other from None
-        return from_daemon(name, params, timeout=timeout, on_event=on_event)
+        return from_daemon(name, params, timeout=timeout, on_event=on_event, spinner=spinner)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ In: command-line arguments. Out: an exit code. Each calls a command of the daemo
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -182,6 +183,7 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("transport", str(found["transport"])),
         ("command", shlex.join([entry["command"], *entry["args"]]) if "command" in entry else ""),
         ("url", entry.get("url", "")),
+        ("account", _account(found["account"]) if found.get("account") else ""),
         ("source", str(found["source"])),
         ("last seen", moment(found["last_seen"]) if found.get("last_seen") else ""),
         ("restarts", str(found["restarts"]) if "restarts" in found else ""),
@@ -200,6 +202,25 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _counts(found: Mapping[str, Any], **nouns: str) -> str:
     return ", ".join(counted(found[key], noun) for key, noun in nouns.items() if found.get(key))
+
+
+def account_state(row: Mapping[str, Any]) -> str:
+    return f"{row['state']} ({row['reason']})" if row["reason"] else str(row["state"])
+
+
+def account_end(row: Mapping[str, Any]) -> str:
+    """When its token ends."""
+    if row["expires_at"] is None:
+        return "unknown"
+    left = row["expires_at"] - time.time()
+    when = f"in {duration(left)}" if left > 0 else "expired"
+    return f"{when}, renewed by itself" if row["renewed"] else when
+
+
+def _account(row: Mapping[str, Any]) -> str:
+    since = f"signed in since {moment(row['signed_in_at'])}"
+    state = account_state(row) if row["reason"] else ""
+    return ", ".join(filter(None, (state, since, " ".join(row["scopes"]), f"expires: {account_end(row)}")))
 
 
 @commands.command()

@@ -16,6 +16,7 @@ from toolcrib.cli.config_commands import project_files
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import confirmed, hint, printed, say
 from toolcrib.cli.perform import paths, perform, root
+from toolcrib.cli.secret_commands import offer_missing
 from toolcrib.cli.server_commands import hint_pins
 from toolcrib.config.layers import load
 from toolcrib.errors import NotFound, UsageError
@@ -68,6 +69,8 @@ def trust(
     printed({"trusted": trusted, "already": already}, as_json=as_json)
     for done in trusted:
         say(f"Trusted: {done['file']}. If it changes, you have to trust it again.")
+    if trusted:
+        offer_missing()
     return 0
 
 

@@ -29,7 +29,7 @@ from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project, harmless_stand_in
 from toolcrib.errors import Denied, NotFound, UsageError
 from toolcrib.events import CatalogChanged, PermissionChanged, ServerStateChanged
-from toolcrib.identity.agent import Agent, MintedAgent
+from toolcrib.identity.agent import Agent, ErrorForm, MintedAgent
 from toolcrib.identity.sessions import Session
 from toolcrib.policy import Permission, Profile, Verdict, rule_data
 
@@ -40,6 +40,7 @@ def _described(context: CommandContext, agent: Agent, used_at: float | None) -> 
         "profile": agent.profile,
         "workdir": None if agent.workdir is None else str(agent.workdir),
         "parent": agent.parent,
+        "errors": agent.errors,
         "created_at": agent.created_at,
         "expires_at": agent.expires_at,
         "used_at": used_at,
@@ -98,6 +99,7 @@ class AddAgent(Parameters):
     workdir: PathText | None = Field(default=None, description="absolute path of its working folder")
     expires: str | None = Field(default=None, description="lifetime: 30m, 8h, 2d; default: until removed")
     parent: str | None = Field(default=None, description="the parent: its limits and end also apply")
+    errors: ErrorForm = Field(default=ErrorForm.RESULT, description="http: failed calls are JSON-RPC errors")
 
 
 @registry.command("agent:add", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
@@ -109,6 +111,7 @@ async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
         workdir=None if params.workdir is None else Path(params.workdir),
         lives=_lifetime(params.expires),
         parent=params.parent,
+        errors=params.errors,
     )
     return {
         **_with_token(context, minted),

@@ -1,6 +1,7 @@
 """Every command, in one registry: importing this module declares them."""
 
 from toolcrib.commands import (
+    account,
     agent,
     approval,
     audit,
@@ -10,6 +11,7 @@ from toolcrib.commands import (
     pins,
     resource,
     run,
+    secret,
     server,
     server_details,
     system,
@@ -18,6 +20,7 @@ from toolcrib.commands import (
 from toolcrib.commands.registry import registry
 
 __all__ = [
+    "account",
     "agent",
     "approval",
     "audit",
@@ -28,6 +31,7 @@ __all__ = [
     "registry",
     "resource",
     "run",
+    "secret",
     "server",
     "server_details",
     "system",

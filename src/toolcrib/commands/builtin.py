@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from toolcrib.commands.own_resources import SHOWN_EVENTS, changed_by, command_for, contents, own_offers
 from toolcrib.commands.registry import (
     Availability,
     Command,
@@ -23,9 +24,11 @@ from toolcrib.commands.registry import (
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.workspace import WorkspaceServer
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import ToolcribError, UnknownOffer
+from toolcrib.events import Event
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy.permission import OWNER_MARK
+from toolcrib.servers.link import RESOURCE_UPDATED
 from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ToolCall
 
 
@@ -52,7 +55,14 @@ class CommandServer:
         self._without_jobs = tuple(_definition(c) for c in self._commands.values() if not c.name.startswith("job:"))
 
     async def refresh(self, crib: Crib) -> None:
+        if self.crib is None:
+            crib.bus.subscribe(self._changed, *SHOWN_EVENTS)
         self.crib = crib
+
+    def _changed(self, event: Event) -> None:
+        uri, agent = changed_by(event)
+        for project in self.crib.projects if self.crib is not None else ():
+            project.report(self.name, RESOURCE_UPDATED, {"uri": uri}, agent=agent)
 
     def files(self, project: Project) -> tuple[Path, ...]:
         return ()
@@ -65,11 +75,14 @@ class CommandServer:
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         """Jobs cost money and tokens, so they are listed only if the user's configuration has `jobs:`."""
-        wanted = self.crib is not None and self.crib.projects.home.config.settings.jobs.for_agents
-        return self.tools if wanted else self._without_jobs
+        return self.tools if self._jobs_for_agents else self._without_jobs
 
     def offers_in(self, project: Project) -> Offers:
-        return Offers()
+        return own_offers(jobs=self._jobs_for_agents)
+
+    @property
+    def _jobs_for_agents(self) -> bool:
+        return self.crib is not None and self.crib.projects.home.config.settings.jobs.for_agents
 
     def absence(self, project: Project) -> str:
         return ""
@@ -85,12 +98,23 @@ class CommandServer:
         if self.crib is None:
             raise RuntimeError("a command was called before `refresh`")
         context = CommandContext(crib=self.crib, request=request, host=self._host, via=Via.MCP, emit=_discard)
+        if call.method != "tools/call":
+            return await self._read(call, context)
         arguments = msgspec.json.decode(call.params.get("arguments", b"{}")) or {}
         try:
             found = await self._registry.run(self._commands[call.name].name, arguments, context)
         except ToolcribError as error:
             return ServerAnswer(result=_result(error.text(), failed=True))
         return ServerAnswer(result=_result(msgspec.json.encode(found).decode(), structured=found))
+
+    async def _read(self, call: ToolCall, context: CommandContext) -> ServerAnswer:
+        command = command_for(call.name)
+        if command is None:
+            raise UnknownOffer(f"Toolcrib has no resource {call.name[:200]!r}.", remedy="List the resources.")
+        if call.method == "resources/subscribe":
+            return ServerAnswer(result=b"{}")
+        found = await self._registry.run(command[0], dict(command[1]), context)
+        return ServerAnswer(result=contents(call.name, found))
 
 
 async def _discard(_: dict[str, Any]) -> None:

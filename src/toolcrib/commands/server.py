@@ -42,6 +42,7 @@ from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, Unkn
 from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER
 from toolcrib.identity.state import nothing_changed
+from toolcrib.servers.account import asks_for_sign_in
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.server import Server
 
@@ -86,6 +87,7 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         **{name: getattr(status, name) for name in _STATUS_FIELDS},
         "uptime": time.time() - status.since if status.since and status.state is ServerState.READY else None,
         "installing": time.time() - status.since if status.since and status.installing and not waits else None,
+        "needs_sign_in": asks_for_sign_in(name, status.last_error),
         "server_info": mask_tree(status.server_info, context.crib.environment.mask.line),
         "stderr": server.stderr_tail(5),
     }

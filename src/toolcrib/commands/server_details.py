@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from toolcrib.audit.row import MAX_COUNTED_BYTES, count_tokens, estimate_tokens
+from toolcrib.commands.account import account_of
 from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, ServersNeeded, registry
 from toolcrib.commands.server import ServerName, configured_server, describe_server
@@ -28,6 +29,7 @@ async def show(context: CommandContext, params: ServerName) -> dict[str, Any]:
     server = context.project.servers.get(params.name)
     row = {**describe_server(context, params.name), "limits": _limits(config), **await _cost(server)}
     row |= {"entry": mask_tree(mask_server(config), visible), **await describe_problems(context, server=params.name)}
+    row["account"] = await account_of(context, config)
     if server is None:
         return row
     instances = (server, *context.project.agent_servers.by_agent(params.name).values())

@@ -21,6 +21,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
+from toolcrib.commands.secret import key_store
 from toolcrib.commands.server import describe_for_agent, describe_server, usable_servers
 from toolcrib.config.model import Severity
 from toolcrib.errors import UnknownServer
@@ -104,6 +105,7 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
         "project": str(context.project.root),
         "store": {"engine": context.services.store.engine, "place": context.services.store.place},
         "audit": await context.services.audit.describe(),
+        "secrets": {"key_store": await key_store(context)},
         "clock": {"ahead": round(context.services.clock.ahead)},
         "agents": len(context.services.agents.agents),
         "sessions": len(context.services.sessions),

@@ -26,7 +26,7 @@ from toolcrib.config.model import Config, Layer, ServerConfig, Severity, Transpo
 from toolcrib.config.paths import home_of
 from toolcrib.config.problems import ProblemReport
 from toolcrib.config.read import ConfigDocument, parse_document, read_document
-from toolcrib.config.values import EntryContext, Interpolation, Secrets
+from toolcrib.config.values import INPUT, EntryContext, Interpolation, Secrets
 from toolcrib.errors import ConfigError, UsageError
 
 
@@ -44,7 +44,12 @@ def read_server_entry(name: str, entry: Mapping[str, Any], context: EntryContext
     take_entry(ServerEntry(name=name, entry=entry, path=(name,)), result, context)
     wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
     if wrong or name not in result.servers:
-        raise ConfigError(" ".join(wrong) or _left_out(name, result), remedy="Correct the entry.")
+        missing = [problem.variable.removeprefix(INPUT) for problem in report.unset]
+        raise ConfigError(
+            " ".join(wrong) or _left_out(name, result),
+            remedy="Correct the entry.",
+            data={"missing": missing} if missing else None,
+        )
     return result.servers[name]
 
 

@@ -266,7 +266,8 @@ def portable_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list
 
 def _settled(word: str, folder: Path, root: Path, *, is_code: bool) -> str:
     path = Path(os.path.normpath(folder / word))
-    if not word or Path(word).is_absolute() or not path.exists():
+    # pathlib raises for a name that is too long, such as a program's text after -c.
+    if not word or Path(word).is_absolute() or not os.path.exists(path):  # noqa: PTH110
         return word
     if not is_code and path.is_dir() and path.is_relative_to(root):
         return str(Path(WORKSPACE_FOLDER) / path.relative_to(root))

@@ -363,6 +363,8 @@ class Problem:
     """Counted from one; None if there is no line."""
     server: str = ""
     """The name of the server whose entry it is in."""
+    variable: str = ""
+    """What is not set, as written: `NAME` or `input:NAME`."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line) if part is not None)

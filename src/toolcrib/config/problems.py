@@ -50,11 +50,14 @@ class ProblemReport:
             other = f", set the variable where Toolcrib starts, or write ${{{name}:-default}}"
         elif about := self.inputs.get(name):
             expected += f" ({printable(about)})"
-        self.error(
+        self.errors += 1
+        self._add(
+            Severity.ERROR,
             path,
             found=f"${{{variable}}}, which is not set",
             expected=expected,
             suggestion=f"Run `toolcrib secret set {name}`{other}.",
+            variable=variable,
         )
         self.unset.append(self.problems[-1])
 

@@ -30,6 +30,7 @@ from toolcrib.core.offer_source import OfferSource
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
+from toolcrib.servers.account import Account
 from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
 from toolcrib.servers.tool_listing import definition_of, without_tools
@@ -99,6 +100,7 @@ class _BuiltinTarget:
 
     server: BuiltinServer
     request: RequestContext[Project]
+    account: None = None
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
@@ -112,6 +114,10 @@ class _OwnTarget:
 
     server: Server
     shown: tuple[bytes, ...] | None
+
+    @property
+    def account(self) -> Account | None:
+        return self.server.account
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None

@@ -1,8 +1,8 @@
 """The user's secrets and accounts at rest.
 
-In: a kind, a name and a value. Out: the value, until it is deleted. Each entry is a file of its own, encrypted with a
-key in the same folder: that protects a copy of a single file, and no more. Neighbours: `config` expands `${NAME}` with
-secrets, `servers.account` keeps sign-ins.
+In: a kind, a name and a value. Out: the value, until it is deleted. Each entry is a file of its own, encrypted with one
+key. In a file beside the entries, the key protects a copy of a single entry, and no more; in the system's keyring, also
+a copy of the whole folder. Neighbours: `config` expands `${NAME}` with secrets, `servers.account` keeps sign-ins.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
-import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from toolcrib.config.paths import Paths, private_folder, unusable_path
-from toolcrib.errors import StoreError
-
-_KEY_BYTES = 32
-_RESTORE = "Restore {} from a backup, or remove it with everything beside it and enter the values again."
+from toolcrib.credentials.keys import KeyStore, VaultKeys, replace_file, sync_folder
+from toolcrib.errors import AlreadyRunning, StoreError
 
 
 class CredentialKind(enum.StrEnum):
@@ -47,6 +42,7 @@ class Vault:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
         self._folder = paths.credentials
+        self._keys = VaultKeys(self._folder)
 
     def get(self, kind: CredentialKind, name: str) -> bytes | None:
         """None if there is no such entry. Raises `StoreError` if it cannot be read."""
@@ -65,10 +61,11 @@ class Vault:
         try:
             private_folder(self._folder)
             private_folder(file.parent)
-            _replace(file, _sealing().seal(plain, self._made_key(), _binding(file)))
+            with self._key_stays():
+                replace_file(file, _sealing().seal(plain, self._keys.newest(), _binding(file)))
             # The key and the folders may be new too; an entry without its key would be lost.
             for folder in (file.parent, self._folder, self._folder.parent):
-                _sync(folder)
+                sync_folder(folder)
         except OSError as error:
             raise unusable_path(error, file) from error
 
@@ -76,8 +73,9 @@ class Vault:
         """Returns whether there was such an entry. It is gone for good when this returns."""
         file = self._file(kind, name)
         try:
-            file.unlink()
-            _sync(file.parent)
+            with self._key_stays():
+                file.unlink()
+            sync_folder(file.parent)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -134,10 +132,88 @@ class Vault:
             # Not unlocked: a child that inherited the descriptor holds the lock until it ends.
             os.close(descriptor)
 
+    def key_store(self) -> KeyStore:
+        """Where the key is. Raises `StoreError` if that cannot be read."""
+        return self._keys.store()
+
+    def migrate(self, store: KeyStore, *, bus: str = "") -> int:
+        """Makes a new key in this store, and encrypts every entry again. Returns the number of entries.
+
+        `bus` is the address of the caller's session, where the keyring may be. If the process ends before, every
+        entry stays readable, and the next migration completes this one first. Raises `AlreadyRunning` during a sign-in.
+        """
+        try:
+            private_folder(self._folder)
+            with self._locked(fcntl.LOCK_EX), self._without_sign_ins():
+                for left in self._folder.glob("**/.*"):
+                    # Of a process that was killed; nobody else writes here now.
+                    left.unlink()
+                if self._keys.unfinished:
+                    self._encrypt_again()
+                for file in self._files():
+                    # Without its key, nothing is encrypted again: the key may come back.
+                    self._plain(file, file.read_bytes())
+                self._keys.begin(store, bus=bus)
+                return self._encrypt_again()
+        except OSError as error:
+            raise unusable_path(error, self._folder) from error
+
+    def _encrypt_again(self) -> int:
+        """Entries that no key can decrypt stay as they are."""
+        count = 0
+        for file in self._files():
+            if (plain := self._plain(file, file.read_bytes())) is not None:
+                replace_file(file, _sealing().seal(plain, self._keys.newest(), _binding(file)))
+                sync_folder(file.parent)
+                count += 1
+        self._keys.finish()
+        return count
+
+    def _files(self) -> list[Path]:
+        return sorted(file for kind in CredentialKind for file in self.folder(kind).glob("[!.]*"))
+
+    def _key_stays(self) -> contextlib.AbstractContextManager[None]:
+        """Until the block ends, no migration begins."""
+        return self._locked(fcntl.LOCK_SH)
+
+    @contextlib.contextmanager
+    def _locked(self, operation: int) -> Iterator[None]:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, operation)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _without_sign_ins(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for place in sorted((self._folder / "locks").glob("*")):
+                descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                stack.callback(os.close, descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise AlreadyRunning(
+                        "A sign-in at a server, or its renewal, is in progress.", remedy="Try again when it has ended."
+                    ) from None
+            yield
+
     def _file(self, kind: CredentialKind, name: str) -> Path:
         return self._folder / kind / hashlib.sha256(f"{kind}\0{name}".encode()).hexdigest()[:32]
 
     def _read(self, file: Path) -> _Entry | None:
+        try:
+            return self._read_once(file)
+        except StoreError as error:
+            try:
+                # A migration may have removed the key meanwhile.
+                with self._key_stays():
+                    return self._read_once(file)
+            except OSError:
+                raise error from None
+
+    def _read_once(self, file: Path) -> _Entry | None:
         try:
             sealed = file.read_bytes()
         except FileNotFoundError:
@@ -146,46 +222,25 @@ class Vault:
             raise unusable_path(error, file) from error
         # Somebody who can change the folder can put a key and entries of their own there.
         private_folder(self._folder)
-        key = self._key()
-        if key is None:
-            raise StoreError(f"{self._folder / 'key'} is missing.", remedy=_RESTORE.format(self._folder / "key"))
-        plain = _sealing().unseal(sealed, key, _binding(file))
+        plain = self._plain(file, sealed)
         if plain is None:
             raise StoreError(
-                f"{file} cannot be decrypted with the key beside it.",
+                f"{file} cannot be decrypted with its key.",
                 remedy="Restore the folder from a backup, or delete this file and enter the value again.",
             )
         head, _, value = plain.partition(b"\n")
         return _Entry(name=json.loads(head)["name"], value=value)
 
-    def _key(self) -> bytes | None:
-        place = self._folder / "key"
-        try:
-            key, mode = place.read_bytes(), stat.S_IMODE(place.stat().st_mode)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise unusable_path(error, place) from error
-        if mode & 0o077:
-            raise StoreError(
-                f"{place} can be read by others (mode {mode:o}).",
-                remedy=f"Run `chmod 600 {place}`. If others use this machine, replace your secrets.",
-            )
-        if len(key) != _KEY_BYTES:
-            raise StoreError(f"{place} is damaged.", remedy=_RESTORE.format(place))
-        return key
-
-    def _made_key(self) -> bytes:
-        """Created at first use; the first of several processes wins."""
-        while (key := self._key()) is None:
-            made = self._folder / f".key-{secrets.token_hex(8)}"
-            try:
-                _replace(made, secrets.token_bytes(_KEY_BYTES))
-                with contextlib.suppress(FileExistsError):
-                    os.link(made, self._folder / "key")
-            finally:
-                made.unlink(missing_ok=True)
-        return key
+    def _plain(self, file: Path, sealed: bytes) -> bytes | None:
+        """None if no key decrypts it. Raises `StoreError` if one that might cannot be read."""
+        keys = tuple(self._keys.readable()) or (self._keys.missing(),)
+        for key in keys:
+            if isinstance(key, bytes) and (plain := _sealing().unseal(sealed, key, _binding(file))) is not None:
+                return bytes(plain)
+        for failure in keys:
+            if isinstance(failure, StoreError):
+                raise failure
+        return None
 
 
 def _sealing() -> ModuleType:
@@ -197,25 +252,3 @@ def _sealing() -> ModuleType:
 def _binding(file: Path) -> bytes:
     """An entry's file is of no use under another name or to another user."""
     return f"{file.parent.name}/{file.name}/{os.geteuid()}".encode()
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """The content is durable on return; the file's name, when its folder is synced."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

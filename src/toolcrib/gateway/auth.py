@@ -23,7 +23,7 @@ from toolcrib.core.project import Project
 from toolcrib.errors import ErrorCase, FolderGone
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import MAX_BODY, SMALL_BODY, ReadLimiter, Rejected
-from toolcrib.identity.agent import Agent
+from toolcrib.identity.agent import Agent, ErrorForm
 from toolcrib.identity.principal import OWNER, Principal, ReaderKind
 from toolcrib.policy import Permission
 
@@ -61,6 +61,9 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     headers: Mapping[str, str]
 
 
+_READERS = {ErrorForm.RESULT: ReaderKind.MODEL, ErrorForm.HTTP: ReaderKind.HTTP}
+
+
 class Authenticator:
     def __init__(self, crib: Crib, *, owner_token: str = "", port: int | None = None) -> None:
         """Without `owner_token`, no token authenticates as the owner. `port` is the HTTP port."""
@@ -84,7 +87,12 @@ class Authenticator:
         agent = self._registry.authenticate(token)
         if agent is None:
             raise bad_token()
-        return Principal(name=agent.name, permission=partial(self._permission_of, agent), workdir=agent.workdir)
+        return Principal(
+            name=agent.name,
+            permission=partial(self._permission_of, agent),
+            workdir=agent.workdir,
+            reader=_READERS[agent.errors],
+        )
 
     def _permission_of(self, agent: Agent) -> Permission:
         current = self._registry.current(agent)
@@ -113,7 +121,7 @@ class Authenticator:
         label = headers.get("x-toolcrib-conversation")
         if label is not None:
             label = checked_conversation(_decoded(label))
-        reader = ReaderKind.PROGRAM if headers.get("x-toolcrib-sources") == "1" else ReaderKind.MODEL
+        reader = ReaderKind.PROGRAM if headers.get("x-toolcrib-sources") == "1" else principal.reader
         return AdmittedRequest(principal, label, reader, headers)
 
     async def project(self, principal: Principal) -> Project:

@@ -186,7 +186,7 @@ class Dispatcher:
         except ToolcribError as error:
             if context.reader is ReaderKind.PROGRAM:
                 return error_for_program(error, message.id)
-            return error_reply(error, era, message.id)
+            return error_reply(error, None if context.reader is ReaderKind.HTTP else era, message.id)
         except asyncio.CancelledError:
             if request.stopped is None or request.task is None:
                 raise
@@ -275,7 +275,7 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
-        asks = era is Era.MODERN and context.reader is ReaderKind.MODEL
+        asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
         request = CallRequest(
             tool=name,
             style=project.config.settings.names,
@@ -292,7 +292,7 @@ class Dispatcher:
             made = await self._door.call(context, request)
             answer = made.answer
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
-            if context.reader is ReaderKind.PROGRAM:
+            if context.reader is not ReaderKind.MODEL:
                 raise
             answer = ServerAnswer(result=error_as_tool_result(error))
         if answer.result is not None:

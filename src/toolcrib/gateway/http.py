@@ -30,11 +30,14 @@ from toolcrib.gateway.auth import (
     read_body,
 )
 from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests, ProjectRequest
-from toolcrib.gateway.messages import ClientMessage, Rejected, error_reply, read_message
+from toolcrib.gateway.messages import ClientMessage, Rejected, Reply, batched, error_reply, read_message
 from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
 from toolcrib.gateway.streams import PostExchange, Receive, Send, SseResponse, send_json, until_disconnected
 from toolcrib.gateway.watching import Watching
 from toolcrib.servers.model import MODERN_VERSION, Era
+
+BATCH_VERSION = "2025-03-26"
+"""The only version with batches. A request without a version header has it."""
 
 
 class LegacyConnection:
@@ -163,7 +166,11 @@ class HttpGateway:
             async with self._auth.reads.of(admitted.principal.name) as turn:
                 message = await turn.read(await read_body(admitted, receive, large=True))
         else:
-            message = read_message(await read_body(admitted, receive, large=False))
+            body = await read_body(admitted, receive, large=False)
+            if admitted.headers.get("mcp-protocol-version") in (None, BATCH_VERSION) and (batch := batched(body)):
+                await self._batch(batch, admitted, receive, send)
+                return
+            message = read_message(body)
         if protocol.era_of(message, admitted.headers.get("mcp-protocol-version")) is Era.LEGACY:
             await self._legacy_post(message, admitted, receive, send)
             return
@@ -182,6 +189,39 @@ class HttpGateway:
         request = PendingRequest(asyncio.current_task(self._loop), cancelled_by_leaving=True)
         await self._answer(message, Era.MODERN, context, request, receive, send)
 
+    async def _batch(self, batch: list[bytes], admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
+        """Answers the requests of a batch with one JSON array, in their order."""
+        messages = [read_message(one) for one in batch]
+        if any(one.method == "initialize" or protocol.VERSION_KEY in one.meta for one in messages):
+            raise Rejected(ErrorCase.ENVELOPE, why="A batch can't have initialize or requests of protocol 2026-07-28")
+        requests = [one for one in messages if one.id is not None and not one.is_response]
+        session_id, conversation = self._legacy_session(admitted)
+        connection = self._legacy.at(session_id)
+        for one in messages:
+            if one.method == "notifications/cancelled":
+                connection.pending.cancel(one)
+        if not requests:
+            self._legacy.release(connection)
+            await _done(send, 202)
+            return
+        context = await self._context(admitted, conversation)
+        watching = connection.watch(context)
+
+        async def answered(message: ClientMessage) -> bytes:
+            request = PendingRequest(asyncio.current_task(self._loop))
+            end = connection.pending.begin(message.key, request.cancel)
+            try:
+                found = await self._dispatcher.answer(message, Era.LEGACY, context, request, connection.send, watching)
+                return found.body
+            finally:
+                end()
+
+        try:
+            bodies = await asyncio.gather(*map(answered, requests))
+        finally:
+            self._legacy.release(connection)
+        await send_json(send, Reply(b"[" + b",".join(bodies) + b"]"))
+
     async def _legacy_post(
         self, message: ClientMessage, admitted: AdmittedRequest, receive: Receive, send: Send
     ) -> None:
@@ -189,7 +229,7 @@ class HttpGateway:
             await self._initialize(message, admitted, send)
             return
         session_id, conversation = self._legacy_session(admitted)
-        if message.id is None:
+        if message.id is None or message.is_response:
             if message.method == "notifications/cancelled":
                 connection = self._legacy.at(session_id)
                 connection.pending.cancel(message)

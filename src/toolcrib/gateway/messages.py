@@ -127,6 +127,8 @@ class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The id's original bytes, which the reply repeats; None for a notification."""
     params: Mapping[str, Raw]
     meta: Mapping[str, Any]
+    is_response: bool = False
+    """Whether it answers a request of ours, so that it has no method."""
 
     @property
     def key(self) -> str | int:
@@ -142,6 +144,8 @@ class _Envelope(msgspec.Struct):
     id: Raw = Raw()
     method: str | None = None
     params: Raw = Raw()
+    result: Raw = Raw()
+    error: Raw = Raw()
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
@@ -167,6 +171,8 @@ def read_message(body: bytes) -> ClientMessage:
         raise Rejected(ErrorCase.ENVELOPE, why="The id must be a string or an integer")
     if envelope.jsonrpc != "2.0":
         raise Rejected(ErrorCase.ENVELOPE, why='The member "jsonrpc" must be "2.0"', id=request_id or b"null")
+    if envelope.method is None and request_id is not None and (bytes(envelope.result) or bytes(envelope.error)):
+        return ClientMessage(method="", id=request_id, params={}, meta={}, is_response=True)
     if envelope.method is None:
         raise Rejected(
             ErrorCase.ENVELOPE,
@@ -179,6 +185,23 @@ def read_message(body: bytes) -> ClientMessage:
     except msgspec.ValidationError as error:
         raise Rejected(ErrorCase.PARAMS, why=error, id=request_id or b"null") from error
     return ClientMessage(method=envelope.method, id=request_id, params=params, meta=meta)
+
+
+MAX_BATCH = 100
+"""Messages in one body."""
+
+
+def batched(body: bytes) -> list[bytes] | None:
+    """The messages of a batch, which protocol 2025-03-26 has; None for a single message. Raises `Rejected`."""
+    if body.lstrip()[:1] != b"[":
+        return None
+    try:
+        found = msgspec.json.decode(body, type=list[Raw])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Rejected(ErrorCase.MALFORMED, why=error) from error
+    if not 0 < len(found) <= MAX_BATCH:
+        raise Rejected(ErrorCase.ENVELOPE, why=f"A batch must have 1 to {MAX_BATCH} messages")
+    return [bytes(one) for one in found]
 
 
 class ReadLimiter:

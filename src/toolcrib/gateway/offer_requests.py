@@ -45,7 +45,7 @@ async def forward(
         name, params = _completed(project, params)
     else:
         name = _text(params, NAMED_BY[method])
-    asks = era is Era.MODERN and context.reader is ReaderKind.MODEL
+    asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,
         method=method,

@@ -110,7 +110,7 @@ class PipeConnection:
             self._decide_era(message)
             if self._era is Era.MODERN and message.id is not None:
                 protocol.check_modern(message, None)
-            if message.id is None:
+            if message.id is None or message.is_response:
                 self._notified(message)
             elif message.method == "subscriptions/listen" and self._era is Era.MODERN:
                 await self._listen(message, message.id)

@@ -76,6 +76,9 @@ def era_of(message: ClientMessage, version_header: str | None) -> Era:
     """The body decides; the header counts only if the body is silent."""
     if VERSION_KEY in message.meta:
         return Era.MODERN
+    if message.is_response:
+        # The modern generation has none.
+        return Era.LEGACY
     if message.method == "initialize":
         return Era.LEGACY
     return Era.LEGACY if version_header is None or version_header in LEGACY_VERSIONS else Era.MODERN

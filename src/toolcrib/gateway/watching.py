@@ -15,7 +15,9 @@ import msgspec
 
 from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.tool import OfferKind, Tool
+from toolcrib.commands.own_resources import JOBS
 from toolcrib.config.masking import printable
+from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES
 from toolcrib.core.project import Changes, Project
 from toolcrib.errors import ToolcribError
 from toolcrib.gateway.protocol import list_changed, tagged
@@ -113,10 +115,12 @@ class Watching:
         for uri, tool in tuple(self._resources.items()):
             if not permission.shows(tool):
                 self.drop(uri)
-        self._changed(ALL_KINDS)
+        offers = self._context.project.offers
+        listed = {one.tool.kind for one in offers.everything() if one.tool.server not in RESERVED_SERVER_NAMES}
+        self._changed(frozenset({OfferKind.TOOL, *listed}))
 
     def _changed(self, changes: Changes) -> None:
-        for kind in sorted(changes & self._kinds):
+        for kind in (one for one in OfferKind if one in changes & self._kinds):
             self._send(list_changed(kind, self._tag))
 
     def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
@@ -128,6 +132,10 @@ class Watching:
     def _updated(self, server: str, params: Mapping[str, Any]) -> None:
         uri = params.get("uri")
         if not isinstance(uri, str):
+            return
+        if server == COMMANDS and self._tag is None and uri.startswith(JOBS):
+            # A job reports to its submitter without being asked. Modern clients get only what they name.
+            self._send(tagged(RESOURCE_UPDATED, params, None))
             return
         for public, tool in self._resources.items():
             # A server may announce a part of a resource.

@@ -6,6 +6,7 @@ which only digests are stored. `state` and `registry` create agents; `gateway` a
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import re
@@ -62,10 +63,20 @@ _LONGEST_LIFE = 10 * 366 * 86400.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,47}")
 
 
+class ErrorForm(enum.StrEnum):
+    """How an agent gets the errors of calls that did not reach their server."""
+
+    RESULT = "result"
+    """As results, which models can read: clients show them nothing else."""
+    HTTP = "http"
+    """As JSON-RPC errors with an HTTP status, for programs."""
+
+
 # Compared by identity: every change to an agent creates a new object.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Agent:
     name: str
+    errors: ErrorForm
     profile: str
     workdir: Path | None
     parent: str | None
@@ -103,7 +114,14 @@ def checked_name(name: str) -> str:
 
 
 def new_agent_row(
-    name: str, *, profile: Profile, workdir: Path | None, lives: float | None, above: tuple[Agent, ...], digest: bytes
+    name: str,
+    *,
+    profile: Profile,
+    workdir: Path | None,
+    lives: float | None,
+    above: tuple[Agent, ...],
+    digest: bytes,
+    errors: ErrorForm,
 ) -> AgentRow:
     """The row of a new agent. `above` are its parent, the parent's parent, and so on; the parent is the limit."""
     checked_name(name)
@@ -128,6 +146,7 @@ def new_agent_row(
         digest=digest,
         created_at=now,
         expires_at=_end(now, lives, parent),
+        errors=errors,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from toolcrib.config.masking import mask_tree
 from toolcrib.errors import NotFound
-from toolcrib.events import AgentEnded, Bus, Event
+from toolcrib.events import AgentEnded, ApprovalsChanged, Bus, Event
 
 ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
@@ -73,6 +73,7 @@ class Approvals:
     def __init__(
         self, bus: Bus, *, limit: float = ANSWER_SECONDS, mask: Callable[[str], str] = lambda text: text
     ) -> None:
+        self._bus = bus
         self._limit = limit
         self._mask = mask
         self._waiting: dict[str, _Waiting] = {}
@@ -100,6 +101,7 @@ class Approvals:
         answer: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[approval.id] = _Waiting(call=call, approval=approval, answer=answer)
         self._any.set()
+        self._bus.publish(ApprovalsChanged())
         try:
             async with asyncio.timeout(self._limit):
                 return await answer
@@ -112,6 +114,7 @@ class Approvals:
         finally:
             self._waiting.pop(approval.id, None)
             self._none_left()
+            self._bus.publish(ApprovalsChanged())
 
     def close(self) -> None:
         """Refuses all waiting calls, because the process stops."""

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 Project_co = TypeVar("Project_co", covariant=True)
 
 
+class ReaderKind(enum.Enum):
+    """The reader of the answers."""
+
+    MODEL = "model"
+    PROGRAM = "program"
+    """Our library: gets each tool's server, and errors as JSON-RPC errors."""
+    HTTP = "http"
+    """Another program: gets errors as JSON-RPC errors with their HTTP status."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Principal:
     """A caller, identified by a credential and valid as long as that credential."""
@@ -28,6 +38,7 @@ class Principal:
     permission: Callable[[], Permission] = field(repr=False)
     """The current permission: it can change while a request waits."""
     workdir: Path | None = None
+    reader: ReaderKind = ReaderKind.MODEL
 
     @classmethod
     def fixed(cls, name: str, held: Permission) -> Self:
@@ -44,14 +55,6 @@ OWNER = Principal.fixed("owner", Permission(BUILTIN["owner"], agent="owner"))
 
 CLIENT = Principal.fixed("client", Permission(BUILTIN["developer"], agent="client"))
 """A client of `toolcrib stdio`: a coding agent that the owner started, without a token."""
-
-
-class ReaderKind(enum.Enum):
-    """The reader of the answers."""
-
-    MODEL = "model"
-    PROGRAM = "program"
-    """Gets each tool's server, and errors as JSON-RPC errors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from toolcrib.errors import NotFound, StoreError, UsageError
 from toolcrib.events import AuditedChange, Bus, TokenReplaced
-from toolcrib.identity.agent import RESERVED_NAMES, Agent, MintedAgent, mint_token, new_agent_row
+from toolcrib.identity.agent import RESERVED_NAMES, Agent, ErrorForm, MintedAgent, mint_token, new_agent_row
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.identity.records import AgentRecords, load_records
 from toolcrib.identity.state import (
@@ -171,6 +171,7 @@ class AgentRegistry:
         lives: float | None = None,
         parent: str | None = None,
         rules: Sequence[Rule] = (),
+        errors: ErrorForm = ErrorForm.RESULT,
     ) -> MintedAgent:
         """Creates an agent; `lives` is in seconds. A child stays within its parent's folder and lifetime."""
         await self._end_overdue()
@@ -188,6 +189,7 @@ class AgentRegistry:
             lives=lives,
             above=tuple(map(self.find, above)),
             digest=digest_of(token),
+            errors=errors,
         )
         own = _held_by(name, rules)
         detail = {

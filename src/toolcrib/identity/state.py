@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from toolcrib.errors import ConfigError, StoreError, ToolcribError
 from toolcrib.events import AgentEnded, AuditedChange, Bus, PermissionChanged
-from toolcrib.identity.agent import Agent
+from toolcrib.identity.agent import Agent, ErrorForm
 from toolcrib.identity.records import AgentRecords, StoredRule, store_records
 from toolcrib.policy.permission import Permission
 from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
@@ -105,6 +105,7 @@ def _agent(
         parent=row.parent,
         created_at=row.created_at,
         expires_at=row.expires_at,
+        errors=ErrorForm.HTTP if row.errors == ErrorForm.HTTP else ErrorForm.RESULT,
         permission=Permission(
             profile,
             agent=row.name,

@@ -30,7 +30,7 @@ from toolcrib.config.paths import private_folder
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import ConfigError, Denied, NotFound, StoreError, ToolcribError, UsageError
-from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, Event
+from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, Event, JobChanged
 from toolcrib.identity.principal import CLIENT, OWNER, Principal
 from toolcrib.jobs.protocol import WorkerOrder
 from toolcrib.jobs.submission import check_again, check_program, row_for, settings_of, submitter_of
@@ -421,6 +421,7 @@ class JobQueue:
         self._active.pop(job.row.id, None)
         job.held.close()
         job.over.set()
+        self._open().bus.publish(JobChanged(job=job.row.id, submitter=job.row.submitter))
         self._advance()
 
     async def _kept(self, job: ActiveJob, status: JobStatus, values: Mapping[str, Any]) -> bool:

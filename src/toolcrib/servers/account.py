@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import json
-import os
+import math
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +31,9 @@ from toolcrib.errors import ServerUnavailable, SignInFailed, StoreError, UsageEr
 from toolcrib.servers.post_client import PostResponse
 from toolcrib.signals import with_default_signals
 
+if TYPE_CHECKING:
+    from toolcrib.servers.sign_in import Show, SignInOrder
+
 _AHEAD = 0.1
 """The share of a token's life before its end in which it is renewed while calls go on with it."""
 _MOST_AHEAD = 300.0
@@ -38,13 +42,19 @@ _MARGIN = 5.0
 _TRY_LOCK = 0.1
 _RETRY = 5.0
 """Seconds after a failed renewal in which none is tried again."""
+_USELESS = 60.0
+"""Seconds after a renewal in which no rejected token is renewed, if the server rejects the new token too."""
 _RENEWAL = "toolcrib.servers.renewal"
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
 _MAX_SCOPES = 64
+_PAST_TOKENS = 8
+_LONGEST_TOKEN = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]*")
-_SCOPES = re.compile(r'\bscope="([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"')
+_SCOPES = re.compile(
+    r'\bscope=(?:"([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"|([\x21\x23-\x2b\x2d-\x5b\x5d-\x7e]{1,4096}))'
+)
 
 
 class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,8 +89,27 @@ class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Why a new sign-in is needed; empty if it is not."""
 
     def __post_init__(self) -> None:
-        if not _TOKEN.fullmatch(self.access_token):
-            raise ValueError("the access token contains characters that no header may have")
+        if not _TOKEN.fullmatch(self.access_token) or len(self.access_token) > _LONGEST_TOKEN:
+            raise ValueError("the access token is longer than a header may be, or contains characters that none may")
+
+
+def scopes_in(scope: str) -> tuple[str, ...]:
+    """Those in an answer with tokens."""
+    return tuple(one for one in scope.split() if _TOKEN.fullmatch(one))[:_MAX_SCOPES]
+
+
+def token_end(expires_in: Any, issued_at: float) -> float | None:
+    """For `expires_at`. Servers write `expires_in` in several forms; None for one that cannot be true."""
+    try:
+        seconds = float(expires_in)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return issued_at + seconds if 0 < seconds < math.inf else None
+
+
+def has_ended(record: AccountRecord) -> bool:
+    """Whether the access token can't be used any more, or nobody knows."""
+    return record.expires_at is None or time.time() >= record.expires_at - _MARGIN
 
 
 def account_key(config: ServerConfig) -> str:
@@ -104,9 +133,37 @@ def store_account(vault: Vault, key: str, record: AccountRecord) -> None:
     vault.put(CredentialKind.ACCOUNT, key, msgspec.json.encode(record))
 
 
+async def signed_in(
+    config: ServerConfig, vault: Vault, mask: Masker, show: Show, *, scopes: tuple[str, ...] = ()
+) -> AccountRecord:
+    """The record of a new sign-in; see `sign_in.sign_in`."""
+    order, sign_in = await asyncio.to_thread(_load_sign_in)
+    return await sign_in(order(config=config, vault=vault, mask=mask, show=show, scopes=scopes))
+
+
+def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitable[AccountRecord]]]:
+    """In a thread, because it loads the SDK, which takes half a second."""
+    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
+
+    return SignInOrder, sign_in
+
+
+@contextlib.asynccontextmanager
+async def client_turn(vault: Vault, key: str) -> AsyncIterator[None]:
+    """For sign-ins with a client's own credentials: one at a time, in all processes."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, f"client {key}", wait=False))
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_TRY_LOCK)
+        yield
+
+
 class AccountUnusable(ServerUnavailable):
-    """No request can be sent with the account now. The text leaves out the server's name, and that the call did not
-    run."""
+    """No request can be sent with the account now. The text is shown as it is in all places, after a call with the
+    addition that it did not run."""
 
 
 def login_command(name: str) -> str:
@@ -114,10 +171,18 @@ def login_command(name: str) -> str:
 
 
 def sign_in_needed(config: ServerConfig, why: str = "") -> AccountUnusable:
+    server = f"Server '{config.name}'"
     if config.oauth is not None and config.oauth.grant is Grant.CLIENT_CREDENTIALS:
-        return AccountUnusable(f"It rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth.")
+        return AccountUnusable(
+            f"{server} rejects the client's id and secret{why and f' ({why})'}. Check the entry's auth."
+        )
     again = f" again ({why})" if why else ""
-    return AccountUnusable(f"It needs a sign-in{again}: run `{login_command(config.name)}`.")
+    return AccountUnusable(f"{server} needs a sign-in{again}: run `{login_command(config.name)}`.")
+
+
+def asks_for_sign_in(name: str, error: str) -> bool:
+    """Whether a server's error is one that a sign-in would end."""
+    return error.startswith(f"Server '{name}' needs ")
 
 
 class Account:
@@ -132,12 +197,18 @@ class Account:
         self._renewing: asyncio.Task[None] | None = None
         self._failed: tuple[float, AccountUnusable] | None = None
         """When the last renewal failed, by the monotonic clock, and why."""
+        self._useless_until = 0.0
+        """By the monotonic clock; 0 if the last renewal of a rejected token helped."""
+        self._tokens: list[str] = []
+        """That were in use, the newest last."""
         self._due = self._ends = float("inf")
         """When the token is to be renewed, and when it can't be used any more (seconds since the epoch)."""
         self.authorization = ""
         """The header's value with the current token; empty without one."""
         self.header = b""
         """The same as a header line."""
+        self.described: Mapping[str, str] | None = None
+        """For the audit entries of calls; None while nobody is signed in."""
 
     @property
     def is_signed_in(self) -> bool:
@@ -158,7 +229,7 @@ class Account:
         if now >= self._due and self._is_renewable:
             if now >= self._ends:
                 await self._renewed()
-            else:
+            elif self._recent_failure is None:
                 self._begin_renewal()
         return self.header
 
@@ -174,6 +245,7 @@ class Account:
             if not await self.rejected(header):
                 raise self.needed()
             response = await send(self.header)
+            self.repeated(response.status)
         if (refusal := await self.refusal(response.status, response.headers)) is not None:
             response.close()
             raise refusal
@@ -186,9 +258,15 @@ class Account:
         """
         if header == self.header:
             await self._load()
-        if header == self.header and self._is_renewable:
+        if header == self.header and self._is_renewable and time.monotonic() >= self._useless_until:
             await self._renewed()
+            self._useless_until = time.monotonic() + _USELESS
         return bool(self.header) and header != self.header
+
+    def repeated(self, status: int) -> None:
+        """Notes the answer to a request that was sent again."""
+        if status != _UNAUTHORIZED:
+            self._useless_until = 0.0
 
     async def refusal(self, status: int, headers: Mapping[str, str]) -> AccountUnusable | None:
         """The error of a request with this answer, if a sign-in would help. Scopes that were lacking are stored for
@@ -199,11 +277,12 @@ class Account:
         if "insufficient_scope" not in challenge:
             return None
         found = _SCOPES.search(challenge)
-        scopes = tuple(found[1].split()[:_MAX_SCOPES]) if found else ()
+        scopes = scopes_in(found[1] or found[2]) if found else ()
         if scopes:
             await asyncio.to_thread(self._ask_for, scopes)
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
-        return AccountUnusable(f"Its account lacks a permission{what}: run `{login_command(self._config.name)}`.")
+        name = self._config.name
+        return AccountUnusable(f"Server '{name}' needs another permission{what}: run `{login_command(name)}`.")
 
     def needed(self) -> AccountUnusable:
         """The error of a request that got a 401."""
@@ -229,16 +308,17 @@ class Account:
         try:
             self._take(await asyncio.to_thread(load_account, self._vault, self._key))
         except StoreError as error:
-            raise AccountUnusable(f"Its account could not be read. {error.text()}") from None
+            raise AccountUnusable(
+                f"The account of server '{self._config.name}' is unreadable. {error.text()}"
+            ) from None
 
     def _take(self, record: AccountRecord | None) -> None:
-        self._record = record
+        self._record, self.described = record, None
         self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
         if record is None or record.ended:
             return
-        owner = f"account of server {self._config.name}"
-        tokens = (record.access_token, record.refresh_token, record.client_secret)
-        self._mask.learn({secret: owner for secret in tokens if secret})
+        self._learn(record)
+        self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
         if record.expires_at is not None:
@@ -247,6 +327,15 @@ class Account:
                 # A refresh token whose use has an unknown result is used again only if nothing else is left.
                 ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
                 self._due = record.expires_at - max(_MARGIN, ahead)
+
+    def _learn(self, record: AccountRecord) -> None:
+        """Hides the secrets in all texts, and the last tokens, which may still be quoted."""
+        now = [token for token in (record.access_token, record.refresh_token) if token]
+        owner = f"account of server {self._config.name}"
+        self._mask.learn({secret: owner for secret in (*now, record.client_secret) if secret})
+        past = [token for token in self._tokens if token not in now]
+        self._mask.forget(past[:-_PAST_TOKENS])
+        self._tokens = past[-_PAST_TOKENS:] + now
 
     async def close(self) -> None:
         """Waits a moment for a renewal. Its process ends by itself."""
@@ -267,10 +356,14 @@ class Account:
         error = None if task.cancelled() else task.exception()
         self._failed = (time.monotonic(), error) if isinstance(error, AccountUnusable) else None
 
+    @property
+    def _recent_failure(self) -> AccountUnusable | None:
+        return self._failed[1] if self._failed and time.monotonic() < self._failed[0] + _RETRY else None
+
     async def _renewed(self) -> None:
         """Waits for a renewal. A caller that is cancelled doesn't end it for the others."""
-        if self._failed is not None and time.monotonic() < self._failed[0] + _RETRY:
-            raise self._failed[1]
+        if (failure := self._recent_failure) is not None:
+            raise failure
         await asyncio.shield(self._begin_renewal())
 
     async def _renew(self) -> None:
@@ -285,7 +378,8 @@ class Account:
             return
         if after is None or after.ended:
             raise sign_in_needed(self._config, after.ended if after else "")
-        raise AccountUnusable(f"Its sign-in could not be renewed: {why or 'the attempt was ended.'}")
+        why = why or "the attempt was ended."
+        raise AccountUnusable(f"The sign-in at server '{self._config.name}' could not be renewed: {why}")
 
     async def _by_process(self, before: AccountRecord | None) -> str:
         """Returns why it failed; empty if it did not, or if the reason is in the record."""
@@ -294,55 +388,51 @@ class Account:
             "key": self._key,
             "verify_tls": self._config.verify_tls,
             "refreshed_at": before.refreshed_at if before else 0.0,
+            "pending": before.pending if before else None,
         }
-        said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())
+        try:
+            said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())
+        except OSError as error:
+            return f"a process for it could not be started: {error.strerror}."
         return self._mask.line(said.decode(errors="replace").strip())
 
     async def _by_credentials(self, before: AccountRecord | None) -> str:
         """The same, with the client's own id and secret."""
-        from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - loads the SDK
 
         async def nobody(*_: object) -> None:
             raise SignInFailed("it asks for a person to sign in.")
 
         try:
-            async with self._turn():
+            async with client_turn(self._vault, self._key):
                 await self._load()
                 if self._record == before:
-                    await sign_in(SignInOrder(config=self._config, vault=self._vault, mask=self._mask, show=nobody))
+                    await signed_in(self._config, self._vault, self._mask, nobody)
         except (SignInFailed, UsageError, StoreError) as error:
             return error.text()
         return ""
 
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One at a time, in all processes."""
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(self._vault.lock(CredentialKind.ACCOUNT, f"client {self._key}", wait=False))
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_TRY_LOCK)
-            yield
-
 
 async def _run_apart(command: list[str], given: bytes) -> bytes:
     """The output of a program that goes on when this process ends: it forks once it has read what is given."""
-    output, write_end = os.pipe()
-    with open(output, "rb", buffering=0) as pipe:  # noqa: ASYNC230, PTH123 - a descriptor, which is not read here
-        try:
-            started = functools.partial(subprocess.run, input=given, stdout=write_end, stderr=subprocess.DEVNULL)
-            await asyncio.to_thread(started, with_default_signals(command), start_new_session=True, check=False)
-        finally:
-            os.close(write_end)
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            return await reader.read(_LONGEST_REASON)
-        finally:
-            transport.close()
+    # Event loops close a pipe's descriptor twice, and the second time it may be another thread's file.
+    ours, theirs = socket.socketpair()
+
+    def start() -> None:
+        # Closed here: a caller that is cancelled does not wait for this thread.
+        with theirs:
+            pipes: Any = {"input": given, "stdout": theirs, "stderr": subprocess.DEVNULL}
+            subprocess.run(with_default_signals(command), start_new_session=True, check=False, **pipes)
+
+    try:
+        await asyncio.to_thread(start)
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        raise
+    try:
+        return await reader.read(_LONGEST_REASON)
+    finally:
+        writer.close()
 
 
 class Accounts:

@@ -299,7 +299,10 @@ class _Connection(asyncio.Protocol):
         if len(response.headers) >= _MAX_HEADERS:
             self._refusal = TooLarge(f"It sent more than {_MAX_HEADERS} headers.")
             raise self._refusal
-        response.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
+        # A server may offer several ways to authenticate, each in a header of its own.
+        several = key == "www-authenticate" and key in response.headers
+        response.headers[key] = f"{response.headers[key]}, {text}" if several else text
 
     def on_headers_complete(self) -> None:
         if self._response is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from toolcrib.errors import ServerUnavailable
+from toolcrib.servers.account import asks_for_sign_in
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.tool_listing import definition_of
 
@@ -23,6 +24,8 @@ def unavailable(
     name: str, state: ServerState, *, error: str, installing: float | None, next_attempt: float
 ) -> ServerUnavailable:
     """`installing` is for how many seconds it has been installed; `next_attempt` is in how many it is tried again."""
+    if asks_for_sign_in(name, error):
+        return ServerUnavailable(f"{error} The call did not run.", data={"server": name})
     text = _STATES.get(state, "is unavailable")
     if installing is not None:
         text = f"is still installing ({installing:.0f} s)"

@@ -42,9 +42,9 @@ from toolcrib.config.masking import Masker, printable
 from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
-from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.account import AccountRecord, account_key, load_account, scopes_in, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
-from toolcrib.servers.client_auth import signed_assertion
+from toolcrib.servers.client_assertion import signed_assertion
 from toolcrib.servers.oauth_documents import LONGEST_REASON, OAuthDocuments, cut, error_in
 from toolcrib.servers.post_client import Resolve
 from toolcrib.servers.redirect_listener import PATH, RedirectListener, redirect_listener
@@ -266,6 +266,8 @@ class _Flow:
             raise SignInFailed(f"{cut(str(error).partition(':')[0])}.") from None
         except OAuthFlowError as error:
             raise SignInFailed(f"{cut(str(error))}.") from None
+        except OverflowError:
+            raise SignInFailed("the token's lifetime is not a possible number of seconds.") from None
         finally:
             await flow.aclose()
         return self._record()
@@ -471,10 +473,10 @@ class _Flow:
             client_secret=client.client_secret or "",
             client_auth=client.token_endpoint_auth_method or "none",
             redirect_port=self._listener.port if registered and self._listener else None,
-            scopes=tuple((tokens.scope or "").split()),
+            scopes=scopes_in(tokens.scope or ""),
             access_token=tokens.access_token,
             refresh_token=tokens.refresh_token or "",
-            expires_at=None if tokens.expires_in is None else self._sent_at + tokens.expires_in,
+            expires_at=token_end(tokens.expires_in, self._sent_at),
             refreshed_at=self._sent_at,
             signed_in_at=self._sent_at,
         )

@@ -103,8 +103,7 @@ class _Stream:
             with await self._request(b"POST", endpoint, head, message) as response:
                 await response.read()
         except AccountUnusable as error:
-            reason = f"Server '{self._config.name}': {error.message} The call did not run."
-            raise ServerUnavailable(reason) from None
+            raise ServerUnavailable(f"{error.message} The call did not run.") from None
         except OSError as error:
             reason = explain_network(error, endpoint)
             unsent = isinstance(error, ConnectFailed | ssl.SSLError)

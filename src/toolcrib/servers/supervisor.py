@@ -96,7 +96,7 @@ class Supervisor:
         """Gets changes of resources, and log messages that no request waits for."""
         self._on_tools = on_tools
         self._bus = bus
-        self._reaper, self._account = reaper, account
+        self._reaper, self.account = reaper, account
         self.mask = mask or Masker()
         self.mask.learn(secrets_of_server(config))
         self._stderr = StderrLog(log_file, self.mask.line)
@@ -280,7 +280,7 @@ class Supervisor:
             on_lists_changed=self._tools_changed.set,
             known_era=era,
             resources=self.watch,
-            account=self._account,
+            account=self.account,
         )
         async with self._installation.turn(), contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(limit):

@@ -24,6 +24,7 @@ class AgentRow:
     """SHA-256 of the token."""
     created_at: float
     expires_at: float | None = None
+    errors: str = "result"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,7 @@ agents = sa.Table(
     sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double),
+    sa.Column("errors", Text, nullable=False),
 )
 
 agent_rules = sa.Table(

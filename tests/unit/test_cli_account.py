@@ -1,0 +1,83 @@
+"""`login` and `accounts` on the command line, with a stand-in for what they start."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from toolcrib.cli import account_commands
+from toolcrib.cli.app import run
+
+pytestmark = pytest.mark.req("BNS-6")
+
+ACCOUNT = {
+    "server": "linear",
+    "url": "https://mcp.example/mcp",
+    "issuer": "https://login.example",
+    "scopes": ["read", "write"],
+    "signed_in_at": 1_790_000_000.0,
+    "expires_at": None,
+    "renewed": False,
+    "state": "ok",
+    "reason": "",
+    "in_use": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("address", "is_opened"),
+    [
+        ("https://login.example/authorize?a=b&state=$(id)`id`", True),
+        ("http://127.0.0.1:8000/authorize?a=b", True),
+        ("http://login.example/authorize", False),
+        ("file:///etc/passwd", False),
+        ("javascript:alert(1)", False),
+        ("--help", False),
+    ],
+)
+def test_only_web_addresses_are_opened_and_none_reaches_a_shell(address, is_opened, monkeypatch, capsys):
+    opened = []
+    found = {"state": "ready", "tools": 1, "account": ACCOUNT}
+
+    def perform(_name, _params, *, on_event, **_):
+        on_event({"open": address, "redirect": "http://127.0.0.1:1/callback"})
+        return found
+
+    monkeypatch.setenv("BROWSER", "firefox")
+    monkeypatch.setattr(account_commands, "perform", perform)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: opened.append((command[-1], how.get("shell"))))
+    assert run(["login", "linear"]) == 0
+    said = capsys.readouterr()
+    assert opened == ([(address, None)] if is_opened else [])
+    assert said.err.splitlines()[-1] == address
+    assert said.out == "Signed in at linear with read write.\nIt is ready: 1 tool.\n"
+
+
+def test_accounts_shows_what_a_person_has_to_do(monkeypatch, capsys):
+    rows = [
+        {**ACCOUNT, "expires_at": time.time() + 86_399, "renewed": True},
+        {**ACCOUNT, "server": "old", "in_use": False, "state": "needs a sign-in", "reason": "invalid_grant"},
+        {**ACCOUNT, "server": "over", "expires_at": 1.0},
+    ]
+    found = {"accounts": rows, "problems": ["/a: it is damaged."]}
+    monkeypatch.setattr(account_commands, "perform", lambda _: found)
+    assert run(["accounts"]) == 0
+    said = capsys.readouterr()
+    heading, *lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert heading == "server state scopes expires signed in issuer"
+    assert [line.partition(" 2026-")[0] for line in lines] == [
+        "linear ok read write in 23h 59m, renewed by itself",
+        "old needs a sign-in (invalid_grant) read write unknown",
+        "over ok read write expired",
+    ]
+    assert said.err.splitlines() == [
+        "No server here uses the account of old at https://mcp.example/mcp.",
+        "Problem: /a: it is damaged.",
+    ]
+
+
+def test_commands_load_neither_the_sdk_nor_openssl():
+    code = "import sys, toolcrib.commands.all; print({'mcp', 'cryptography', 'jwt', 'uvicorn'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
