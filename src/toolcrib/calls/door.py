@@ -44,7 +44,7 @@ from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
 from toolcrib.run_events import failure_in
-from toolcrib.servers.model import OnLog, OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class CallTarget(Protocol):
 class ToolSource(Protocol):
     """Resolves names: one project's catalog and its servers."""
 
-    def find_offer(self, method: str, name: str) -> Tool:
-        """The resource or prompt that a request other than tools/call names. Raises `UnknownOffer`."""
+    def find_offer(self, method: str, name: str, agent: str) -> Tool:
+        """The resource or prompt that an agent's request other than tools/call names. Raises `UnknownOffer`."""
         ...
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
@@ -104,8 +104,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the caller can answer a tool's questions (`input_required`)."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
-    log_level: str | None = None
-    on_log: OnLog | None = None
+    logs: LogWish | None = None
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -144,7 +143,7 @@ class Door:
             if request.method == "tools/call":
                 tool = context.project.find(request.tool, permission.shows, request.style)
             else:
-                tool = context.project.find_offer(request.method, request.tool)
+                tool = context.project.find_offer(request.method, request.tool, context.principal.name)
         except (NotFound, ServerFailure) as error:
             outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
             self._note_not_found(call_id, context, request, outcome)
@@ -284,8 +283,8 @@ class Door:
             params=params,
             meta=request.meta,
             headers=headers,
-            log_level=request.log_level,
-            on_log=request.on_log,
+            logs=request.logs,
+            agent=record.agent,
         )
         record.intend()
         if audit is not None:

@@ -189,12 +189,13 @@ class OfferCatalog:
             f"There is no resource template {uri[:_SHOWN]!r}.", remedy="List the resource templates to see them."
         )
 
-    def resource(self, uri: str, links: Mapping[str, str]) -> Tool:
-        """The resource of this address. `links` has the servers of addresses in results. Raises `UnknownOffer`."""
+    def resource(self, uri: str, linked_by: str) -> Tool:
+        """The resource of this address. `linked_by` is the server whose result had it, if any. Raises
+        `UnknownOffer`."""
         if len(uri) <= _LONGEST_ADDRESS:
             if (listed := self._by_uri.get(uri)) is not None:
                 return listed.tool
-            server, own = self._place(uri, links)
+            server, own = self._place(uri, linked_by)
             if server:
                 return _resource(server, own, {"uri": Raw(msgspec.json.encode(own))})
         raise UnknownOffer(
@@ -207,19 +208,20 @@ class OfferCatalog:
             return uri
         return with_server(uri, next(prefix for prefix, name in self._prefixes.items() if name == server))
 
-    def _place(self, uri: str, links: Mapping[str, str]) -> tuple[str, str]:
+    def _place(self, uri: str, linked_by: str) -> tuple[str, str]:
         """The server of an address that is in no list, and its own form of it; empty if there is none."""
         if (split := without_server(uri)) is not None and (server := self._prefixes.get(split[0])) is not None:
             return server, split[1]
-        if uri in links and links[uri] in self.offers:
-            return links[uri], uri
         for holders in (
             [server for server, addresses in self._apps.items() if uri in addresses],
             self._by_template(uri),
+            [linked_by] if linked_by in self.offers else [],
             [server for server, offers in self.offers.items() if "resources" in offers.capabilities],
         ):
             if len(holders) == 1:
                 return holders[0], uri
+            if linked_by in holders:
+                return linked_by, uri
             if holders:
                 named = [with_server(uri, prefix) for prefix, server in self._prefixes.items() if server in holders]
                 raise UnknownOffer(

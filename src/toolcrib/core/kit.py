@@ -167,7 +167,7 @@ class Kit(AsyncResource, ToolProvider):
             self._catalog = self._built(None)
         return self._catalog
 
-    def find_offer(self, method: str, name: str) -> Tool:
+    def find_offer(self, method: str, name: str, agent: str) -> Tool:
         """Raises `UnknownOffer`: a kit has only tools."""
         raise UnknownOffer("A Kit has only tools.")
 

@@ -188,8 +188,8 @@ class Project:
         """All current tools. A new snapshot replaces it after a change."""
         self.offers = OfferCatalog()
         """All current resources and prompts, likewise."""
-        self.links: OrderedDict[str, str] = OrderedDict()
-        """The servers of the addresses that results of tools had lately."""
+        self.links: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """The servers of the addresses that results of tools had lately, by agent."""
         self.users = 0
         """Connections and requests that use this project now."""
         self.used_by_program = False
@@ -347,23 +347,23 @@ class Project:
             if problem.server == meant:
                 unknown.remedy = str(problem)
 
-    def find_offer(self, method: str, name: str) -> Tool:
+    def find_offer(self, method: str, name: str, agent: str) -> Tool:
         """What a request names: a prompt, a template to complete, or a resource. Raises `UnknownOffer`."""
         if method == PROMPT_METHOD or (method == COMPLETE_METHOD and not name.startswith(TEMPLATE_REFERENCE)):
             return self.offers.prompt(name)
         if method == COMPLETE_METHOD:
             return self.offers.template(name.removeprefix(TEMPLATE_REFERENCE))
-        return self.offers.resource(name, self.links)
+        return self.offers.resource(name, self.links.get((agent, name), ""))
 
-    def remember_links(self, server: str, result: bytes) -> None:
-        """The resources that a result links to can be read, although no list has them."""
+    def remember_links(self, agent: str, server: str, result: bytes) -> None:
+        """The resources that a result links to can be read by the agent that got it, although no list has them."""
         if b'"resource_link"' not in result or len(result) > _LARGEST_WITH_LINKS:
             return
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             for link in msgspec.json.decode(result, type=_Linked).content[:_MAX_LINKS]:
                 if link.type == "resource_link" and link.uri:
-                    self.links[link.uri] = server
-                    self.links.move_to_end(link.uri)
+                    self.links[agent, link.uri] = server
+                    self.links.move_to_end((agent, link.uri))
         while len(self.links) > _MAX_LINKS:
             self.links.popitem(last=False)
 
@@ -374,13 +374,20 @@ class Project:
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
-        if found.config.share is ShareMode.AGENT and request.principal.name != OWNER.name:
-            own = self.agent_servers.of(found, request.principal.name)
+        own = self.instance(server, request.principal.name)
+        if own is not None and own is not found:
             if own.status.state is ServerState.READY:
                 return _OwnTarget(own, found.tools)
             # It connects for the call, and then compares the tool with the one that the agent was shown.
             own.tools = found.tools
             return own
+        return found
+
+    def instance(self, server: str, agent: str) -> Server | None:
+        """The instance that the agent uses; None for a built-in server."""
+        found = self.servers.get(server)
+        if found is not None and found.config.share is ShareMode.AGENT and agent != OWNER.name:
+            return self.agent_servers.of(found, agent)
         return found
 
     def take_tools(self, server: Server) -> bool:
@@ -390,7 +397,7 @@ class Project:
             if server.status.state is not ServerState.READY:
                 # It ends, or has yet to list its tools: those that it knows may be outdated.
                 return False
-            listed.tools = server.tools
+            listed.tools, listed.offers = server.tools, server.offers
             return True
         return listed is server
 
@@ -435,12 +442,12 @@ class Project:
 
         return leave
 
-    def heard(self, server: Server, method: str, params: Mapping[str, Any]) -> None:
-        """A server that may be one of this project's has sent a notification."""
+    def heard(self, server: Server, method: str, params: Mapping[str, Any], agent: str | None) -> None:
+        """A server that may be one of this project's has sent a notification, for this agent or for all."""
         own = next((agent for agent, one in self.agent_servers.by_agent(server.name).items() if one is server), None)
         if own is None and self.servers.get(server.name) is not server:
             return
-        self.report(server.name, method, params, agent=own)
+        self.report(server.name, method, params, agent=own or agent)
 
     def report(self, server: str, method: str, params: Mapping[str, Any], agent: str | None = None) -> None:
         for listener, of in tuple(self._listeners.items()):
