@@ -25,7 +25,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names, folded_name, name_tools
 from toolcrib.catalog.tool import OfferKind, Tool
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
 from toolcrib.errors import UnknownOffer
 from toolcrib.servers.model import Offers
 
@@ -217,13 +217,13 @@ class OfferCatalog:
             f"There is no resource template {uri[:_SHOWN]!r}.", remedy="List the resource templates to see them."
         )
 
-    def resource(self, uri: str, links: Mapping[str, str], shown: Callable[[Tool], bool] | None = None) -> Tool:
-        """The resource of this address. `links` has the servers of addresses in results. Of several servers that may
-        have it, only those whose resource is `shown` count. Raises `UnknownOffer`."""
+    def resource(self, uri: str, linked_by: str = "", shown: Callable[[Tool], bool] | None = None) -> Tool:
+        """The resource of this address. Of several servers that may have it, `linked_by` is preferred, the server whose
+        result had it; otherwise only those whose resource is `shown` count. Raises `UnknownOffer`."""
         if len(uri) <= _LONGEST_ADDRESS:
             if (listed := self._by_uri.get(uri)) is not None:
                 return listed.tool
-            server, own = self._place(uri, links, shown)
+            server, own = self._place(uri, linked_by, shown)
             if server:
                 return self._of_server(server, own)
         raise UnknownOffer(
@@ -256,22 +256,35 @@ class OfferCatalog:
             return uri
         return with_server(uri, next(prefix for prefix, name in self._prefixes.items() if name == server))
 
-    def _place(self, uri: str, links: Mapping[str, str], shown: Callable[[Tool], bool] | None) -> tuple[str, str]:
+    def _place(self, uri: str, linked_by: str, shown: Callable[[Tool], bool] | None) -> tuple[str, str]:
         """The server of an address that is in no list, and its own form of it; empty if there is none."""
         if (split := without_server(uri)) is not None and (server := self._prefixes.get(split[0])) is not None:
             return server, split[1]
-        if uri in links and links[uri] in self.offers:
-            return links[uri], uri
         for holders in (
             [server for server, addresses in self._apps.items() if uri in addresses],
             self._by_template(uri),
-            [server for server, offers in self.offers.items() if "resources" in offers.capabilities],
+            [linked_by] if linked_by in self.offers else [],
+            self._with_more_resources(),
         ):
             if len(holders) == 1:
                 return holders[0], uri
+            if linked_by in holders:
+                return linked_by, uri
             if holders:
                 return self._only(holders, uri, shown)
         return "", ""
+
+    def _with_more_resources(self) -> list[str]:
+        """The servers that may have resources which no list has; Toolcrib's own list all of theirs."""
+        return [
+            server
+            for server, offers in self.offers.items()
+            if "resources" in offers.capabilities and server not in RESERVED_SERVER_NAMES
+        ]
+
+    def lists(self, name: str) -> bool:
+        """Whether it is the address of a listed resource or the name of a listed prompt."""
+        return name in self._by_uri or name in self._by_name or folded_name(name) in self._by_name
 
     def _only(self, holders: list[str], uri: str, shown: Callable[[Tool], bool] | None) -> tuple[str, str]:
         """The one of these servers that the caller may use. A caller does not learn which others there are."""

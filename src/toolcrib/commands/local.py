@@ -91,7 +91,7 @@ async def _started(context: CommandContext, command: str, name: str) -> None:
     """Starts the server if it is idle, and waits for it as above: a call alone would wait for a shorter time."""
     project = context.crib.projects.home
     with contextlib.suppress(NotFound, ServerUnavailable):
-        found = project.find(name) if command == _CALL else project.find_offer(_METHODS[command], name)
+        found = project.find(name) if command == _CALL else project.find_offer(_METHODS[command], name, OWNER.name)
         server = project.servers.get(found.server)
         if server is not None:
             server.start_if_idle()

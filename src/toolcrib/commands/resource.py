@@ -27,7 +27,6 @@ from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.offer_source import PROMPT_METHOD, READ_METHOD
 from toolcrib.core.resources import Prompt, Resource
 from toolcrib.core.results import decoded_result
-from toolcrib.errors import UnknownOffer
 
 
 class ListOffers(Parameters):
@@ -114,9 +113,7 @@ async def _requested(
 ) -> dict[str, Any]:
     project = context.project
     project.seen(context.principal.name)
-    try:
-        project.find_offer(method, name)
-    except UnknownOffer:
+    if not project.offers.lists(name):
         # Its server may still be connecting.
         await project.settled()
     request = CallRequest(tool=name, method=method, params=params, timeout=timeout)

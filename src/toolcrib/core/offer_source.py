@@ -41,8 +41,8 @@ class OfferSource:
     def __init__(self) -> None:
         self.offers = OfferCatalog()
         """All current resources and prompts. A new snapshot replaces it after a change."""
-        self.links: OrderedDict[str, str] = OrderedDict()
-        """The servers of the addresses that results of tools had lately."""
+        self.links: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """The servers of the addresses that results of tools had lately, by agent."""
 
     def update_offers(self, listed: Mapping[str, Offers], catalog: Catalog, *, style: NameStyle, limit: int) -> None:
         """`listed` has the offers of each server; `limit` is for the names of prompts."""
@@ -58,13 +58,13 @@ class OfferSource:
             previous=self.offers,
         )
 
-    def find_offer(self, method: str, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+    def find_offer(self, method: str, name: str, agent: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
         """What a request names: a prompt, a template to complete, or a resource. Raises `UnknownOffer`."""
         if method == PROMPT_METHOD or (method == COMPLETE_METHOD and not name.startswith(TEMPLATE_REFERENCE)):
             return self.offers.prompt(name)
         if method == COMPLETE_METHOD:
             return self.offers.template(name.removeprefix(TEMPLATE_REFERENCE))
-        return self.offers.resource(name, self.links, shown)
+        return self.offers.resource(name, self.links.get((agent, name), ""), shown)
 
     def public_answer(self, request: CallRequest, made: CallAnswer) -> ServerAnswer:
         """The server's answer; in that to a read, addresses are public."""
@@ -73,14 +73,14 @@ class OfferSource:
             return answer
         return ServerAnswer(result=with_addresses(answer.result, self.offers, tool))
 
-    def remember_links(self, server: str, result: bytes) -> None:
-        """The resources that a tool's result links to can be read, although no list has them."""
+    def remember_links(self, agent: str, server: str, result: bytes) -> None:
+        """The resources that a result links to can be read by the agent that got it, although no list has them."""
         if len(result) > _LARGEST_WITH_LINKS:
             return
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             for link in msgspec.json.decode(result, type=_Linked).content[:_MAX_LINKS]:
                 if link.type == "resource_link" and link.uri:
-                    self.links[link.uri] = server
-                    self.links.move_to_end(link.uri)
+                    self.links[agent, link.uri] = server
+                    self.links.move_to_end((agent, link.uri))
         while len(self.links) > _MAX_LINKS:
             self.links.popitem(last=False)

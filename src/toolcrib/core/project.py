@@ -333,13 +333,20 @@ class Project(OfferSource):
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
-        if found.config.share is ShareMode.AGENT and request.principal.name != OWNER.name:
-            own = self.agent_servers.of(found, request.principal.name)
+        own = self.instance(server, request.principal.name)
+        if own is not None and own is not found:
             if own.status.state is ServerState.READY:
                 return _OwnTarget(own, found.tools)
             # It connects for the call, and then compares the tool with the one that the agent was shown.
             own.tools = found.tools
             return own
+        return found
+
+    def instance(self, server: str, agent: str) -> Server | None:
+        """The instance that the agent uses; None for a built-in server."""
+        found = self.servers.get(server)
+        if found is not None and found.config.share is ShareMode.AGENT and agent != OWNER.name:
+            return self.agent_servers.of(found, agent)
         return found
 
     def take_tools(self, server: Server) -> bool:
@@ -349,7 +356,7 @@ class Project(OfferSource):
             if server.status.state is not ServerState.READY:
                 # It ends, or has yet to list its tools: those that it knows may be outdated.
                 return False
-            listed.tools = server.tools
+            listed.tools, listed.offers = server.tools, server.offers
             return True
         return listed is server
 
@@ -384,12 +391,12 @@ class Project(OfferSource):
 
         return leave
 
-    def heard(self, server: Server, method: str, params: Mapping[str, Any]) -> None:
-        """A server that may be one of this project's has sent a notification."""
+    def heard(self, server: Server, method: str, params: Mapping[str, Any], agent: str | None) -> None:
+        """A server that may be one of this project's has sent a notification, for this agent or for all."""
         own = next((agent for agent, one in self.agent_servers.by_agent(server.name).items() if one is server), None)
         if own is None and self.servers.get(server.name) is not server:
             return
-        self.report(server.name, method, params, agent=own)
+        self.report(server.name, method, params, agent=own or agent)
 
     def report(self, server: str, method: str, params: Mapping[str, Any], agent: str | None = None) -> None:
         for listener, of in tuple(self._listeners.items()):

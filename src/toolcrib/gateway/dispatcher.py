@@ -44,15 +44,14 @@ from toolcrib.gateway.offer_requests import (
     Notify,
     forward,
     instructions,
-    log_to,
+    log_wish,
     progress_to,
-    wanted_level,
     watch,
 )
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.listing import OfferList
-from toolcrib.servers.model import MODERN_VERSION, Era, ServerAnswer
+from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -203,9 +202,9 @@ class Dispatcher:
         self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
     ) -> ServerAnswer:
         if message.method == "tools/call":
-            return await self._call(message, era, context, notify, wanted_level(message, watching))
+            return await self._call(message, era, context, notify, log_wish(message, watching, era, notify))
         if message.method in FORWARDED:
-            return await forward(self._door, message, era, context, notify, wanted_level(message, watching))
+            return await forward(self._door, message, era, context, notify, log_wish(message, watching, era, notify))
         if watching is not None and message.method in WATCHED:
             return await watch(self._door, message, watching)
         return ServerAnswer(result=await self._result(message, era, context))
@@ -263,7 +262,7 @@ class Dispatcher:
         return tools
 
     async def _call(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, level: str | None
+        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, logs: LogWish | None
     ) -> ServerAnswer:
         params = dict(message.params)
         try:
@@ -283,8 +282,7 @@ class Dispatcher:
             meta=protocol.forwarded_meta(message.meta, asks=asks),
             takes_input=asks,
             on_progress=progress_to(message, notify),
-            log_level=level,
-            on_log=log_to(level, notify),
+            logs=logs,
         )
         try:
             if name not in project.catalog:

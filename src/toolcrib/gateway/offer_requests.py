@@ -20,7 +20,7 @@ from toolcrib.gateway.messages import ClientMessage, Rejected, notification
 from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.servers.link import LOG_MESSAGE
-from toolcrib.servers.model import NAMED_BY, Era, OnLog, OnProgress, ServerAnswer
+from toolcrib.servers.model import NAMED_BY, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
 
 FORWARDED = frozenset({READ_METHOD, PROMPT_METHOD, COMPLETE_METHOD})
@@ -36,7 +36,7 @@ async def forward(
     era: Era,
     context: RequestContext[Project],
     notify: Notify,
-    level: str | None,
+    logs: LogWish | None,
 ) -> ServerAnswer:
     """Reads a resource, gets a prompt, or completes an argument of either."""
     method, project = message.method, context.project
@@ -53,8 +53,7 @@ async def forward(
         meta=protocol.forwarded_meta(message.meta, asks=asks),
         takes_input=asks,
         on_progress=progress_to(message, notify),
-        log_level=level,
-        on_log=log_to(level, notify),
+        logs=logs,
     )
     answer = project.public_answer(request, await door.call(context, request))
     if answer.result is None:
@@ -88,22 +87,19 @@ def progress_to(message: ClientMessage, notify: Notify) -> OnProgress | None:
     return lambda report: notify(notification("notifications/progress", {"progressToken": token, **report}))
 
 
-def wanted_level(message: ClientMessage, watching: Watching | None) -> str | None:
+def log_wish(message: ClientMessage, watching: Watching | None, era: Era, notify: Notify) -> LogWish | None:
     """Modern clients ask for log messages with each request, legacy ones for their connection."""
-    level = message.meta.get(LOG_LEVEL_KEY) if watching is None else watching.level
-    return level if level in LOG_LEVELS else None
-
-
-def log_to(level: str | None, notify: Notify) -> OnLog | None:
-    if level is None:
+    of_connection = watching.level if watching is not None else None
+    level = message.meta.get(LOG_LEVEL_KEY) if era is Era.MODERN else of_connection
+    if level not in LOG_LEVELS:
         return None
     least = LOG_LEVELS.index(level)
 
-    def passed_on(params: Mapping[str, Any]) -> None:
+    def receive(params: Mapping[str, Any]) -> None:
         if params.get("level") in LOG_LEVELS and LOG_LEVELS.index(params["level"]) >= least:
             notify(notification(LOG_MESSAGE, params))
 
-    return passed_on
+    return LogWish(level=level, receive=receive, untagged=era is Era.MODERN)
 
 
 def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
@@ -126,7 +122,7 @@ def _completed(project: Project, params: dict[str, msgspec.Raw]) -> tuple[str, d
     except (KeyError, msgspec.ValidationError) as error:
         raise Rejected(ErrorCase.ARGUMENT, why="params.ref must name a prompt or a resource template") from error
     name = ref.name if ref.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{ref.uri}"
-    own = project.find_offer(COMPLETE_METHOD, name).name
+    own = project.find_offer(COMPLETE_METHOD, name, "").name
     named = {"type": ref.type, **({"name": own} if ref.type == "ref/prompt" else {"uri": own})}
     return name, {**params, "ref": msgspec.Raw(msgspec.json.encode(named))}
 

@@ -24,6 +24,7 @@ from toolcrib.gateway.protocol import list_changed, tagged
 from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.link import LOG_MESSAGE, RESOURCE_UPDATED
 from toolcrib.servers.resource_watch import LOG_LEVELS
+from toolcrib.servers.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,10 @@ class Watching:
         self._kinds = kinds
         self._tag = tag
         self.level: str | None = None
-        self._resources: dict[str, Tool] = {}
-        """By public address."""
+        self._resources: dict[str, tuple[Tool, Server | None]] = {}
+        """By public address; with the instance that reports its changes."""
+        self._leveled: dict[str, Server] = {}
+        """The instances that were told the level, by name."""
         self._background: set[asyncio.Task[Any]] = set()
         self._leave = [
             context.project.subscribe(self._changed),
@@ -69,7 +72,7 @@ class Watching:
         request = CallRequest(tool=uri, method="resources/subscribe")
         made = await door.call(self._context, request)
         if made.answer.error is None:
-            self._resources[uri] = made.tool
+            self._resources[uri] = made.tool, self._context.project.instance(made.tool.server, self.agent)
         return made.answer.error
 
     async def watch_all(self, door: Door, uris: Sequence[str]) -> list[str]:
@@ -88,8 +91,7 @@ class Watching:
         return self._context.principal.name
 
     def drop(self, uri: str) -> None:
-        tool = self._resources.pop(uri, None)
-        server = None if tool is None else self._context.project.servers.get(tool.server)
+        tool, server = self._resources.pop(uri, (None, None))
         if tool is not None and server is not None:
             self._spawn(server.watch.remove(tool.name))
 
@@ -104,15 +106,33 @@ class Watching:
 
     def set_level(self, level: str | None) -> None:
         """The least important log messages that the client wants; None for none."""
-        before, self.level = self.level, level
-        if before != level:
-            for server in self._context.project.servers.values():
-                self._spawn(server.watch.change_level(before, level))
+        for server in self._leveled.values():
+            self._spawn(server.watch.change_level(self.level, None))
+        self.level, self._leveled = level, {}
+        self._tell_level()
+
+    def _tell_level(self) -> None:
+        """Tells the level to servers that do not know it yet."""
+        if self.level is None:
+            return
+        for name, server in self._context.project.servers.items():
+            if self._leveled.get(name) is not server:
+                self._leveled[name] = server
+                self._spawn(server.watch.change_level(None, self.level))
+
+    def _follow(self) -> None:
+        """A changed configuration has replaced servers: subscribes to the new ones."""
+        self._tell_level()
+        for uri, (tool, server) in tuple(self._resources.items()):
+            now = self._context.project.instance(tool.server, self.agent)
+            if now is not server and now is not None:
+                self._resources[uri] = tool, now
+                self._spawn(now.watch.add(tool.name))
 
     def permission_changed(self) -> None:
         """Lists may differ now, and resources may not be permitted any more."""
         permission = self._context.principal.permission()
-        for uri, tool in tuple(self._resources.items()):
+        for uri, (tool, _) in tuple(self._resources.items()):
             if not permission.shows(tool):
                 self.drop(uri)
         offers = self._context.project.offers
@@ -120,6 +140,7 @@ class Watching:
         self._changed(frozenset({OfferKind.TOOL, *listed}))
 
     def _changed(self, changes: Changes) -> None:
+        self._follow()
         for kind in (one for one in OfferKind if one in changes & self._kinds):
             self._send(list_changed(kind, self._tag))
 
@@ -137,7 +158,7 @@ class Watching:
             # A job reports to its submitter without being asked. Modern clients get only what they name.
             self._send(tagged(RESOURCE_UPDATED, params, None))
             return
-        for public, tool in self._resources.items():
+        for public, (tool, _) in self._resources.items():
             # A server may announce a part of a resource.
             if tool.server == server and (uri == tool.name or uri.startswith(f"{tool.name}/")):
                 shown = public + uri.removeprefix(tool.name)

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolcrib.errors import ServerFailure
 from toolcrib.servers.link import ServerLink
-from toolcrib.servers.model import Era, ServerAnswer
+from toolcrib.servers.model import Era, LogWish, ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,10 @@ _LIMIT = 10.0
 
 class ResourceWatch:
     def __init__(self) -> None:
+        self.callers: dict[str, int] = {}
+        """How many calls of each agent run or wait."""
+        self.wishes: list[LogWish] = []
+        """What they want of log messages."""
         self._wanted: Counter[str] = Counter()
         self._levels: Counter[str] = Counter()
         self._changed: asyncio.Future[None] | None = None

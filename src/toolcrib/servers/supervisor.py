@@ -28,7 +28,7 @@ from toolcrib.servers.account import Account
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
-from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, running_beside
+from toolcrib.servers.link import LOG_MESSAGE, EndedEarly, LinkContext, Peer, ServerLink, running_beside
 from toolcrib.servers.model import (
     Era,
     Offers,
@@ -55,6 +55,8 @@ _STOP = (3.0, 0.5, 0.5)
 _NO_OFFERS = Offers()
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED, ServerState.IDLE})
 
+OnNotice = Callable[[str, Mapping[str, Any], str | None], None]
+"""Gets the method and params of a notification, and the only agent that it is for; None for all."""
 OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContextManager[ServerLink]]
 
 
@@ -92,8 +94,8 @@ class Supervisor:
         self.offers = known_offers
         """Last known, of everything else."""
         self.watch = ResourceWatch()
-        self.on_notice: Callable[[str, Mapping[str, Any]], None] = lambda method, params: None
-        """Gets changes of resources, and log messages that no request waits for."""
+        self.on_notice: OnNotice = lambda method, params, agent: None
+        """Gets changes of resources, and log messages that name no request."""
         self._on_tools = on_tools
         self._bus = bus
         self._reaper, self.account = reaper, account
@@ -324,10 +326,21 @@ class Supervisor:
         self._settled.set()
 
     async def _until_lost(self, link: ServerLink) -> str | None:
-        link.on_notice = self.on_notice
+        link.on_notice = self._noticed
         async with running_beside(self._list_on_change(link), health.watch(link), self.watch.connected(link)):
             await asyncio.wait({link.lost})
         return None if link.session_expired else link.lost.result()
+
+    def _noticed(self, method: str, params: Mapping[str, Any]) -> None:
+        """A log message over a pipe names no request. While one agent's calls are in flight, it is about these; while
+        several agents' are, nobody gets it."""
+        if method != LOG_MESSAGE:
+            self.on_notice(method, params, None)
+        elif len(self.watch.callers) < 2:
+            for wish in self.watch.wishes:
+                if wish.untagged:
+                    wish.receive(params)
+            self.on_notice(method, params, next(iter(self.watch.callers), None))
 
     async def _list_on_change(self, link: ServerLink) -> None:
         """Lists the tools after a change, one list at a time, however many notifications arrive."""
