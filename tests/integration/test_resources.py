@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parts.agent_clients import Owner
+from parts.agent_clients import ERAS, AgentClient, Owner
 from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli
 from parts.server_process import StartServer, stdio_command, stdio_entry
 from parts.servers.shelf_server import BINARY, HIDDEN, TEXTS
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.req("BNS-11", "ENG-9")
 
 EVERYTHING = Path(__file__).parents[1] / "conformance" / "everything_server.py"
 LIMIT = 60.0
+INFO = {"name": "test", "version": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,47 @@ def test_allow_deny_why_and_audit_know_resources_and_prompts(run: Cli, owner: Ow
     rows = run("audit", "--tool", "resource:twin:*", "--json").ok().json["entries"]
     assert {row["tool"] for row in rows if row["agent"] == "owner"} >= {"resource:twin:shelf://1"}
     assert all(row["server"] == "twin" for row in rows)
+
+
+# Clients.
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_client_that_is_early_waits_for_the_server_of_a_resource(
+    daemon: StartDaemon, tmp_path: Path, era: str
+) -> None:
+    gate = tmp_path / "gate"
+    running = daemon({"servers": {"shelf": stdio_entry("shelf_server", "--gate", str(gate))}})
+    token = Owner(running).add("early", "shelf:*")
+    for method, params in (("resources/read", {"uri": "shelf://1"}), ("prompts/get", {"name": "shelf_write"})):
+        with AgentClient(running, "early", token, era) as client:
+            client.connection.send(client.bytes_of(method, params))
+            if method == "resources/read":
+                assert running.status()["servers"][0]["state"] == "connecting"
+                gate.touch()
+            assert client.answer().result
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_an_agent_gets_the_instructions_of_servers_that_it_may_use(
+    daemon: StartDaemon, tmp_path: Path, era: str
+) -> None:
+    servers = {"books": stdio_entry("shelf_server"), "tools": stdio_entry("shelf_server", "--tools")}
+    running = daemon({"servers": servers})
+    running.wait_until_ready()
+
+    def heads(name: str, *allowed: str) -> list[str]:
+        token = Owner(running).add(name, *allowed)
+        with AgentClient(running, name, token, era) as client:
+            method = "server/discover" if era == "modern" else "initialize"
+            answer = client.ask(method, {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": INFO})
+            return [line for line in answer.result["instructions"].splitlines() if line.startswith("# Server")]
+
+    assert heads("both", "books:*", "tools:*") == ["# Server books", "# Server tools"]
+    assert heads("tools", "tools:add") == ["# Server tools"]
+    assert heads("reader", "resource:books:shelf://1") == ["# Server books"]
+    assert heads("writer", "prompt:books:*") == ["# Server books"]
+    assert heads("nobody") == []
 
 
 # Without a daemon.

@@ -10,6 +10,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from parts.daemon import Daemon
+from toolcrib.servers.model import NAMED_BY
 
 LIMIT = 60.0
 MODERN = "2026-07-28"
@@ -177,7 +178,7 @@ class Endpoint:
         self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Any = META
     ) -> bytes:
         body = request(method, params, id=id, meta=meta)
-        named = (params or {}).get("name") if method == "tools/call" else None
+        named = (params or {}).get(NAMED_BY.get(method, ""))
         return self.raw(self.usual(body, *self.modern_headers(method, named)), body)
 
     def modern(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> RawAnswer:

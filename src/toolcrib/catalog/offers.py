@@ -201,6 +201,14 @@ class OfferCatalog:
     def everything(self) -> Iterable[Offer]:
         return (*self.resources, *self.templates, *self.prompts)
 
+    @functools.cached_property
+    def by_server(self) -> Mapping[str, tuple[Tool, ...]]:
+        """Everything that is listed, by server."""
+        found: dict[str, list[Tool]] = {}
+        for one in self.everything():
+            found.setdefault(one.tool.server, []).append(one.tool)
+        return {server: tuple(tools) for server, tools in found.items()}
+
     def prompt(self, name: str) -> Tool:
         """By its name in any style, or `prompt:server:name`. Raises `UnknownOffer`."""
         found = self._by_name.get(name) or self._by_name.get(folded_name(name))

@@ -24,6 +24,7 @@ PROMPT_METHOD = "prompts/get"
 COMPLETE_METHOD = "completion/complete"
 TEMPLATE_REFERENCE = "template:"
 """Before the text of a template that a request for completion names; otherwise it names a prompt."""
+_NOTHING = Offers()
 _MAX_LINKS = 1000
 _LARGEST_WITH_LINKS = 1024 * 1024
 
@@ -51,7 +52,7 @@ class OfferSource:
             if "_meta" in tool.fields and (uri := tool.app_uri):
                 apps.setdefault(tool.server, set()).add(uri)
         self.offers = OfferCatalog.build(
-            {name: offers for name, offers in listed.items() if offers.capabilities or name in apps},
+            {name: offers for name, offers in listed.items() if offers != _NOTHING or name in apps},
             {name: frozenset(uris) for name, uris in apps.items()},
             style=style,
             limit=limit,

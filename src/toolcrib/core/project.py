@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shlex
 import time
@@ -30,6 +31,7 @@ from toolcrib.core.offer_source import OfferSource
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
+from toolcrib.policy import Permission
 from toolcrib.servers.account import Account
 from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
@@ -272,6 +274,11 @@ class Project(OfferSource):
         """The server's tools that are left out because of their definitions."""
         review = self.review(name)
         return frozenset() if review is None else review.held(all_differing=self.holds(self.servers[name]))
+
+    def shows_any_of(self, server: str, permission: Permission) -> bool:
+        """Whether the permission allows anything that the server lists."""
+        listed = itertools.chain(self.catalog.of_server(server), self.offers.by_server.get(server, ()))
+        return any(map(permission.shows, listed))
 
     def knows(self, name: str) -> bool:
         return name in self.catalog

@@ -39,6 +39,7 @@ from toolcrib.gateway.messages import (
     result_message,
 )
 from toolcrib.gateway.offer_requests import (
+    CALL_WAIT_SECONDS,
     FORWARDED,
     WATCHED,
     Notify,
@@ -59,7 +60,6 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 _LISTING_WAIT_SECONDS = 2.0
 """Clients give up on a server after five."""
-_CALL_WAIT_SECONDS = 10.0
 _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
 
@@ -286,7 +286,7 @@ class Dispatcher:
         )
         try:
             if name not in project.catalog:
-                await project.wait_for_new_servers(_CALL_WAIT_SECONDS)
+                await project.wait_for_new_servers(CALL_WAIT_SECONDS)
             made = await self._door.call(context, request)
             answer = made.answer
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:

@@ -27,6 +27,8 @@ FORWARDED = frozenset({READ_METHOD, PROMPT_METHOD, COMPLETE_METHOD})
 WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 Notify = Callable[[bytes], None]
 """Sends a notification that belongs to the request being answered."""
+CALL_WAIT_SECONDS = 10.0
+"""How long a request waits for servers that were never listed, if it names something unknown."""
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -45,6 +47,8 @@ async def forward(
         name, params = _completed(project, params)
     else:
         name = _text(params, NAMED_BY[method])
+        if not project.offers.lists(name):
+            await project.wait_for_new_servers(CALL_WAIT_SECONDS)
     asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,
@@ -137,7 +141,7 @@ def instructions(project: Project, principal: Principal) -> str:
     parts, room = [protocol.INSTRUCTIONS], _INSTRUCTIONS
     for server, offers in sorted(project.offers.offers.items()):
         text = "".join(one for one in offers.instructions.strip() if one.isprintable() or one == "\n")
-        if not text or not any(map(permission.shows, project.catalog.of_server(server))):
+        if not text or not project.shows_any_of(server, permission):
             continue
         cut = text if len(text) <= _INSTRUCTIONS_OF_SERVER else f"{text[: _INSTRUCTIONS_OF_SERVER - 1]}…"
         if len(cut) > room:

@@ -172,7 +172,7 @@ class Watching:
 
     def _may_use(self, server: str) -> bool:
         permission = self._context.principal.permission()
-        return any(map(permission.shows, self._context.project.catalog.of_server(server)))
+        return self._context.project.shows_any_of(server, permission)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

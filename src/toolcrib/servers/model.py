@@ -85,6 +85,10 @@ class Offers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `resources`, `subscribe` (to resources), `prompts`, `completions` and `logging`."""
     instructions: str = ""
 
+    @property
+    def count(self) -> int:
+        return len(self.resources) + len(self.templates) + len(self.prompts)
+
 
 class ServerAnswer(msgspec.Struct, frozen=True):
     """The server's answer as raw JSON: exactly one of the two is set."""

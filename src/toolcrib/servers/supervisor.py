@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _CALM = 0.03
 """Seconds to wait after a change notification, because more often follow."""
 _REST_PER_TOOL = 0.0005
-"""Seconds per tool between two listings: building a catalog of them takes a tenth of this."""
+"""Seconds per tool, resource or prompt between two listings: building a catalog of them takes a tenth of this."""
 KEPT_ERRORS = 10
 _STOP = (3.0, 0.5, 0.5)
 """Seconds to wait for a connection to close. It is cancelled again after each, because a cancellation can get lost."""
@@ -352,7 +352,7 @@ class Supervisor:
                 await self._list(link)
             except ServerFailure as error:
                 log.warning("%s: could not list its tools again: %s", self.name, self.mask.line(error.text()))
-            await asyncio.sleep(_REST_PER_TOOL * len(self.tools or ()))
+            await asyncio.sleep(_REST_PER_TOOL * (len(self.tools or ()) + self.offers.count))
 
     async def _list(self, link: ServerLink) -> None:
         async with self._listing:

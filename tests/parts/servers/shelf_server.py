@@ -1,7 +1,8 @@
 """A stdio server with resources, templates and prompts. Standard library only, so that it starts in a few milliseconds.
 
 In: newline-delimited JSON-RPC of the legacy era. `--seen FILE` gets each request as a JSON line. Out: answers. The tool
-`add` lists another resource and announces it; `link` links to one that is in no list.
+`add` lists another resource and announces it; `link` links to one that is in no list. With `--gate FILE` it waits for
+this file before it answers anything; with `--tools` it has only tools.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import base64
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ TEXTS = {
 
 
 class Shelf:
-    def __init__(self, seen: Path | None) -> None:
+    def __init__(self, seen: Path | None, *, only_tools: bool) -> None:
         self.seen = seen
+        self.only_tools = only_tools
         self.listed: list[Json] = [
             {"uri": "shelf://1", "name": "one", "title": "The first", "mimeType": "text/plain", "x-own": [1.0, None]},
             {"uri": "shelf://own", "name": "own", "description": "Has a colour.\nMore."},
@@ -54,8 +57,10 @@ class Shelf:
         match method:
             case "initialize":
                 offered = {"resources": {"listChanged": True, "subscribe": True}, "prompts": {}, "tools": {}}
+                offered = {"tools": {}} if self.only_tools else offered
                 info = {"name": "shelf", "version": "1"}
-                return {"protocolVersion": "2025-11-25", "capabilities": offered, "serverInfo": info}
+                about = {"serverInfo": info, "instructions": "Ask for one book at a time."}
+                return {"protocolVersion": "2025-11-25", "capabilities": offered, **about}
             case "tools/list":
                 return {"tools": self.tools}
             case "resources/list":
@@ -102,7 +107,12 @@ def send(message: Json) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seen", type=Path)
-    shelf = Shelf(parser.parse_args().seen)
+    parser.add_argument("--gate", type=Path)
+    parser.add_argument("--tools", action="store_true")
+    options = parser.parse_args()
+    while options.gate is not None and not options.gate.exists():
+        time.sleep(0.02)
+    shelf = Shelf(options.seen, only_tools=options.tools)
     for line in sys.stdin:
         shelf.answer(json.loads(line))
 
