@@ -19,7 +19,7 @@ from toolcrib.core.content import ImageBlock, OtherBlock, ResourceBlock, TextBlo
 from toolcrib.errors import Denied, InvalidArguments, ToolError, UnknownOffer, UsageError
 from toolcrib.events import CallFinished, CatalogChanged
 
-pytestmark = pytest.mark.req("BNS-11", "ENG-9")
+pytestmark = pytest.mark.req("BNS-4", "ENG-9")
 
 EVERYTHING = Path(__file__).parents[1] / "conformance" / "everything_server.py"
 LIMIT = 60.0
@@ -230,6 +230,30 @@ def test_an_agent_gets_the_instructions_of_servers_that_it_may_use(
     assert heads("reader", "resource:books:shelf://1") == ["# Server books"]
     assert heads("writer", "prompt:books:*") == ["# Server books"]
     assert heads("nobody") == []
+
+
+@pytest.mark.req("KSI-5")
+def test_a_read_that_needs_approval_waits_for_it(run: Cli, running: Daemon, owner: Owner) -> None:
+    token = owner.add("asked")
+    owner.allow("asked", "resource:twin:*", ask=True)
+    with AgentClient(running, "asked", token, "legacy") as client:
+
+        def begin(uri: str) -> str:
+            client.connection.send(client.bytes_of("resources/read", {"uri": uri}))
+            waiting = wait_for(lambda: owner.say("approval:list")["approvals"], "the approval", LIMIT)
+            assert waiting[0]["tool"] == f"resource:twin:{uri.removeprefix('twin+')}"
+            return str(waiting[0]["id"])
+
+        # Its address is a wildcard in a rule, which would allow more than this read.
+        waits = begin("twin+shelf://dir/*")
+        refused = run("approve", waits, "--always")
+        assert (refused.exit_code, "would also match other" in refused.err) == (2, True)
+        run("approve", waits).ok()
+        assert "Resource not found" in client.answer().error["message"]
+        run("approve", begin("twin+shelf://1"), "--always").ok()
+        assert client.answer().result["contents"][0]["text"] == TEXTS["shelf://1"]
+        again = client.ask("resources/read", {"uri": "twin+shelf://1"})
+        assert again.result["contents"][0]["uri"] == "twin+shelf://1"
 
 
 # Without a daemon.

@@ -27,7 +27,7 @@ from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
 from toolcrib.servers.model import Offers, ServerAnswer
 
-pytestmark = pytest.mark.req("BNS-11", "ENG-9")
+pytestmark = pytest.mark.req("BNS-4", "ENG-9")
 
 ALL = frozenset({"resources", "prompts"})
 AGENT = "a"

@@ -164,7 +164,9 @@ async def test_tools_that_no_rule_can_allow_are_counted_separately(commands):
     assert never[raw] == 1
     assert {row["rule"] for row in found["still_denied"]} == {"agent reviewer: deny crib:s*_list"}
     permission = commands.agents.find("reviewer").permission
-    verdicts = [permission.decide(tool, None).verdict for tool in commands.crib.projects.home.catalog.of_server("crib")]
+    home = commands.crib.projects.home
+    listed = (*home.catalog.of_server("crib"), *home.offers.by_server["crib"])
+    verdicts = [permission.decide(tool, None).verdict for tool in listed]
     assert found["still_denied_in_all"] + sum(never.values()) == verdicts.count(Verdict.DENY)
     for row in found["still_denied"]:
         assert await commands.remedies(row["tool"]) == ["`toolcrib deny reviewer 'crib:s*_list' --remove`"]

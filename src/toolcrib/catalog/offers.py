@@ -37,22 +37,18 @@ _LONGEST_ADDRESS = 4096
 _SHOWN = 200
 
 
+@functools.lru_cache(maxsize=1024)
 def spellings(uri: str) -> frozenset[str]:
-    """The address, and what a server may read in it: percent-encoding, dot segments and double slashes resolved, with
-    the host as a part of the path or not."""
-    _, slashes, path = uri.partition("://")
-    if slashes and not _ODD.search(path):
-        return frozenset({uri})
-    found, plain = {uri}, uri
-    for _ in range(_DECODINGS):
-        plain = unquote(plain)
-        found |= {plain, *(_without_dots(one, kept) for one in (plain, _one_slash(plain)) for kept in (0, 1))}
-    return frozenset(found)
+    """The address, and what a server may read in it: percent-encoding, dot segments, double slashes and backslashes
+    resolved, with the host as a part of the path or not."""
+    # A query is part of an address, except behind `..`, which may hide in front of it.
+    return _spellings(uri, lambda one: (one, _address(one)) if _UP.search(_address(one)) else (one,))
 
 
+@functools.lru_cache(maxsize=1024)
 def loose_spellings(uri: str) -> frozenset[str]:
     """Also without what a server may ignore: a query, a fragment, line breaks, a final slash, `localhost`."""
-    found = spellings(uri)
+    found = _spellings(uri, lambda one: (one, _address(one)))
     for ignored, instead in _IGNORED:
         found |= {ignored.sub(instead, one) for one in found}
     return found
@@ -60,17 +56,39 @@ def loose_spellings(uri: str) -> frozenset[str]:
 
 _ODD = re.compile(r"[%\\?#\s]|//|/\.|^\.|/$|^localhost", re.IGNORECASE)
 """What makes an address have several spellings."""
-_DECODINGS = 5
+_UP = re.compile(r"[/\\]\.\.")
+_MOST_ENCODED = 5
 _IGNORED = (
     (re.compile(r"[\t\r\n]"), ""),
-    (re.compile(r"[?#].*", re.DOTALL), ""),
     (re.compile(r"^file:/+(?:localhost(?=/))?/*", re.IGNORECASE), "file:///"),
     (re.compile(r"(?<=[^/])/+$"), ""),
 )
 
 
+def _spellings(uri: str, parts: Callable[[str], Iterable[str]]) -> frozenset[str]:
+    _, slashes, path = uri.partition("://")
+    found = {uri}
+    if slashes and not _ODD.search(path):
+        return frozenset(found)
+    plain = uri
+    for _ in range(_MOST_ENCODED + 1):
+        for one in parts(plain):
+            for slashed in {one, one.replace("\\", "/")}:
+                for path in {slashed, _one_slash(slashed)}:
+                    found |= {path, _without_dots(path, 0), _without_dots(path, 1)}
+        encoded, plain = plain, unquote(plain)
+        if plain == encoded:
+            break
+    return frozenset(found)
+
+
+def _address(uri: str) -> str:
+    """Without a query and a fragment."""
+    return re.sub(r"[?#].*", "", uri, flags=re.DOTALL)
+
+
 def _one_slash(uri: str) -> str:
-    head, slashes, path = uri.replace("\\", "/").partition("://")
+    head, slashes, path = uri.partition("://")
     return f"{head}{slashes}{re.sub('//+', '/', path)}" if slashes else re.sub("//+", "/", head)
 
 
@@ -80,7 +98,7 @@ def _without_dots(uri: str, kept: int) -> str:
     if not slashes:
         head, path = "", uri
     parts: list[str] = []
-    for part in path.replace("\\", "/").split("/"):
+    for part in path.split("/"):
         if part == "..":
             del parts[max(kept, len(parts) - 1) :]
         elif part != ".":
