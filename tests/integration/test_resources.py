@@ -13,6 +13,7 @@ from parts.agent_clients import ERAS, AgentClient, Owner
 from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli
 from parts.server_process import StartServer, stdio_command, stdio_entry
 from parts.servers.shelf_server import BINARY, HIDDEN, TEXTS
+from parts.typing_person import at_terminal
 from parts.waiting import during, until, wait_for
 from toolcrib import Client, Crib, HttpServer, Kit, StdioServer, ToolProvider
 from toolcrib.core.content import ImageBlock, OtherBlock, ResourceBlock, TextBlock
@@ -96,6 +97,14 @@ def test_read_prints_a_text_unchanged(run: Cli) -> None:
     assert run("read", "shelf+shelf://own").ok().out == TEXTS["shelf://own"]
     assert run("read", "twin+shelf://dir/a").ok().out == "a"
     assert json.loads(run("read", "test://template/7/data").ok().out)["id"] == "7"
+
+
+def test_a_terminal_gets_no_binary_and_no_control_characters(running: Daemon, shared_home: Home) -> None:
+    assert at_terminal(shared_home, "read", "shelf+shelf://own", answers=()) == (0, "\\x1b[31mred\\x1b[0m\r\n")
+    assert at_terminal(shared_home, "read", "shelf+shelf://1", answers=()) == (0, "first\r\nline two\r\n")
+    code, screen = at_terminal(shared_home, "read", "shelf+shelf://binary", answers=())
+    assert code == 2
+    assert "is binary (application/x-all, 256 B). Write it to a file with --output FILE" in screen
 
 
 def test_read_gives_the_whole_answer_as_json_with_public_addresses(run: Cli) -> None:
