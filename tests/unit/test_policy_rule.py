@@ -405,6 +405,13 @@ def test_an_allow_gains_no_wildcard_by_decoding() -> None:
     assert not covers(Verdict.ALLOW, "resource:a:x://%2A/*", OfferKind.RESOURCE, "a", "x://other/b")
 
 
+def test_brackets_in_an_address_are_plain_characters() -> None:
+    for effect in Verdict:
+        assert covers(effect, "resource:a:x://[1]{b}/*", OfferKind.RESOURCE, "a", "x://[1]{b}/c")
+        assert not covers(effect, "resource:a:x://[1]{b}/*", OfferKind.RESOURCE, "a", "x://1{b}/c")
+        assert covers(effect, "resource:a:x://[1]", OfferKind.RESOURCE, "a", "x://[1]")
+
+
 PIECES = [
     "a",
     "..",

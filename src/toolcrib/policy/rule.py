@@ -179,7 +179,7 @@ def glob(pattern: str) -> Callable[[str], Any]:
         return pattern.__eq__
     if pattern == "*":
         return _anything
-    return re.compile(fnmatch.translate(pattern)).match
+    return re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
 
 
 def is_glob(pattern: str) -> bool:
@@ -200,7 +200,8 @@ def _checked_glob(tools: Any) -> str:
         )
     if not tools.strip():
         raise ConfigError("The rule names no tools.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
-    server, colon, tool = kind_and_glob(tools)[1].partition(":")
+    kind, pattern = kind_and_glob(tools)
+    server, colon, tool = pattern.partition(":")
     if not colon:
         ours = next((f'"{":".join(pair)}"' for pair, short in SHORT_NAMES.items() if short == tools), None)
         remedy = f"Write {ours}." if ours else f'Write "{tools}:*" or "*:{tools}".'
@@ -209,7 +210,7 @@ def _checked_glob(tools: Any) -> str:
         raise ConfigError(f"{tools!r} names no tool.", remedy=f'Write "{server or "*"}:{tool or "*"}".')
     if tools != tools.strip() or server != server.strip() or tool != tool.strip():
         raise ConfigError(f"{tools!r} has extra spaces.", remedy=f'Write "{server.strip()}:{tool.strip()}".')
-    if set("[]{}") & set(tools):
+    if kind is not OfferKind.RESOURCE and set("[]{}") & set(tools):
         raise ConfigError(
             f"{tools!r} has brackets, which are not supported.", remedy="Only * and ? are special; write two rules."
         )
