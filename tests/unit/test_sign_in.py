@@ -296,6 +296,8 @@ BAD_ANSWERS: list[tuple[str, str, Response | str, str]] = [
     ("endless", "resource_metadata", "endless", "sent more than 1024 KB"),
     ("compressed", "metadata", Response(b"", headers={"Content-Encoding": "gzip"}), "compresses its answers"),
     ("another host", "metadata", RedirectResponse("https://evil.example.com/x"), "redirects to another host .*evil"),
+    ("no address", "metadata", Response(b"", 302, {"Location": "//h:x/"}), "another host .an invalid address"),
+    ("no address", "token", Response(b"", 307, {"Location": "http://["}), "another address .an invalid address"),
     ("a page", "metadata", HTMLResponse("<script>alert(1)</script>"), "oauth-authorization-server is not JSON"),
     ("a moved token endpoint", "token", RedirectResponse("https://evil.example.com/"), "redirects the request for a"),
     ("an error page", "token", HTMLResponse("<h1>secret</h1>", 500), r"refused the request for a token \(HTTP 500\)"),

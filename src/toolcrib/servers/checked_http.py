@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from toolcrib.config.masking import printable
 from toolcrib.errors import SignInFailed
@@ -30,6 +30,7 @@ from toolcrib.servers.web import (
     head_lines,
     proxy_for,
     redirect_target,
+    shown_target,
     shown_url,
     tls_context,
 )
@@ -78,7 +79,7 @@ class CheckedAnswer:
     """With names in lower case."""
     body: bytes
     elsewhere: str = ""
-    """The target of a redirect that was not followed, because it leaves the origin."""
+    """The target of a redirect that was not followed, because it leaves the origin, for messages."""
 
 
 class CheckedHttp:
@@ -148,7 +149,7 @@ class CheckedHttp:
                         return answer
                     target = redirect_target(url, location)
                     if target is None:
-                        return replace(answer, elsewhere=shown_url(urljoin(url, location))[:_SHOWN])
+                        return replace(answer, elsewhere=shown_target(url, location)[:_SHOWN])
                     url = target
         except TooLarge:
             failed = SignInFailed(f"{shown_url(url)} sent more than {LARGEST_ANSWER // 1024} KB.")

@@ -324,9 +324,7 @@ class _Flow:
             return self._given_document(url, request)
         answer = await self._http.send("GET", url, {**_OURS, "MCP-Protocol-Version": LATEST_PROTOCOL_VERSION})
         if answer.elsewhere:
-            self._documents.obstacles.append(
-                f"{shown_url(url)} redirects to another host ({printable(answer.elsewhere)})"
-            )
+            self._documents.obstacles.append(f"{shown_url(url)} redirects to another host ({answer.elsewhere})")
         elif answer.status == 200:
             self._documents.check(url, answer.body)
         elif answer.status not in (404, 405):
@@ -371,7 +369,7 @@ class _Flow:
         """An endpoint's answer is an error."""
         where = shown_url(url)
         if answer.elsewhere:
-            raise SignInFailed(f"{where} redirects {what} to another address ({printable(answer.elsewhere)}).")
+            raise SignInFailed(f"{where} redirects {what} to another address ({answer.elsewhere}).")
         code, text = error_in(answer.body)
         if code in _FORGOTTEN and not what.startswith("the registration"):
             raise _ClientGone
