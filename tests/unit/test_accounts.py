@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from parts.authorization_server import WRITE, AuthorizationServer
 from parts.signing_in import open_address
@@ -199,5 +199,32 @@ async def test_a_token_cannot_add_headers(authorization: AuthorizationServer, va
     async with connected(config, vault) as server:
         authorization.expire()
         authorization.changes["token"] = {"access_token": "a\r\nX-Other: b"}
+        with pytest.raises(ServerUnavailable, match="without a usable token"):
+            await text_of(server)
+
+
+@pytest.mark.parametrize("life", [0, -5, 10**30, 10**400, "soon", None])
+async def test_a_life_that_cannot_be_is_unknown(authorization: AuthorizationServer, vault: Vault, life: Any) -> None:
+    """Otherwise every call would renew the token, or an answer with new tokens would be lost."""
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        authorization.changes["token"] = {"expires_in": life}
+        for _ in range(3):
+            assert await text_of(server) == "sign-in 1"
+    assert len(authorization.refreshes) == 1
+    if life in (0, -5, 10**30):
+        assert (await signed_in(config, vault)).expires_at is None
+
+
+async def test_tokens_that_cannot_be_stored_are_an_error_with_a_reason(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        authorization.answers["token"] = Response(b'{"access_token": "a", "token_type": "Bearer", "scope": "\\ud800"}')
         with pytest.raises(ServerUnavailable, match="without a usable token"):
             await text_of(server)

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,6 +40,8 @@ _MOST_AHEAD = 300.0
 _MARGIN = 5.0
 """Seconds before its end in which calls wait for the new token: they may travel, and clocks differ."""
 _TRY_LOCK = 0.1
+_LONGEST_LIFE = 1e9
+"""Seconds that a token may live; a longer time is a mistake."""
 _RETRY = 5.0
 """Seconds after a failed renewal in which none is tried again."""
 _RENEWAL = "toolcrib.servers.renewal"
@@ -101,6 +103,15 @@ def load_account(vault: Vault, key: str) -> AccountRecord | None:
         return msgspec.json.decode(held, type=AccountRecord)
     except msgspec.MsgspecError as error:
         raise StoreError(f"A stored account is damaged: {error}.", remedy="Sign in again.") from None
+
+
+def token_end(expires_in: Any, issued: float) -> float | None:
+    """When a token ends whose life is given in seconds. None if that cannot be: it is used until it is rejected."""
+    try:
+        seconds = float(expires_in)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return issued + seconds if 0 < seconds < _LONGEST_LIFE else None
 
 
 def store_account(vault: Vault, key: str, record: AccountRecord) -> None:

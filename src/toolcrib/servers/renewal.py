@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 import os
 import sys
 import time
@@ -26,7 +24,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.paths import Paths
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import SignInFailed, StoreError
-from toolcrib.servers.account import AccountRecord, load_account, store_account
+from toolcrib.servers.account import AccountRecord, load_account, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp
 from toolcrib.servers.client_auth import authenticate
 from toolcrib.servers.web import shown_url
@@ -100,8 +98,9 @@ async def _renewed(record: AccountRecord, *, verify_tls: bool) -> AccountRecord:
 
 def _document(answer: CheckedAnswer) -> dict[str, Any]:
     try:
-        found = json.loads(answer.body)
-    except (ValueError, RecursionError):
+        # Unlike `json`, it refuses texts that cannot be stored.
+        found = msgspec.json.decode(answer.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -119,20 +118,12 @@ def _with_tokens(record: AccountRecord, found: dict[str, Any], begun: float, whe
             access_token=access,
             refresh_token=refresh if isinstance(refresh, str) and refresh else record.refresh_token,
             scopes=tuple(scope.split()) if isinstance(scope, str) else record.scopes,
-            expires_at=_ends(found.get("expires_in"), begun),
+            expires_at=token_end(found.get("expires_in"), begun),
             refreshed_at=begun,
             pending=None,
         )
     except ValueError:
         raise failed from None
-
-
-def _ends(expires_in: Any, begun: float) -> float | None:
-    try:
-        seconds = float(expires_in)
-    except (TypeError, ValueError):
-        return None
-    return begun + seconds if math.isfinite(seconds) else None
 
 
 if __name__ == "__main__":

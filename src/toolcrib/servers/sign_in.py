@@ -42,7 +42,7 @@ from toolcrib.config.masking import Masker, printable
 from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
-from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
 from toolcrib.servers.client_assertion import signed_assertion
 from toolcrib.servers.oauth_documents import LONGEST_REASON, OAuthDocuments, cut, error_in
@@ -266,9 +266,14 @@ class _Flow:
             raise SignInFailed(f"{cut(str(error).partition(':')[0])}.") from None
         except OAuthFlowError as error:
             raise SignInFailed(f"{cut(str(error))}.") from None
+        except OverflowError:
+            raise SignInFailed("the lifetime of its token is too large a number.") from None
         finally:
             await flow.aclose()
-        return self._record()
+        try:
+            return self._record()
+        except ValueError as error:
+            raise SignInFailed(f"its authorization server sent a token that cannot be used: {error}.") from None
 
     # The requests.
 
@@ -472,7 +477,7 @@ class _Flow:
             scopes=tuple((tokens.scope or "").split()),
             access_token=tokens.access_token,
             refresh_token=tokens.refresh_token or "",
-            expires_at=None if tokens.expires_in is None else self._sent_at + tokens.expires_in,
+            expires_at=token_end(tokens.expires_in, self._sent_at),
             refreshed_at=self._sent_at,
             signed_in_at=self._sent_at,
         )
