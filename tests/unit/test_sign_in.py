@@ -17,6 +17,7 @@ import pytest
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from parts.authorization_server import READ, WRITE, AuthorizationServer
+from toolcrib.commands.account import describe_account
 from toolcrib.config.from_code import server_config
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
@@ -177,6 +178,23 @@ async def test_given_endpoints_need_no_discovery(server: AuthorizationServer, va
     assert record.scopes == (WRITE,)
     assert record.access_token in server.tokens("access")
     assert {endpoint for endpoint, _ in server.requests} == {"authorize", "token"}
+
+
+async def test_a_key_in_the_servers_address_goes_to_the_server_only(server: AuthorizationServer, vault: Vault) -> None:
+    shown: list[str] = []
+
+    async def show(url: str, listener: RedirectListener) -> None:
+        shown.append(url)
+        await browse(url, listener)
+
+    config = server_config("web", {"url": f"{server.url}?api_key=its-key"})
+    for answer in (None, Response(b"", 404)):
+        if answer:
+            server.answers["resource_metadata"] = answer
+        record = await sign_in(order(config, vault, show))
+        assert record.resource == server.url
+        assert describe_account(record, config)["url"] == server.url
+    assert "its-key" not in f"{shown} {server.requests}"
 
 
 async def test_scopes_come_from_the_command_or_the_entry_before_the_server(

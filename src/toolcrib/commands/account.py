@@ -30,6 +30,7 @@ from toolcrib.errors import NotFound, SignInFailed, StoreError, UsageError
 from toolcrib.events import AuditedChange
 from toolcrib.servers.account import AccountRecord, account_key, client_turn, load_account, signed_in
 from toolcrib.servers.sign_out import SignedOut, sign_out
+from toolcrib.servers.web import shown_url
 
 if TYPE_CHECKING:
     from toolcrib.servers.redirect_listener import RedirectListener
@@ -192,7 +193,7 @@ def describe_account(record: AccountRecord, config: ServerConfig | None = None) 
         state, reason = AccountState.LACKS_PERMISSION, " ".join(record.asked)
     return {
         "server": record.server,
-        "url": record.url,
+        "url": shown_url(record.url),
         "issuer": record.issuer,
         "scopes": list(record.scopes),
         "signed_in_at": record.signed_in_at,

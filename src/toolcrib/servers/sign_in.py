@@ -219,11 +219,13 @@ class _Flow:
         self._context = self._provider.context
 
     def _made_provider(self, storage: _Storage) -> OAuthClientProvider:
+        # Its query may hold a key, and would be the resource in requests to the authorization server.
+        url = self._url.partition("?")[0]
         if self._listener is None:
-            return _ClientCredentials(self._url, storage, self._token_request)
+            return _ClientCredentials(url, storage, self._token_request)
         redirect = [AnyUrl(self._listener.url)]
         return OAuthClientProvider(
-            self._url,
+            url,
             OAuthClientMetadata(redirect_uris=redirect, client_name="Toolcrib", scope=self._more or None),
             storage,
             redirect_handler=functools.partial(self._send_person, self._listener),
