@@ -416,6 +416,30 @@ async def test_the_name_is_resolved_once_for_the_check_and_the_connection() -> N
     assert asked == ["mcp.example.com"] * 2
 
 
+async def test_a_server_whose_name_leads_elsewhere_later_counts_as_what_is_farther() -> None:
+    """Otherwise it could first lead to this machine, and then send us to what listens here."""
+    answers = [["127.0.0.1"], ["203.0.114.7"]]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    async with CheckedHttp("https://mcp.example.com/mcp", verify_tls=True, resolve=resolve) as http:
+        http.check("http://127.0.0.1/token", "The token endpoint")
+        await http.check_host("https://mcp.example.com/mcp", "The server's address")
+        with pytest.raises(SignInFailed, match="The token endpoint is not an https address"):
+            http.check("http://127.0.0.1/token", "The token endpoint")
+
+
+async def test_an_address_that_no_browser_takes_is_refused(server: AuthorizationServer, vault: Vault) -> None:
+    server.scopes = [f"scope-{number}" for number in range(10_000)]
+    with pytest.raises(SignInFailed, match=r"has 1\d\d,\d{3} characters, more than browsers accept"):
+        await sign_in(order(entry(server), vault, unused))
+
+
+async def unused(url: str, _: RedirectListener) -> None:
+    raise AssertionError(url)
+
+
 async def test_only_the_right_answer_ends_the_wait(server: AuthorizationServer, vault: Vault) -> None:
     seen: dict[str, int] = {}
 

@@ -39,6 +39,8 @@ from toolcrib.servers.wire import TooLarge
 LARGEST_ANSWER = 1024 * 1024
 ANSWERS_WITHIN = 30.0
 """Seconds for a whole answer, however slowly it arrives."""
+_LONGEST = 32 * 1024
+"""Characters of an address that a browser opens."""
 _SHOWN = 200
 """Characters of an address in a message."""
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -124,6 +126,11 @@ class CheckedHttp:
     async def check_host(self, url: str, what: str) -> None:
         """Also checks where the address leads, for a browser or a proxy, which make their own connections."""
         self.check(url, what)
+        if len(url) > _LONGEST:
+            raise SignInFailed(
+                f"{what} has {len(url):,} characters, more than browsers accept.",
+                remedy="If it asks for many permissions, name the ones that you need with --scope.",
+            )
         parts = urlsplit(url)
         try:
             await self._permitted(parts.hostname or "", parts.port or 0)
@@ -185,6 +192,9 @@ class CheckedHttp:
 
     async def _permitted(self, host: str, port: int) -> Sequence[str]:
         addresses = await self._resolve(host, port)
+        if host == self._host:
+            # Its name may have led to this machine at first, to make private addresses permissible.
+            self._reach = max(self._reach, *map(reach_of, addresses))
         near = [address for address in addresses if reach_of(address) < self._reach]
         if near:
             where = "this machine" if reach_of(near[0]) is Reach.MACHINE else "a private network"

@@ -38,14 +38,14 @@ from mcp_types.version import LATEST_PROTOCOL_VERSION
 from pydantic import AnyHttpUrl, AnyUrl
 
 from toolcrib import __version__
-from toolcrib.config.masking import Masker, printable
+from toolcrib.config.masking import Masker
 from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
 from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
 from toolcrib.servers.client_assertion import signed_assertion
-from toolcrib.servers.oauth_documents import LONGEST_REASON, OAuthDocuments, cut, error_in
+from toolcrib.servers.oauth_documents import OAuthDocuments, cut, error_in
 from toolcrib.servers.post_client import Resolve
 from toolcrib.servers.redirect_listener import PATH, RedirectListener, redirect_listener
 from toolcrib.servers.web import shown_url
@@ -119,7 +119,7 @@ async def sign_in(order: SignInOrder) -> AccountRecord:
 
 async def _signed_in(order: SignInOrder, http: CheckedHttp) -> AccountRecord:
     settings = order.config.oauth or OAuthSettings()
-    before = load_account(order.vault, account_key(order.config))
+    before = await asyncio.to_thread(load_account, order.vault, account_key(order.config))
     if settings.grant is Grant.CLIENT_CREDENTIALS:
         try:
             return await _Flow(order, http, None, before, None).run()
@@ -342,9 +342,8 @@ class _Flow:
         """The endpoints in the entry, in place of a document."""
         if "oauth-protected-resource" in urlsplit(url).path:
             return httpx2.Response(404, request=request)
-        origin = urlsplit(self._url)
         document = {
-            "issuer": f"{origin.scheme}://{origin.netloc}",
+            "issuer": _origin(self._url),
             "authorization_endpoint": self._settings.auth_url or self._settings.token_url,
             "token_endpoint": self._settings.token_url,
         }
@@ -355,7 +354,7 @@ class _Flow:
         why = f" ({'; '.join(self._documents.obstacles)})" if self._documents.obstacles else ""
         found = self._context.oauth_metadata is not None
         if not found and self._context.auth_server_url:
-            issuer = printable(shown_url(self._context.auth_server_url))[:LONGEST_REASON]
+            issuer = cut(shown_url(self._context.auth_server_url))
             raise SignInFailed(f"its authorization server {issuer} publishes no usable metadata{why}.")
         if not found and not self._challenged:
             raise UsageError(f"Server '{self._order.config.name}' needs no sign-in: it answers without one.")
@@ -438,8 +437,7 @@ class _Flow:
         if error := given.get("error", ""):
             if error in _FORGOTTEN:
                 raise _ClientGone
-            described = given.get("error_description", "")
-            text = f"{error}: {described}" if described else error
+            text = ": ".join(filter(None, (error, given.get("error_description"))))
             raise SignInFailed(f"the authorization server answered: {cut(text).rstrip('.')}.")
         iss = None if self._given else given.get("iss")
         return AuthorizationCodeResult(code=given.get("code", ""), state=given["state"], iss=iss)
