@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from toolcrib.config.from_code import server_config
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
 from toolcrib.config.paths import Paths
-from toolcrib.credentials.vault import Vault
+from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import account as accounts
@@ -227,4 +228,50 @@ async def test_tokens_that_cannot_be_stored_are_an_error_with_a_reason(
         authorization.expire()
         authorization.answers["token"] = Response(b'{"access_token": "a", "token_type": "Bearer", "scope": "\\ud800"}')
         with pytest.raises(ServerUnavailable, match="without a usable token"):
+            await text_of(server)
+
+
+async def test_a_server_that_rejects_every_token_does_not_cause_a_renewal_per_call(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.lifetime = 0
+        authorization.expire()
+        authorization.changes["token"] = {"expires_in": 3600}
+        for _ in range(5):
+            with pytest.raises(ServerUnavailable, match="the server rejects its token"):
+                await text_of(server)
+        assert len(authorization.refreshes) == 1
+        authorization.lifetime = 3600
+        await signed_in(config, vault)
+        assert await text_of(server) == "sign-in 2"
+
+
+async def test_calls_that_lack_a_scope_during_a_renewal_take_no_threads(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        with vault.lock(CredentialKind.ACCOUNT, account_key(config)):
+            calls = [asyncio.create_task(text_of(server, "write")) for _ in range(50)]
+            async with asyncio.timeout(30):
+                while [seen.status for seen in authorization.mcp_requests].count(403) < 50:  # noqa: ASYNC110 - counted by a thread
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(lambda: None)
+        refused = await asyncio.gather(*calls, return_exceptions=True)
+    assert all("needs another permission" in str(error) for error in refused)
+
+
+async def test_a_renewal_that_cannot_be_started_is_an_error_with_the_reason(
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(ServerUnavailable, match=r"/nowhere/python cannot be started .* did not run"):
             await text_of(server)

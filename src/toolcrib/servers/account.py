@@ -134,13 +134,18 @@ def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitabl
     return SignInOrder, sign_in
 
 
-@contextlib.asynccontextmanager
-async def client_turn(vault: Vault, key: str) -> AsyncIterator[None]:
+def client_turn(vault: Vault, key: str) -> contextlib.AbstractAsyncContextManager[None]:
     """For sign-ins with a client's own credentials: one at a time, in all processes."""
+    return _turn(vault, f"client {key}")
+
+
+@contextlib.asynccontextmanager
+async def _turn(vault: Vault, name: str) -> AsyncIterator[None]:
+    """Waits for the lock without a thread: threads that wait would be missing for everything else."""
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, f"client {key}", wait=False))
+                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, name, wait=False))
                 break
             except BlockingIOError:
                 await asyncio.sleep(_TRY_LOCK)
@@ -182,7 +187,7 @@ class Account:
         self._record: AccountRecord | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._failed: tuple[float, AccountUnusable] | None = None
-        """When the last renewal failed, by the monotonic clock, and why."""
+        """When the last renewal failed or its token was rejected, by the monotonic clock, and why."""
         self._due = self._ends = float("inf")
         """When the token is to be renewed, and when it can't be used any more (seconds since the epoch)."""
         self.authorization = ""
@@ -247,14 +252,19 @@ class Account:
         """The error of a request with this answer, if a sign-in would help. Scopes that were lacking are stored for
         it."""
         if status == _UNAUTHORIZED:
-            return self.needed()
+            refusal = self.needed()
+            if self.header:
+                # A new token would be rejected too, and each call would renew it.
+                self._failed = time.monotonic(), refusal
+            return refusal
         challenge = headers.get("www-authenticate", "") if status == _FORBIDDEN else ""
         if "insufficient_scope" not in challenge:
             return None
         found = _SCOPES.search(challenge)
         scopes = tuple(found[1].split()[:_MAX_SCOPES]) if found else ()
         if scopes:
-            await asyncio.to_thread(self._ask_for, scopes)
+            async with _turn(self._vault, self._key):
+                await asyncio.to_thread(self._ask_for, scopes)
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
         name = self._config.name
         return AccountUnusable(f"Server '{name}' needs another permission{what}: run `{login_command(name)}`.")
@@ -265,10 +275,9 @@ class Account:
         return sign_in_needed(self._config, why)
 
     def _ask_for(self, scopes: tuple[str, ...]) -> None:
-        with self._vault.lock(CredentialKind.ACCOUNT, self._key):
-            if (record := load_account(self._vault, self._key)) is not None:
-                asked = tuple(dict.fromkeys((*record.asked, *scopes)))[:_MAX_SCOPES]
-                store_account(self._vault, self._key, msgspec.structs.replace(record, asked=asked))
+        if (record := load_account(self._vault, self._key)) is not None:
+            asked = tuple(dict.fromkeys((*record.asked, *scopes)))[:_MAX_SCOPES]
+            store_account(self._vault, self._key, msgspec.structs.replace(record, asked=asked))
 
     @property
     def _is_automatic(self) -> bool:
@@ -353,7 +362,10 @@ class Account:
             "verify_tls": self._config.verify_tls,
             "refreshed_at": before.refreshed_at if before else 0.0,
         }
-        said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())
+        try:
+            said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())
+        except OSError as error:
+            return f"{sys.executable} cannot be started ({error.strerror}). Restart Toolcrib."
         return self._mask.line(said.decode(errors="replace").strip())
 
     async def _by_credentials(self, before: AccountRecord | None) -> str:
