@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -51,6 +51,9 @@ _LONGEST_REASON = 4096
 _MAX_SCOPES = 64
 _TOKEN = re.compile(r"[\x21-\x7e]*")
 _SCOPES = re.compile(r'\bscope="([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"')
+
+
+_Result = TypeVar("_Result")
 
 
 class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,18 +137,28 @@ def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitabl
     return SignInOrder, sign_in
 
 
-def client_turn(vault: Vault, key: str) -> contextlib.AbstractAsyncContextManager[None]:
-    """For sign-ins with a client's own credentials: one at a time, in all processes."""
-    return _turn(vault, f"client {key}")
+async def locked(vault: Vault, key: str, work: Callable[[], _Result]) -> _Result:
+    """Does the work in a thread, between renewals. Nothing waits in a thread: a renewal may take long, and threads are
+    few."""
+
+    def attempt() -> _Result:
+        with vault.lock(CredentialKind.ACCOUNT, key, wait=False):
+            return work()
+
+    while True:
+        try:
+            return await asyncio.to_thread(attempt)
+        except BlockingIOError:
+            await asyncio.sleep(_TRY_LOCK)
 
 
 @contextlib.asynccontextmanager
-async def _turn(vault: Vault, name: str) -> AsyncIterator[None]:
-    """Waits for the lock without a thread: threads that wait would be missing for everything else."""
+async def client_turn(vault: Vault, key: str) -> AsyncIterator[None]:
+    """For sign-ins with a client's own credentials: one at a time, in all processes."""
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, name, wait=False))
+                stack.enter_context(vault.lock(CredentialKind.ACCOUNT, f"client {key}", wait=False))
                 break
             except BlockingIOError:
                 await asyncio.sleep(_TRY_LOCK)
@@ -263,8 +276,7 @@ class Account:
         found = _SCOPES.search(challenge)
         scopes = tuple(found[1].split()[:_MAX_SCOPES]) if found else ()
         if scopes:
-            async with _turn(self._vault, self._key):
-                await asyncio.to_thread(self._ask_for, scopes)
+            await locked(self._vault, self._key, functools.partial(self._ask_for, scopes))
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
         name = self._config.name
         return AccountUnusable(f"Server '{name}' needs another permission{what}: run `{login_command(name)}`.")

@@ -42,7 +42,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
-from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account, token_end
+from toolcrib.servers.account import AccountRecord, account_key, load_account, locked, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
 from toolcrib.servers.client_assertion import signed_assertion
 from toolcrib.servers.oauth_documents import OAuthDocuments, cut, error_in
@@ -108,12 +108,7 @@ async def sign_in(order: SignInOrder) -> AccountRecord:
         except SignInFailed as error:
             text = order.mask.line(f"Signing in at '{config.name}' failed: {error.message}")
             raise SignInFailed(text, remedy=error.remedy, data={"server": config.name}) from None
-
-        def keep() -> None:
-            with vault.lock(CredentialKind.ACCOUNT, key):
-                store_account(vault, key, record)
-
-        await asyncio.to_thread(keep)
+        await locked(vault, key, functools.partial(store_account, vault, key, record))
         return record
 
 
