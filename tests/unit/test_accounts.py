@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from starlette.responses import JSONResponse, Response
 from parts.authorization_server import WRITE, AuthorizationServer
 from parts.signing_in import open_address
 from toolcrib.config.from_code import server_config
-from toolcrib.config.masking import Masker
+from toolcrib.config.masking import HIDDEN, Masker
 from toolcrib.config.model import ServerConfig
 from toolcrib.config.paths import Paths
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import account as accounts
-from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.account import Account, AccountRecord, account_key, load_account, store_account
 from toolcrib.servers.model import ServerState, ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.redirect_listener import RedirectListener
@@ -275,3 +276,29 @@ async def test_a_renewal_that_cannot_be_started_is_an_error_with_the_reason(
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(ServerUnavailable, match=r"/nowhere/python cannot be started .* did not run"):
             await text_of(server)
+
+
+async def test_tokens_that_ended_long_ago_do_not_slow_down_masking(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    mask, config = Masker(), entry(authorization)
+    account = Account(config, vault, mask)
+    first = await signed_in(config, vault)
+    for number in range(50):
+        change(config, vault, access_token=f"access-token-{number}")
+        await account.open()
+    text = f"{first.refresh_token} access-token-49 access-token-48 access-token-10"
+    assert mask.line(text) == f"{HIDDEN} {HIDDEN} {HIDDEN} access-token-10"
+
+
+async def test_a_token_that_lives_for_seconds_serves_more_than_one_call(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    authorization.changes["token"] = {"expires_in": 4}
+    await signed_in(config, vault)
+    account = Account(config, vault, Masker())
+    now = time.time()
+    change(config, vault, refreshed_at=now, expires_at=now + 4)
+    await account.open()
+    assert authorization.refreshes == []

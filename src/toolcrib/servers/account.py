@@ -49,6 +49,8 @@ _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
 _MAX_SCOPES = 64
+_MASKED = 8
+"""Tokens that are still masked: those of the last renewals."""
 _TOKEN = re.compile(r"[\x21-\x7e]*")
 _SCOPES = re.compile(r'\bscope="([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"')
 
@@ -203,6 +205,8 @@ class Account:
         """When the last renewal failed or its token was rejected, by the monotonic clock, and why."""
         self._due = self._ends = float("inf")
         """When the token is to be renewed, and when it can't be used any more (seconds since the epoch)."""
+        self._tokens: list[str] = []
+        """The last ones, which are masked; the newest at the end."""
         self.authorization = ""
         """The header's value with the current token; empty without one."""
         self.header = b""
@@ -314,17 +318,19 @@ class Account:
         if record is None or record.ended:
             return
         owner = f"account of server {self._config.name}"
-        tokens = (record.access_token, record.refresh_token, record.client_secret)
-        self._mask.learn({secret: owner for secret in tokens if secret})
+        tokens = [token for token in (record.access_token, record.refresh_token) if token]
+        self._tokens = [token for token in self._tokens if token not in tokens] + tokens
+        ended, self._tokens = self._tokens[:-_MASKED], self._tokens[-_MASKED:]
+        self._mask.learn({secret: owner for secret in (*tokens, record.client_secret) if secret}, forget=ended)
         self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
         if record.expires_at is not None:
-            self._ends = self._due = record.expires_at - _MARGIN
+            ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
+            self._ends = self._due = record.expires_at - min(_MARGIN, ahead)
             if record.pending is None:
                 # A refresh token whose use has an unknown result is used again only if nothing else is left.
-                ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
-                self._due = record.expires_at - max(_MARGIN, ahead)
+                self._due = record.expires_at - ahead
 
     async def close(self) -> None:
         """Waits a moment for a renewal. Its process ends by itself."""
