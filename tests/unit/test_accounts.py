@@ -14,6 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.responses import JSONResponse, Response
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+from websockets.http11 import Response as HandshakeAnswer
 
 from parts.authorization_server import WRITE, AuthorizationServer
 from parts.signing_in import open_address
@@ -302,3 +306,17 @@ async def test_a_token_that_lives_for_seconds_serves_more_than_one_call(
     change(config, vault, refreshed_at=now, expires_at=now + 4)
     await account.open()
     assert authorization.refreshes == []
+
+
+async def test_a_websocket_that_names_several_ways_to_authenticate_can_ask_for_a_scope(vault: Vault) -> None:
+    ways = [("WWW-Authenticate", "Negotiate"), ("WWW-Authenticate", 'Bearer error="insufficient_scope", scope="all"')]
+
+    def refuse(_: ServerConnection, __: Request) -> HandshakeAnswer:
+        return HandshakeAnswer(403, "Forbidden", Headers(ways))
+
+    async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, process_request=refuse) as listening:
+        url = f"ws://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"
+        config = server_config("web", {"url": url})
+        store_account(vault, account_key(config), AccountRecord(server="web", url=url, access_token="its-token"))
+        async with connected(config, vault) as server:
+            assert server.status.last_error == "Server 'web' needs another permission (all): run `toolcrib login web`."

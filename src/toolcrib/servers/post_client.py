@@ -299,7 +299,11 @@ class _Connection(asyncio.Protocol):
         if len(response.headers) >= _MAX_HEADERS:
             self._refusal = TooLarge(f"It sent more than {_MAX_HEADERS} headers.")
             raise self._refusal
-        response.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
+        if key == "www-authenticate" and key in response.headers:
+            # One header for each way to authenticate.
+            text = f"{response.headers[key]}, {text}"
+        response.headers[key] = text
 
     def on_headers_complete(self) -> None:
         if self._response is None:

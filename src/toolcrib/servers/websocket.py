@@ -186,7 +186,9 @@ async def _authorized(config: ServerConfig, account: Account | None) -> _Connect
         return await _opened(config, account.authorization)
     except InvalidStatus as error:
         if error.response.status_code != HTTPStatus.UNAUTHORIZED or not await account.rejected(header):
-            if (refusal := await account.refusal(error.response.status_code, error.response.headers)) is not None:
+            challenges = ", ".join(error.response.headers.get_all("www-authenticate"))
+            headers = {"www-authenticate": challenges}
+            if (refusal := await account.refusal(error.response.status_code, headers)) is not None:
                 raise refusal from None
             raise
     return await _opened(config, account.authorization)
