@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request
@@ -21,6 +22,7 @@ from websockets.http11 import Response as HandshakeAnswer
 
 from parts.authorization_server import WRITE, AuthorizationServer
 from parts.signing_in import open_address
+from parts.waiting import until
 from toolcrib.config.from_code import server_config
 from toolcrib.config.masking import HIDDEN, Masker
 from toolcrib.config.model import ServerConfig
@@ -237,8 +239,9 @@ async def test_tokens_that_cannot_be_stored_are_an_error_with_a_reason(
 
 
 async def test_a_server_that_rejects_every_token_does_not_cause_a_renewal_per_call(
-    authorization: AuthorizationServer, vault: Vault
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(accounts, "_RETRY", 1000.0)
     config = entry(authorization)
     await signed_in(config, vault)
     async with connected(config, vault) as server:
@@ -320,3 +323,26 @@ async def test_a_websocket_that_names_several_ways_to_authenticate_can_ask_for_a
         store_account(vault, account_key(config), AccountRecord(server="web", url=url, access_token="its-token"))
         async with connected(config, vault) as server:
             assert server.status.last_error == "Server 'web' needs another permission (all): run `toolcrib login web`."
+
+
+async def test_a_renewal_ahead_of_time_that_fails_is_not_repeated_with_each_call(
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "_RETRY", 1000.0)
+    config = entry(authorization)
+    first = await signed_in(config, vault)
+    change(config, vault, refreshed_at=first.refreshed_at - 100_000, expires_at=time.time() + 200)
+    asked: list[str] = []
+
+    class Busy(JSONResponse):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            asked.append(scope["path"])
+            await super().__call__(scope, receive, send)
+
+    authorization.answers["token"] = Busy({}, 503)
+    account = Account(config, vault, Masker())
+    await account.open()
+    for _ in range(3):
+        assert first.access_token.encode() in await account.current()
+        await until(lambda: account._renewing is None)
+    assert asked == ["/token"]

@@ -114,3 +114,4 @@ def test_an_account_is_described_without_tokens(
     described = describe_account(account)
     assert (described["state"], described["reason"]) == state
     assert not {account.access_token, account.refresh_token, account.client_secret} & set(map(str, described.values()))
+    assert repr(account) == "AccountRecord(server='web')"

@@ -93,6 +93,9 @@ class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         if not _TOKEN.fullmatch(self.access_token):
             raise ValueError("the access token contains characters that no header may have")
 
+    def __repr__(self) -> str:
+        return f"AccountRecord(server={self.server!r})"
+
 
 def account_key(config: ServerConfig) -> str:
     """Another entry, another address, or an unverified certificate never gets the same account."""
@@ -233,7 +236,7 @@ class Account:
         if now >= self._due and self._is_renewable:
             if now >= self._ends:
                 await self._renewed()
-            else:
+            elif self._failure is None:
                 self._begin_renewal()
         return self.header
 
@@ -351,10 +354,15 @@ class Account:
         error = None if task.cancelled() else task.exception()
         self._failed = (time.monotonic(), error) if isinstance(error, AccountUnusable) else None
 
+    @property
+    def _failure(self) -> AccountUnusable | None:
+        """Why no renewal is tried now."""
+        return self._failed[1] if self._failed and time.monotonic() < self._failed[0] + _RETRY else None
+
     async def _renewed(self) -> None:
         """Waits for a renewal. A caller that is cancelled doesn't end it for the others."""
-        if self._failed is not None and time.monotonic() < self._failed[0] + _RETRY:
-            raise self._failed[1]
+        if (failure := self._failure) is not None:
+            raise failure
         await asyncio.shield(self._begin_renewal())
 
     async def _renew(self) -> None:
@@ -405,12 +413,15 @@ class Account:
 async def _run_apart(command: list[str], given: bytes) -> bytes:
     """The output of a program that goes on when this process ends: it forks once it has read what is given."""
     output, write_end = os.pipe()
+
+    def start() -> None:
+        # Closed in the thread, which goes on when its caller is cancelled.
+        with open(write_end, "wb", buffering=0) as stdout:  # noqa: PTH123 - a descriptor
+            quiet: Any = {"stdout": stdout, "stderr": subprocess.DEVNULL, "start_new_session": True}
+            subprocess.run(with_default_signals(command), input=given, check=False, **quiet)
+
     with open(output, "rb", buffering=0) as pipe:  # noqa: ASYNC230, PTH123 - a descriptor, which is not read here
-        try:
-            started = functools.partial(subprocess.run, input=given, stdout=write_end, stderr=subprocess.DEVNULL)
-            await asyncio.to_thread(started, with_default_signals(command), start_new_session=True, check=False)
-        finally:
-            os.close(write_end)
+        await asyncio.to_thread(start)
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
