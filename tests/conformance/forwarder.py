@@ -33,9 +33,17 @@ class Forwarder:
             yield f"http://{self.own}{self.path}"
         finally:
             server.close()
-            for task in self._open:
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Breaks all connections."""
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def refusal(self, _head: bytes) -> bytes:
+        """An answer that is sent in place of the gateway's; empty to forward the request."""
+        return b""
 
     def _rewrite(self, head: bytes) -> bytes:
         request, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
@@ -47,8 +55,10 @@ class Forwarder:
                 continue
             exact = {b"host": (own, target), b"origin": (b"http://" + own, b"http://" + target)}.get(name.lower())
             kept.append(name + b": " + exact[1] if exact and value.strip() == exact[0] else line)
-        added = [b"Authorization: Bearer " + self.token.encode(), b"Connection: close"]
-        return b"\r\n".join([request, *kept, *added]) + b"\r\n\r\n"
+        return b"\r\n".join([request, *kept, *self.added(lines)]) + b"\r\n\r\n"
+
+    def added(self, _lines: list[bytes]) -> list[bytes]:
+        return [b"Authorization: Bearer " + self.token.encode(), b"Connection: close"]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -57,6 +67,12 @@ class Forwarder:
         try:
             async with _closing(writer):
                 head = await reader.readuntil(b"\r\n\r\n")
+                if refusal := self.refusal(head):
+                    # The rest of the request is read, because its loss could cost the client the answer.
+                    writer.write(refusal)
+                    writer.write_eof()
+                    await reader.read()
+                    return
                 server_reader, server_writer = await asyncio.open_connection(self.host, self.port)
                 async with _closing(server_writer):
                     server_writer.write(self._rewrite(head))
@@ -67,7 +83,7 @@ class Forwarder:
                     for way in tasks:
                         way.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             return
         finally:
             self._open.discard(task)

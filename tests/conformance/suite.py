@@ -53,7 +53,8 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteVerdict:
-    scenarios: int
+    scenarios: frozenset[str]
+    """Those that were run."""
     checks: int
     failures: tuple[Failure, ...]
     unexpected: tuple[Failure, ...]
@@ -62,10 +63,10 @@ class SuiteVerdict:
 
     @property
     def good(self) -> bool:
-        return self.scenarios > 0 and not self.unexpected and not self.stale
+        return bool(self.scenarios) and not self.unexpected and not self.stale
 
     def __str__(self) -> str:
-        lines = [f"{self.scenarios} scenarios, {self.checks} checks, {len(self.failures)} failed"]
+        lines = [f"{len(self.scenarios)} scenarios, {self.checks} checks, {len(self.failures)} failed"]
         lines += [f"  unexpected: {failure}" for failure in self.unexpected]
         lines += [f"  expected to fail, but passed (remove it from the list): {name}" for name in self.stale]
         if not self.scenarios:
@@ -86,19 +87,29 @@ def run(leg: Leg, url: str, results: Path, expected: frozenset[str]) -> SuiteVer
     return judge(results, expected, done.stdout + done.stderr)
 
 
-def judge(results: Path, expected: frozenset[str], output: str) -> SuiteVerdict:
+def run_client(leg: Leg, results: Path, command: str, *words: str) -> SuiteVerdict:
+    """The scenarios for clients, in which a warning is a failure. The last argument of `command` is a server's URL."""
+    whole = [fleet.command("node")[0], fleet.command(leg.part)[-1], "client", "--command", command, *words]
+    whole += ["--output-dir", str(results), "--timeout", str(round(LIMIT * 1000))]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=results)
+    return judge(results, frozenset(), done.stdout + done.stderr, bad=frozenset({"FAILURE", "WARNING"}))
+
+
+def judge(
+    results: Path, expected: frozenset[str], output: str, *, bad: frozenset[str] = frozenset({"FAILURE"})
+) -> SuiteVerdict:
     failures: list[Failure] = []
     ran: set[str] = set()
     checks = 0
-    for file in sorted(results.glob("*/checks.json")):
-        scenario = _STAMP.sub("", file.parent.name).removeprefix("server-")
+    for file in sorted(results.rglob("checks.json")):
+        scenario = _STAMP.sub("", str(file.parent.relative_to(results))).removeprefix("server-")
         ran.add(scenario)
         found: list[dict[str, Any]] = json.loads(file.read_text())
         checks += len(found)
-        failures += [_failure(scenario, check) for check in found if check["status"] == "FAILURE"]
+        failures += [_failure(scenario, check) for check in found if check["status"] in bad]
     failed = {name for failure in failures for name in failure.names}
     return SuiteVerdict(
-        scenarios=len(ran),
+        scenarios=frozenset(ran),
         checks=checks,
         failures=tuple(failures),
         unexpected=tuple(failure for failure in failures if not failure.names & expected),

@@ -92,6 +92,8 @@ class AuthorizationServer:
         """Tokens that the client revoked."""
         self._held: set[str] = set()
         self._waiting: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        """By endpoint: how many requests arrived, also those with a prepared answer."""
         self._thread: threading.Thread | None = None
         self._uvicorn: uvicorn.Server | None = None
 
@@ -222,6 +224,7 @@ class AuthorizationServer:
 
     async def _pause(self, endpoint: str) -> None:
         self._waiting[endpoint] += 1
+        self.asked[endpoint] += 1
         try:
             await asyncio.sleep(self.delays.get(endpoint, 0))
             while endpoint in self._held:  # noqa: ASYNC110 - set by another thread

@@ -294,8 +294,8 @@ HOSTILE: list[tuple[str, str, dict[str, Any], str]] = [
         r"access_denied: <b>no\\x1b",
     ),
     ("no bearer", "token", {"token_type": "mac"}, "Invalid token response"),
-    ("a long life", "token", {"expires_in": 10**400}, "lifetime of its token is too large"),
-    ("a header", "token", {"access_token": "a\r\nX-Other: b"}, "a token that cannot be used: .* no header may have"),
+    ("a long life", "token", {"expires_in": 10**400}, "lifetime is not a possible number"),
+    ("a header", "token", {"access_token": "a\r\nX-Other: b"}, "a token that cannot be used: the access token"),
 ]
 
 

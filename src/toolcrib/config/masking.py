@@ -182,18 +182,22 @@ class Masker:
         self._known = _Known({})
         self.learn(secrets)
 
-    def learn(self, secrets: Mapping[str, str] | Iterable[str], *, forget: Iterable[str] = ()) -> None:
-        """Adds values and their owners; `named` skips values without an owner. Other values are not removed, because a
-        removed server may still be quoted. `forget` is for those that have long ended: each one costs time."""
+    def learn(self, secrets: Mapping[str, str] | Iterable[str]) -> None:
+        """Adds values and their owners; `named` skips values without an owner. Those of a removed server stay, because
+        it may still be quoted."""
         whose = secrets if isinstance(secrets, Mapping) else dict.fromkeys(secrets, "")
         known = self._known.secrets
         parts = ((part, of) for value, of in whose.items() for part in _parts(value))
         long = ((part, of) for part, of in parts if len(part) >= SHORTEST_SECRET)
         new = {part: of for part, of in long if part not in known or (of and not known[part])}
-        gone = {part for value in forget for part in _parts(value)} & known.keys()
-        if new or gone:
-            kept = {part: of for part, of in known.items() if part not in gone}
-            self._known = _Known({**kept, **new})
+        if new:
+            self._known = _Known({**known, **new})
+
+    def forget(self, ended: Iterable[str]) -> None:
+        """Removes values that are of no use to anybody any more: each one costs time with every text."""
+        gone = {part for value in ended for part in _parts(value)}
+        if gone:
+            self._known = _Known({value: of for value, of in self._known.secrets.items() if value not in gone})
 
     def __call__(self, text: str) -> str:
         """Hides known secrets and text that looks like one; the result is printable."""

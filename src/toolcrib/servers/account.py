@@ -12,9 +12,10 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
+import math
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -40,20 +41,21 @@ _MOST_AHEAD = 300.0
 _MARGIN = 5.0
 """Seconds before its end in which calls wait for the new token: they may travel, and clocks differ."""
 _TRY_LOCK = 0.1
-_LONGEST_LIFE = 1e9
-"""Seconds that a token may live; a longer time is a mistake."""
 _RETRY = 5.0
 """Seconds after a failed renewal in which none is tried again."""
+_USELESS = 60.0
+"""Seconds after a renewal in which no rejected token is renewed, if the server rejects the new token too."""
 _RENEWAL = "toolcrib.servers.renewal"
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
 _MAX_SCOPES = 64
-_MASKED = 8
-"""Tokens that are still masked: those of the last renewals."""
+_PAST_TOKENS = 8
+_LONGEST_TOKEN = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]*")
-_SCOPES = re.compile(r'\bscope="([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"')
-
+_SCOPES = re.compile(
+    r'\bscope=(?:"([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"|([\x21\x23-\x2b\x2d-\x5b\x5d-\x7e]{1,4096}))'
+)
 
 _Result = TypeVar("_Result")
 
@@ -90,11 +92,30 @@ class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Why a new sign-in is needed; empty if it is not."""
 
     def __post_init__(self) -> None:
-        if not _TOKEN.fullmatch(self.access_token):
-            raise ValueError("the access token contains characters that no header may have")
+        if not _TOKEN.fullmatch(self.access_token) or len(self.access_token) > _LONGEST_TOKEN:
+            raise ValueError("the access token is longer than a header may be, or contains characters that none may")
 
     def __repr__(self) -> str:
         return f"AccountRecord(server={self.server!r})"
+
+
+def scopes_in(scope: str) -> tuple[str, ...]:
+    """Those in an answer with tokens."""
+    return tuple(one for one in scope.split() if _TOKEN.fullmatch(one))[:_MAX_SCOPES]
+
+
+def token_end(expires_in: Any, issued_at: float) -> float | None:
+    """For `expires_at`. Servers write `expires_in` in several forms; None for one that cannot be true."""
+    try:
+        seconds = float(expires_in)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return issued_at + seconds if 0 < seconds < math.inf else None
+
+
+def has_ended(record: AccountRecord) -> bool:
+    """Whether the access token can't be used any more, or nobody knows."""
+    return record.expires_at is None or time.time() >= record.expires_at - _MARGIN
 
 
 def account_key(config: ServerConfig) -> str:
@@ -111,15 +132,6 @@ def load_account(vault: Vault, key: str) -> AccountRecord | None:
         return msgspec.json.decode(held, type=AccountRecord)
     except msgspec.MsgspecError as error:
         raise StoreError(f"A stored account is damaged: {error}.", remedy="Sign in again.") from None
-
-
-def token_end(expires_in: Any, issued: float) -> float | None:
-    """When a token ends whose life is given in seconds. None if that cannot be: it is used until it is rejected."""
-    try:
-        seconds = float(expires_in)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return issued + seconds if 0 < seconds < _LONGEST_LIFE else None
 
 
 def store_account(vault: Vault, key: str, record: AccountRecord) -> None:
@@ -155,6 +167,11 @@ async def locked(vault: Vault, key: str, work: Callable[[], _Result]) -> _Result
             return await asyncio.to_thread(attempt)
         except BlockingIOError:
             await asyncio.sleep(_TRY_LOCK)
+
+
+async def save_account(vault: Vault, key: str, record: AccountRecord) -> None:
+    """Like `store_account`, between renewals."""
+    await locked(vault, key, functools.partial(store_account, vault, key, record))
 
 
 @contextlib.asynccontextmanager
@@ -205,11 +222,13 @@ class Account:
         self._record: AccountRecord | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._failed: tuple[float, AccountUnusable] | None = None
-        """When the last renewal failed or its token was rejected, by the monotonic clock, and why."""
+        """When the last renewal failed, by the monotonic clock, and why."""
+        self._useless_until = 0.0
+        """By the monotonic clock; 0 if the last renewal of a rejected token helped."""
+        self._tokens: list[str] = []
+        """That were in use, the newest last."""
         self._due = self._ends = float("inf")
         """When the token is to be renewed, and when it can't be used any more (seconds since the epoch)."""
-        self._tokens: list[str] = []
-        """The last ones, which are masked; the newest at the end."""
         self.authorization = ""
         """The header's value with the current token; empty without one."""
         self.header = b""
@@ -236,7 +255,7 @@ class Account:
         if now >= self._due and self._is_renewable:
             if now >= self._ends:
                 await self._renewed()
-            elif self._failure is None:
+            elif self._recent_failure is None:
                 self._begin_renewal()
         return self.header
 
@@ -252,6 +271,7 @@ class Account:
             if not await self.rejected(header):
                 raise self.needed()
             response = await send(self.header)
+            self.repeated(response.status)
         if (refusal := await self.refusal(response.status, response.headers)) is not None:
             response.close()
             raise refusal
@@ -264,24 +284,26 @@ class Account:
         """
         if header == self.header:
             await self._load()
-        if header == self.header and self._is_renewable:
+        if header == self.header and self._is_renewable and time.monotonic() >= self._useless_until:
             await self._renewed()
+            self._useless_until = time.monotonic() + _USELESS
         return bool(self.header) and header != self.header
+
+    def repeated(self, status: int) -> None:
+        """Notes the answer to a request that was sent again."""
+        if status != _UNAUTHORIZED:
+            self._useless_until = 0.0
 
     async def refusal(self, status: int, headers: Mapping[str, str]) -> AccountUnusable | None:
         """The error of a request with this answer, if a sign-in would help. Scopes that were lacking are stored for
         it."""
         if status == _UNAUTHORIZED:
-            refusal = self.needed()
-            if self.header:
-                # A new token would be rejected too, and each call would renew it.
-                self._failed = time.monotonic(), refusal
-            return refusal
+            return self.needed()
         challenge = headers.get("www-authenticate", "") if status == _FORBIDDEN else ""
         if "insufficient_scope" not in challenge:
             return None
         found = _SCOPES.search(challenge)
-        scopes = tuple(found[1].split()[:_MAX_SCOPES]) if found else ()
+        scopes = scopes_in(found[1] or found[2]) if found else ()
         if scopes:
             await locked(self._vault, self._key, functools.partial(self._ask_for, scopes))
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
@@ -320,20 +342,25 @@ class Account:
         self.authorization, self.header, self._due, self._ends = "", b"", float("inf"), float("inf")
         if record is None or record.ended:
             return
-        owner = f"account of server {self._config.name}"
-        tokens = [token for token in (record.access_token, record.refresh_token) if token]
-        self._tokens = [token for token in self._tokens if token not in tokens] + tokens
-        ended, self._tokens = self._tokens[:-_MASKED], self._tokens[-_MASKED:]
-        self._mask.learn({secret: owner for secret in (*tokens, record.client_secret) if secret}, forget=ended)
+        self._learn(record)
         self.described = {"account": record.server, "issuer": record.issuer}
         self.authorization = f"Bearer {record.access_token}"
         self.header = f"Authorization: {self.authorization}\r\n".encode()
         if record.expires_at is not None:
-            ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
-            self._ends = self._due = record.expires_at - min(_MARGIN, ahead)
+            self._ends = self._due = record.expires_at - _MARGIN
             if record.pending is None:
                 # A refresh token whose use has an unknown result is used again only if nothing else is left.
-                self._due = record.expires_at - ahead
+                ahead = min((record.expires_at - record.refreshed_at) * _AHEAD, _MOST_AHEAD)
+                self._due = record.expires_at - max(_MARGIN, ahead)
+
+    def _learn(self, record: AccountRecord) -> None:
+        """Hides the secrets in all texts, and the last tokens, which may still be quoted."""
+        now = [token for token in (record.access_token, record.refresh_token) if token]
+        owner = f"account of server {self._config.name}"
+        self._mask.learn({secret: owner for secret in (*now, record.client_secret) if secret})
+        past = [token for token in self._tokens if token not in now]
+        self._mask.forget(past[:-_PAST_TOKENS])
+        self._tokens = past[-_PAST_TOKENS:] + now
 
     async def close(self) -> None:
         """Waits a moment for a renewal. Its process ends by itself."""
@@ -355,13 +382,12 @@ class Account:
         self._failed = (time.monotonic(), error) if isinstance(error, AccountUnusable) else None
 
     @property
-    def _failure(self) -> AccountUnusable | None:
-        """Why no renewal is tried now."""
+    def _recent_failure(self) -> AccountUnusable | None:
         return self._failed[1] if self._failed and time.monotonic() < self._failed[0] + _RETRY else None
 
     async def _renewed(self) -> None:
         """Waits for a renewal. A caller that is cancelled doesn't end it for the others."""
-        if (failure := self._failure) is not None:
+        if (failure := self._recent_failure) is not None:
             raise failure
         await asyncio.shield(self._begin_renewal())
 
@@ -387,11 +413,12 @@ class Account:
             "key": self._key,
             "verify_tls": self._config.verify_tls,
             "refreshed_at": before.refreshed_at if before else 0.0,
+            "pending": before.pending if before else None,
         }
         try:
             said = await _run_apart([sys.executable, "-P", "-m", _RENEWAL], json.dumps(order).encode())
         except OSError as error:
-            return f"{sys.executable} cannot be started ({error.strerror}). Restart Toolcrib."
+            return f"a process for it could not be started: {error.strerror}."
         return self._mask.line(said.decode(errors="replace").strip())
 
     async def _by_credentials(self, before: AccountRecord | None) -> str:
@@ -412,23 +439,25 @@ class Account:
 
 async def _run_apart(command: list[str], given: bytes) -> bytes:
     """The output of a program that goes on when this process ends: it forks once it has read what is given."""
-    output, write_end = os.pipe()
+    # Event loops close a pipe's descriptor twice, and the second time it may be another thread's file.
+    ours, theirs = socket.socketpair()
 
     def start() -> None:
-        # Closed in the thread, which goes on when its caller is cancelled.
-        with open(write_end, "wb", buffering=0) as stdout:  # noqa: PTH123 - a descriptor
-            quiet: Any = {"stdout": stdout, "stderr": subprocess.DEVNULL, "start_new_session": True}
-            subprocess.run(with_default_signals(command), input=given, check=False, **quiet)
+        # Closed here: a caller that is cancelled does not wait for this thread.
+        with theirs:
+            pipes: Any = {"input": given, "stdout": theirs, "stderr": subprocess.DEVNULL}
+            subprocess.run(with_default_signals(command), start_new_session=True, check=False, **pipes)
 
-    with open(output, "rb", buffering=0) as pipe:  # noqa: ASYNC230, PTH123 - a descriptor, which is not read here
+    try:
         await asyncio.to_thread(start)
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            return await reader.read(_LONGEST_REASON)
-        finally:
-            transport.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        raise
+    try:
+        return await reader.read(_LONGEST_REASON)
+    finally:
+        writer.close()
 
 
 class Accounts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import ssl
@@ -236,9 +237,14 @@ class HttpLink(ServerLink):
 
     @contextlib.asynccontextmanager
     async def _resumed(self, last_id: str) -> AsyncIterator[post_client.PostResponse]:
-        resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
-        token = await self._account.current() if self._account else b""
-        with await self._client.request(b"GET", self._address, self._head + token + resume) as response:
+        head = self._head + b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
+        ask = functools.partial(self._client.request, b"GET", self._address)
+        try:
+            opening = self._account.authorized(lambda token: ask(head + token)) if self._account else ask(head)
+            resumed = await opening
+        except AccountUnusable as error:
+            raise self.interrupted(f"It ended its stream without an answer. {error.message}") from None
+        with resumed as response:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.interrupted("It ended its stream without an answer.")
             yield response

@@ -300,10 +300,9 @@ class _Connection(asyncio.Protocol):
             self._refusal = TooLarge(f"It sent more than {_MAX_HEADERS} headers.")
             raise self._refusal
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
-        if key == "www-authenticate" and key in response.headers:
-            # One header for each way to authenticate.
-            text = f"{response.headers[key]}, {text}"
-        response.headers[key] = text
+        # A server may offer several ways to authenticate, each in a header of its own.
+        several = key == "www-authenticate" and key in response.headers
+        response.headers[key] = f"{response.headers[key]}, {text}" if several else text
 
     def on_headers_complete(self) -> None:
         if self._response is None:

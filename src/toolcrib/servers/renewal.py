@@ -24,7 +24,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.paths import Paths
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import SignInFailed, StoreError
-from toolcrib.servers.account import AccountRecord, load_account, store_account, token_end
+from toolcrib.servers.account import AccountRecord, has_ended, load_account, scopes_in, store_account, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp
 from toolcrib.servers.client_auth import authenticate
 from toolcrib.servers.web import shown_url
@@ -33,14 +33,18 @@ _FINAL = frozenset({"invalid_grant", "invalid_client", "unauthorized_client", "u
 """Answers after which only a new sign-in helps."""
 _NOT_PROCESSED = frozenset({429, 503})
 _LONGEST_REASON = 300
+_STORE_AGAIN = (0.1, 1.0, 5.0, 20.0)
+"""Seconds between attempts, if the disk is full or the keyring is locked."""
 
 
-class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
     paths: dict[str, str]
     key: str
     verify_tls: bool
     refreshed_at: float
     """When the tokens that the caller knows were issued."""
+    pending: float | None = None
+    """The attempt without an answer that the caller knows of."""
 
 
 def main() -> None:
@@ -61,6 +65,8 @@ def _renew(order: _Order) -> str:
             record = load_account(vault, order.key)
             if record is None or record.ended or record.refreshed_at != order.refreshed_at:
                 return ""
+            if record.pending not in (None, order.pending) and not has_ended(record):
+                return "another attempt got no answer. The token that is left is used until its end."
             store_account(vault, order.key, replace(record, pending=time.time()))
             try:
                 renewed = asyncio.run(_renewed(record, verify_tls=order.verify_tls))
@@ -68,10 +74,22 @@ def _renew(order: _Order) -> str:
                 if not error.may_have_run:
                     store_account(vault, order.key, record)
                 raise
-            store_account(vault, order.key, renewed)
+            _store(vault, order.key, renewed)
     except (SignInFailed, StoreError) as error:
         return error.text()
     return ""
+
+
+def _store(vault: Vault, key: str, renewed: AccountRecord) -> None:
+    """Tries for a while: the old refresh token is used up, so the sign-in would be lost with the new one."""
+    for pause in _STORE_AGAIN:
+        try:
+            store_account(vault, key, renewed)
+        except StoreError:
+            time.sleep(pause)
+        else:
+            return
+    store_account(vault, key, renewed)
 
 
 async def _renewed(record: AccountRecord, *, verify_tls: bool) -> AccountRecord:
@@ -117,7 +135,7 @@ def _with_tokens(record: AccountRecord, found: dict[str, Any], begun: float, whe
             record,
             access_token=access,
             refresh_token=refresh if isinstance(refresh, str) and refresh else record.refresh_token,
-            scopes=tuple(scope.split()) if isinstance(scope, str) else record.scopes,
+            scopes=scopes_in(scope) if isinstance(scope, str) else record.scopes,
             expires_at=token_end(found.get("expires_in"), begun),
             refreshed_at=begun,
             pending=None,

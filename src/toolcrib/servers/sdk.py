@@ -360,9 +360,16 @@ class _ForgivingTransport(httpx2.AsyncBaseTransport):
             return await self._inner.handle_async_request(request)
         header = await account.current()
         response = await self._with_token(request, account)
-        if response.status_code == HTTPStatus.UNAUTHORIZED and await account.rejected(header):
-            await response.aclose()
-            response = await self._with_token(request, account)
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            try:
+                again = await account.rejected(header)
+            except AccountUnusable:
+                await response.aclose()
+                raise
+            if again:
+                await response.aclose()
+                response = await self._with_token(request, account)
+                account.repeated(response.status_code)
         if (refusal := await account.refusal(response.status_code, response.headers)) is not None:
             self._observer.refusal = refusal.message
         return response

@@ -42,7 +42,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
-from toolcrib.servers.account import AccountRecord, account_key, load_account, locked, store_account, token_end
+from toolcrib.servers.account import AccountRecord, account_key, load_account, save_account, scopes_in, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
 from toolcrib.servers.client_assertion import signed_assertion
 from toolcrib.servers.oauth_documents import OAuthDocuments, cut, error_in
@@ -108,7 +108,7 @@ async def sign_in(order: SignInOrder) -> AccountRecord:
         except SignInFailed as error:
             text = order.mask.line(f"Signing in at '{config.name}' failed: {error.message}")
             raise SignInFailed(text, remedy=error.remedy, data={"server": config.name}) from None
-        await locked(vault, key, functools.partial(store_account, vault, key, record))
+        await save_account(vault, key, record)
         return record
 
 
@@ -264,7 +264,7 @@ class _Flow:
         except OAuthFlowError as error:
             raise SignInFailed(f"{cut(str(error))}.") from None
         except OverflowError:
-            raise SignInFailed("the lifetime of its token is too large a number.") from None
+            raise SignInFailed("the token's lifetime is not a possible number of seconds.") from None
         finally:
             await flow.aclose()
         try:
@@ -456,7 +456,6 @@ class _Flow:
         context, config = self._context, self._order.config
         tokens, client, metadata = context.current_tokens, context.client_info, context.oauth_metadata
         assert tokens is not None and client is not None  # noqa: S101 - the flow has ended
-        revocation = metadata.revocation_endpoint if metadata else None
         registered = not (self._settings.client_id or client.client_id == self._settings.client_metadata_url)
         return AccountRecord(
             server=config.name,
@@ -464,12 +463,12 @@ class _Flow:
             issuer=self._issuer(),
             resource=context.get_resource_url(),
             token_url=self._provider._get_token_endpoint(),
-            revocation_url=str(revocation) if revocation else "",
+            revocation_url=str((metadata and metadata.revocation_endpoint) or ""),
             client_id=client.client_id,
             client_secret=client.client_secret or "",
             client_auth=client.token_endpoint_auth_method or "none",
             redirect_port=self._listener.port if registered and self._listener else None,
-            scopes=tuple((tokens.scope or "").split()),
+            scopes=scopes_in(tokens.scope or ""),
             access_token=tokens.access_token,
             refresh_token=tokens.refresh_token or "",
             expires_at=token_end(tokens.expires_in, self._sent_at),

@@ -183,15 +183,19 @@ async def _authorized(config: ServerConfig, account: Account | None) -> _Connect
         return await _opened(config, "")
     header = await account.current()
     try:
-        return await _opened(config, account.authorization)
+        try:
+            return await _opened(config, account.authorization)
+        except InvalidStatus as error:
+            if error.response.status_code != HTTPStatus.UNAUTHORIZED or not await account.rejected(header):
+                raise
+        socket = await _opened(config, account.authorization)
     except InvalidStatus as error:
-        if error.response.status_code != HTTPStatus.UNAUTHORIZED or not await account.rejected(header):
-            challenges = ", ".join(error.response.headers.get_all("www-authenticate"))
-            headers = {"www-authenticate": challenges}
-            if (refusal := await account.refusal(error.response.status_code, headers)) is not None:
-                raise refusal from None
-            raise
-    return await _opened(config, account.authorization)
+        headers = {"www-authenticate": ", ".join(error.response.headers.get_all("www-authenticate"))}
+        if (refusal := await account.refusal(error.response.status_code, headers)) is not None:
+            raise refusal from None
+        raise
+    account.repeated(HTTPStatus.SWITCHING_PROTOCOLS)
+    return socket
 
 
 @contextlib.asynccontextmanager
