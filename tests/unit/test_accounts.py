@@ -31,7 +31,7 @@ from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import account as accounts
-from toolcrib.servers.account import Account, AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.account import Account, AccountRecord, account_key, load_account, scopes_in, store_account
 from toolcrib.servers.model import ServerState, ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.redirect_listener import RedirectListener
@@ -333,3 +333,7 @@ async def test_a_renewal_ahead_of_time_that_fails_is_not_repeated_with_each_call
         assert first.access_token.encode() in await account.current()
         await until(lambda: account._renewing is None)
     assert asked == ["/token"]
+
+
+def test_scopes_that_fill_the_terminal_are_left_out() -> None:
+    assert scopes_in(f"read {'x' * 100_000} a\x1b[2J write") == ("read", "write")

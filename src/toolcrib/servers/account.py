@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -49,7 +50,7 @@ _RENEWAL = "toolcrib.servers.renewal"
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
-_MAX_SCOPES = 64
+_MAX_SCOPES, _LONGEST_SCOPE = 64, 256
 _PAST_TOKENS = 8
 _LONGEST_TOKEN = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]*")
@@ -101,7 +102,8 @@ class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 def scopes_in(scope: str) -> tuple[str, ...]:
     """Those in an answer with tokens."""
-    return tuple(one for one in scope.split() if _TOKEN.fullmatch(one))[:_MAX_SCOPES]
+    usable = (one for one in scope.split() if len(one) <= _LONGEST_SCOPE and _TOKEN.fullmatch(one))
+    return tuple(itertools.islice(usable, _MAX_SCOPES))
 
 
 def token_end(expires_in: Any, issued_at: float) -> float | None:
