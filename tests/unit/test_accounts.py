@@ -337,3 +337,17 @@ async def test_a_renewal_ahead_of_time_that_fails_is_not_repeated_with_each_call
 
 def test_scopes_that_fill_the_terminal_are_left_out() -> None:
     assert scopes_in(f"read {'x' * 100_000} a\x1b[2J write") == ("read", "write")
+
+
+async def test_an_unreadable_account_matters_only_to_a_server_that_asks_for_one(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    (vault.paths.credentials / "key").write_bytes(b"damaged")
+    async with connected(config, vault) as server:
+        assert "The account of server 'web' is unreadable" in server.status.last_error
+    opened = accounts.Accounts(vault, Masker()).of(config)
+    assert opened is not None
+    await opened.open()
+    assert await opened.current() == b""

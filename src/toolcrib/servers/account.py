@@ -195,7 +195,7 @@ class AccountUnusable(ServerUnavailable):
 
 
 def login_command(name: str) -> str:
-    return f"toolcrib login {shlex.quote(name)}"
+    return f"toolcrib login {'-- ' if name.startswith('-') else ''}{shlex.quote(name)}"
 
 
 def sign_in_needed(config: ServerConfig, why: str = "") -> AccountUnusable:
@@ -225,6 +225,8 @@ class Account:
         self._renewing: asyncio.Task[None] | None = None
         self._failed: tuple[float, AccountUnusable] | None = None
         """When the last renewal failed, by the monotonic clock, and why."""
+        self._unreadable: AccountUnusable | None = None
+        """Why the stored account could not be read."""
         self._useless_until = 0.0
         """By the monotonic clock; 0 if the last renewal of a rejected token helped."""
         self._tokens: list[str] = []
@@ -244,7 +246,15 @@ class Account:
 
     async def open(self) -> None:
         """Reads the account again, for a new connection. Raises `AccountUnusable`."""
-        await self._load()
+        self._unreadable = None
+        try:
+            await self._load()
+        except AccountUnusable as error:
+            if self._is_automatic:
+                raise
+            # The server may need no account. If it does, this is why there is none.
+            self._unreadable = error
+            self._take(None)
         if self._record is None and self._is_automatic:
             await self._renewed()
         elif self._record is not None and self._record.ended:
@@ -314,6 +324,8 @@ class Account:
 
     def needed(self) -> AccountUnusable:
         """The error of a request that got a 401."""
+        if self._unreadable is not None:
+            return self._unreadable
         why = self._record.ended or "the server rejects its token" if self._record else ""
         return sign_in_needed(self._config, why)
 

@@ -147,7 +147,8 @@ _CHECK_CLIENT = "Check the client's details in the entry's auth."
 
 def _is_reusable(record: AccountRecord, settings: OAuthSettings) -> bool:
     """Whether the last sign-in's registered client can be used again."""
-    configured = settings.client_id or settings.client_metadata_url
+    # Other endpoints must not get the registered client's secret.
+    configured = settings.client_id or settings.client_metadata_url or settings.token_url
     return record.redirect_port is not None and not record.ended and not configured
 
 
