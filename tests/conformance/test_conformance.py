@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from parts.daemon import StartDaemon
 from parts.fleet import NotRun
 from parts.report import not_run
 from parts.server_process import StartServer
+from parts.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -54,6 +57,57 @@ async def test_the_gateway_passes_the_official_suite(
     async with Forwarder(running.endpoint, running.token).running() as url:
         verdict = await asyncio.to_thread(suite.run, leg, url, tmp_path, expected)
     assert verdict.good, str(verdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegacyServer:
+    url: str
+    seen_file: Path
+
+    @property
+    def seen(self) -> list[str]:
+        """The subscriptions, completions and levels that it got, in order."""
+        return self.seen_file.read_text().splitlines() if self.seen_file.exists() else []
+
+
+@pytest.fixture
+def legacy_server(
+    start_server: StartServer, parts: Callable[[str], list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> LegacyServer:
+    seen = tmp_path_factory.mktemp("legacy") / "seen"
+    running = start_server([*parts("mcp-v1"), str(HERE / "legacy_server.py"), "--seen", str(seen)])
+    return LegacyServer(url=running.url("http"), seen_file=seen)
+
+
+WATCHED = "test://watched-resource"
+
+
+@pytest.mark.parametrize("leg", [Leg.LEGACY_SUITE, Leg.LEGACY], ids=lambda leg: leg.name.lower(), indirect=True)
+def test_the_legacy_server_alone_passes_the_official_suite(
+    leg: Leg, legacy_server: LegacyServer, tmp_path: Path
+) -> None:
+    expected = suite.expected_failures(f"expected-failures.legacy-server.{leg.revision}.yml")
+    verdict = suite.run(leg, legacy_server.url, tmp_path, expected)
+    assert verdict.good, str(verdict)
+
+
+@pytest.mark.req("KSI-1", "ENG-9", "BNS-4", "BNS-11")
+async def test_the_gateway_passes_the_official_suite_in_front_of_a_legacy_server(
+    leg: Leg, legacy_server: LegacyServer, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    running = daemon({"names": "plain", "servers": {"everything": {"url": legacy_server.url}}})
+    running.wait_until_ready("everything")
+    expected = suite.expected_failures(f"expected-failures.legacy-server.{leg.revision}.yml")
+    async with Forwarder(running.endpoint, running.token).running() as url:
+        verdict = await asyncio.to_thread(suite.run, leg, url, tmp_path, expected)
+    assert verdict.good, str(verdict)
+    # These scenarios pass with any answer that is no error, so the server's own view decides.
+    arrived = {"complete arg1"}
+    if leg is not Leg.MODERN:
+        # A client that left without ending its session may still hold the subscription, or a more detailed level.
+        arrived |= {f"subscribe {WATCHED}"}
+        assert {"level info", "level debug"} & set(legacy_server.seen)
+    await until(lambda: arrived <= set(legacy_server.seen), f"the server to record {arrived}")
 
 
 async def test_the_forwarder_adds_the_token_and_keeps_a_foreign_host() -> None:

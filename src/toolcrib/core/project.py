@@ -340,8 +340,8 @@ class Project(OfferSource):
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
-        own = self.instance(server, request.principal.name)
-        if own is not None and own is not found:
+        if found.config.share is ShareMode.AGENT and request.principal.name != OWNER.name:
+            own = self.agent_servers.of(found, request.principal.name)
             if own.status.state is ServerState.READY:
                 return _OwnTarget(own, found.tools)
             # It connects for the call, and then compares the tool with the one that the agent was shown.
@@ -350,10 +350,10 @@ class Project(OfferSource):
         return found
 
     def instance(self, server: str, agent: str) -> Server | None:
-        """The instance that the agent uses; None for a built-in server."""
+        """The agent's own instance of a server, or the one that all share; None without one."""
         found = self.servers.get(server)
         if found is not None and found.config.share is ShareMode.AGENT and agent != OWNER.name:
-            return self.agent_servers.of(found, agent)
+            return self.agent_servers.by_agent(server).get(agent)
         return found
 
     def take_tools(self, server: Server) -> bool:

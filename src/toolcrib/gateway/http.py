@@ -16,7 +16,7 @@ import msgspec
 
 from toolcrib.core.crib import Crib
 from toolcrib.errors import ErrorCase, ToolcribError
-from toolcrib.events import Event, PermissionChanged
+from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
 from toolcrib.gateway.auth import (
     DEFAULT_CONVERSATION,
@@ -37,6 +37,8 @@ from toolcrib.gateway.streams import PostExchange, Receive, Send, SseResponse, s
 from toolcrib.gateway.watching import Watching
 from toolcrib.servers.model import MODERN_VERSION, Era
 
+_RETURNS_WITHIN = 60.0
+"""Seconds that the subscriptions of a legacy client outlive its last stream or request."""
 BATCH_VERSION = "2025-03-26"
 """The only version with batches. A request without a version header has it."""
 
@@ -44,7 +46,7 @@ BATCH_VERSION = "2025-03-26"
 class LegacyConnection:
     """Open requests and streams of one legacy session id."""
 
-    __slots__ = ("id", "pending", "streams", "watching")
+    __slots__ = ("id", "leaving", "pending", "streams", "watching")
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -52,6 +54,8 @@ class LegacyConnection:
         self.streams: set[SseResponse] = set()
         self.watching: Watching | None = None
         """Its subscriptions to resources and log messages."""
+        self.leaving: asyncio.TimerHandle | None = None
+        """Forgets them, because its client has neither a stream nor a request."""
 
     def watch(self, context: ProjectRequest) -> Watching:
         if self.watching is None:
@@ -64,10 +68,15 @@ class LegacyConnection:
             stream.offer(message)
             return
 
-    def end(self) -> None:
+    def stop_watching(self) -> None:
         if self.watching is not None:
             self.watching.close()
             self.watching = None
+
+    def end(self) -> None:
+        if self.leaving is not None:
+            self.leaving.cancel()
+        self.stop_watching()
         self.pending.cancel_all()
         for stream in tuple(self.streams):
             stream.close()
@@ -84,26 +93,37 @@ class LegacyConnections:
         found = self._by_id.get(id)
         if found is None:
             found = self._by_id[id] = LegacyConnection(id)
+        elif found.leaving is not None:
+            found.leaving.cancel()
+            found.leaving = None
         return found
 
     def release(self, connection: LegacyConnection) -> None:
-        """Forgets the connection unless it still has open requests or streams."""
+        """Forgets the connection unless it still has open requests or streams: at once if it watches nothing, otherwise
+        after some time, because clients reconnect, and many leave without ending their session."""
         if connection.pending or connection.streams:
             return
-        watching = connection.watching
-        if watching is not None and watching.is_idle:
-            watching.close()
-            watching = connection.watching = None
-        if watching is None:
+        if connection.watching is not None and connection.watching.is_idle:
+            connection.stop_watching()
+        if connection.watching is None:
             self._by_id.pop(connection.id, None)
+        else:
+            connection.leaving = asyncio.get_running_loop().call_later(_RETURNS_WITHIN, self.end, connection.id)
 
     def permission_changed(self, agent: str) -> None:
-        for one in self._by_id.values():
-            if one.watching is not None and one.watching.agent == agent:
+        for one in self._of(agent):
+            if one.watching is not None:
                 one.watching.permission_changed()
 
+    def agent_ended(self, agent: str) -> None:
+        for one in self._of(agent):
+            one.stop_watching()
+
+    def _of(self, agent: str) -> list[LegacyConnection]:
+        return [one for one in self._by_id.values() if one.watching is not None and one.watching.agent == agent]
+
     def end(self, id: str) -> None:
-        found = self._by_id.get(id)
+        found = self._by_id.pop(id, None)
         if found is not None:
             found.end()
 
@@ -125,7 +145,7 @@ class HttpGateway:
         self._loop = asyncio.get_running_loop()
         self._legacy = LegacyConnections()
         self._streams: dict[SseResponse, _OpenStream] = {}
-        self._unsubscribe = crib.bus.subscribe(self._permission_changed, PermissionChanged)
+        self._unsubscribe = crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded)
 
     def close(self) -> None:
         """Ends every notification stream and refuses new requests."""
@@ -161,17 +181,21 @@ class HttpGateway:
 
     async def _post(self, admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_post(admitted.headers)
-        large = is_large(admitted.headers)
-        if large:
+        batches = admitted.headers.get("mcp-protocol-version") in (None, BATCH_VERSION)
+        if is_large(admitted.headers):
             # The body isn't even received until the agent's previous one has been read.
             async with self._auth.reads.of(admitted.principal.name) as turn:
-                message = await turn.read(await read_body(admitted, receive, large=True))
+                body = await read_body(admitted, receive, large=True)
+                batch = batched(body) if batches else None
+                messages = [await turn.read(one) for one in batch or [body]]
         else:
             body = await read_body(admitted, receive, large=False)
-            if admitted.headers.get("mcp-protocol-version") in (None, BATCH_VERSION) and (batch := batched(body)):
-                await self._batch(batch, admitted, receive, send)
-                return
-            message = read_message(body)
+            batch = batched(body) if batches else None
+            messages = list(map(read_message, batch or [body]))
+        if batch is not None:
+            await self._batch(messages, admitted, send)
+            return
+        message = messages[0]
         if protocol.era_of(message, admitted.headers.get("mcp-protocol-version")) is Era.LEGACY:
             await self._legacy_post(message, admitted, receive, send)
             return
@@ -190,9 +214,8 @@ class HttpGateway:
         request = PendingRequest(asyncio.current_task(self._loop), cancelled_by_leaving=True)
         await self._answer(message, Era.MODERN, context, request, receive, send)
 
-    async def _batch(self, batch: list[bytes], admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
+    async def _batch(self, messages: list[ClientMessage], admitted: AdmittedRequest, send: Send) -> None:
         """Answers the requests of a batch with one JSON array, in their order."""
-        messages = [read_message(one) for one in batch]
         if any(one.method == "initialize" or protocol.VERSION_KEY in one.meta for one in messages):
             raise Rejected(ErrorCase.ENVELOPE, why="A batch can't have initialize or requests of protocol 2026-07-28")
         requests = [one for one in messages if one.id is not None and not one.is_response]
@@ -313,7 +336,11 @@ class HttpGateway:
         wanted = listen_request(message)
         stream = SseResponse(send)
         watching = Watching(context, stream.offer, kinds=wanted.kinds, tag=request_id)
-        watched = await watching.watch_all(self._dispatcher.door, wanted.resource_subscriptions)
+        try:
+            watched = await watching.watch_all(self._dispatcher.door, wanted.resource_subscriptions)
+        except BaseException:
+            watching.close()
+            raise
         stream.put(listen_acknowledged(request_id, wanted.kinds, watched))
         await self._carry(stream, context, watching, listen_ended(request_id), receive)
 
@@ -350,9 +377,11 @@ class HttpGateway:
                 task.cancel()
             await asyncio.gather(writer, watcher, return_exceptions=True)
 
-    def _permission_changed(self, event: Event) -> None:
+    def _agent_changed(self, event: Event) -> None:
         """A changed permission changes the agent's tool list, so its clients get the notice."""
-        if isinstance(event, PermissionChanged):
+        if isinstance(event, AgentEnded):
+            self._legacy.agent_ended(event.agent)
+        elif isinstance(event, PermissionChanged):
             for held in self._streams.values():
                 if held.agent == event.agent:
                     held.watching.permission_changed()

@@ -43,12 +43,12 @@ async def forward(
     """Reads a resource, gets a prompt, or completes an argument of either."""
     method, project = message.method, context.project
     params = dict(message.params)
-    if method == COMPLETE_METHOD:
-        name, params = _completed(project, params)
-    else:
-        name = _text(params, NAMED_BY[method])
-        if not project.offers.lists(name):
-            await project.wait_for_new_servers(CALL_WAIT_SECONDS)
+    ref = _reference(params) if method == COMPLETE_METHOD else None
+    name = _text(params, NAMED_BY[method]) if ref is None else ref.offer
+    if not project.offers.lists(name):
+        await project.wait_for_new_servers(CALL_WAIT_SECONDS)
+    if ref is not None:
+        params["ref"] = ref.naming(project.find_offer(method, name, context.principal.name).name)
     asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,
@@ -61,7 +61,7 @@ async def forward(
     )
     answer = project.public_answer(request, await door.call(context, request))
     if answer.result is None:
-        return answer
+        return ServerAnswer(error=protocol.offer_error(answer.error or b"{}", client=era))
     rendered = protocol.read_result if method == READ_METHOD else protocol.tool_result
     return ServerAnswer(result=rendered(answer.result, client=era))
 
@@ -114,21 +114,27 @@ def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
 
 
 class _Reference(msgspec.Struct):
+    """What a request for completion is about."""
+
     type: str
     name: str = ""
     uri: str = ""
 
+    @property
+    def offer(self) -> str:
+        return self.name if self.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{self.uri}"
 
-def _completed(project: Project, params: dict[str, msgspec.Raw]) -> tuple[str, dict[str, msgspec.Raw]]:
-    """What a request for completion names, and its params as the server knows it."""
+    def naming(self, own: str) -> msgspec.Raw:
+        """The same with the server's own name or template."""
+        named = {"name": own} if self.type == "ref/prompt" else {"uri": own}
+        return msgspec.Raw(msgspec.json.encode({"type": self.type, **named}))
+
+
+def _reference(params: Mapping[str, msgspec.Raw]) -> _Reference:
     try:
-        ref = msgspec.json.decode(params["ref"], type=_Reference)
+        return msgspec.json.decode(params["ref"], type=_Reference)
     except (KeyError, msgspec.ValidationError) as error:
         raise Rejected(ErrorCase.ARGUMENT, why="params.ref must name a prompt or a resource template") from error
-    name = ref.name if ref.type == "ref/prompt" else f"{TEMPLATE_REFERENCE}{ref.uri}"
-    own = project.find_offer(COMPLETE_METHOD, name, "").name
-    named = {"type": ref.type, **({"name": own} if ref.type == "ref/prompt" else {"uri": own})}
-    return name, {**params, "ref": msgspec.Raw(msgspec.json.encode(named))}
 
 
 _INSTRUCTIONS_OF_SERVER, _INSTRUCTIONS = 1_600, 8_000

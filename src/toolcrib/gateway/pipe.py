@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
@@ -17,7 +19,7 @@ from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
 from toolcrib.gateway.auth import bad_token
 from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests
-from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, error_reply, read_limited
+from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, batched, error_reply, read_limited
 from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal
@@ -71,7 +73,7 @@ class PipeConnection:
         try:
             while line := await self._line():
                 if line.strip():
-                    await self._take(line)
+                    await self._take_all(line)
                 await self._writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             log.info("the bridge of %s disconnected", self._conversation)
@@ -104,6 +106,16 @@ class PipeConnection:
             self._send(Rejected(ErrorCase.MALFORMED, why="the message is too large").reply().body)
             raise ConnectionError("message too large") from None
 
+    async def _take_all(self, line: bytes) -> None:
+        """A legacy client may send a batch. Each of its requests gets its own answer."""
+        try:
+            batch = batched(line) if self._era is Era.LEGACY else None
+        except Rejected as rejected:
+            self._send(rejected.reply().body)
+            return
+        for message in batch or [line]:
+            await self._take(message)
+
     async def _take(self, line: bytes) -> None:
         try:
             message = await read_limited(line, self._principal.name, self._reads)
@@ -113,7 +125,7 @@ class PipeConnection:
             if message.id is None or message.is_response:
                 self._notified(message)
             elif message.method == "subscriptions/listen" and self._era is Era.MODERN:
-                await self._listen(message, message.id)
+                self._in_background(self._listen(message, message.id))
             else:
                 self._begin(message, message.id)
         except Rejected as rejected:
@@ -138,11 +150,15 @@ class PipeConnection:
 
     def _begin(self, message: ClientMessage, request_id: bytes) -> None:
         request = PendingRequest()
-        task = request.task = asyncio.create_task(self._answer(message, request_id, request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = request.task = self._in_background(self._answer(message, request_id, request))
         end = self._pending.begin(message.key, request.cancel)
         task.add_done_callback(lambda _: end())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _answer(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         era = self._era or Era.LEGACY
@@ -167,20 +183,28 @@ class PipeConnection:
             await self._writer.drain()
 
     async def _listen(self, message: ClientMessage, request_id: bytes) -> None:
-        key, wanted = message.key, listen_request(message)
-        context = await self._dispatcher.context(self._principal, self._project, self._conversation)
-        watching = Watching(context, self._report, kinds=wanted.kinds, tag=request_id)
-        watched = await watching.watch_all(self._dispatcher.door, wanted.resource_subscriptions)
-        self._send(listen_acknowledged(request_id, wanted.kinds, watched))
-        self._listening[key] = watching
+        try:
+            key, wanted = message.key, listen_request(message)
+            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+        except Rejected as rejected:
+            self._send(rejected.reply(Era.MODERN, request_id).body)
+            return
+        except ToolcribError as error:
+            self._send(error_reply(error, Era.MODERN, request_id).body)
+            return
+        watching = self._listening[key] = Watching(context, self._report, kinds=wanted.kinds, tag=request_id)
 
         def unlisten() -> None:
-            if (gone := self._listening.pop(key, None)) is not None:
-                gone.close()
+            if self._listening.get(key) is watching:
+                del self._listening[key]
+            watching.close()
             end()
             self._send(listen_ended(request_id))
 
         end = self._pending.begin(key, unlisten)
+        watched = await watching.watch_all(self._dispatcher.door, wanted.resource_subscriptions)
+        if self._listening.get(key) is watching:
+            self._send(listen_acknowledged(request_id, wanted.kinds, watched))
 
     def _all_watching(self) -> tuple[Watching, ...]:
         return (*self._listening.values(), *((self._watching,) if self._watching else ()))

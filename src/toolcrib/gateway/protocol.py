@@ -32,7 +32,7 @@ from toolcrib.errors import (
 )
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification, result_message
 from toolcrib.servers.model import MODERN_VERSION, NAMED_BY, Era
-from toolcrib.servers.wire import result_type
+from toolcrib.servers.wire import error_in, result_type
 
 LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ASSUMED_LEGACY_VERSION = "2025-03-26"
@@ -57,6 +57,7 @@ CAPABILITIES = {
     "logging": {},
 }
 LISTS = {OfferKind.TOOL: "tools", OfferKind.RESOURCE: "resources", OfferKind.PROMPT: "prompts"}
+_LEGACY_NOT_FOUND = -32002
 _decode_text = msgspec.json.Decoder(str).decode
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 
@@ -188,6 +189,15 @@ def tool_result(result: bytes, *, client: Era) -> bytes:
             fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
             return msgspec.json.encode({**fields, "resultType": "complete"})
     return _with_members(result, b'"resultType":"complete"')
+
+
+def offer_error(error: bytes, *, client: Era) -> bytes:
+    """A server's error for a client: the modern era has no code of its own for an unknown resource."""
+    if client is Era.LEGACY or error_in(error).code != _LEGACY_NOT_FOUND:
+        return error
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        return msgspec.json.encode({**msgspec.json.decode(error, type=dict[str, msgspec.Raw]), "code": INVALID_PARAMS})
+    return error
 
 
 def read_result(result: bytes, *, client: Era) -> bytes:

@@ -23,8 +23,7 @@ from toolcrib.errors import ToolcribError
 from toolcrib.gateway.protocol import list_changed, tagged
 from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.link import LOG_MESSAGE, RESOURCE_UPDATED
-from toolcrib.servers.resource_watch import LOG_LEVELS
-from toolcrib.servers.server import Server
+from toolcrib.servers.resource_watch import LOG_LEVELS, ResourceWatch
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +47,13 @@ class Watching:
         self._kinds = kinds
         self._tag = tag
         self.level: str | None = None
-        self._resources: dict[str, tuple[Tool, Server | None]] = {}
-        """By public address; with the instance that reports its changes."""
-        self._leveled: dict[str, Server] = {}
-        """The instances that were told the level, by name."""
+        self._resources: dict[str, tuple[Tool, ResourceWatch | None]] = {}
+        """By public address. The daemon's own resources need no subscription."""
+        self._level_at: dict[str, ResourceWatch] = {}
+        """The servers that were told the level."""
+        self._begun = tag is None
+        """A modern client first gets an acknowledgement."""
+        self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self._leave = [
             context.project.subscribe(self._changed),
@@ -59,6 +61,7 @@ class Watching:
         ]
 
     def close(self) -> None:
+        self._closed = True
         for leave in self._leave:
             leave()
         for uri in tuple(self._resources):
@@ -72,7 +75,9 @@ class Watching:
         request = CallRequest(tool=uri, method="resources/subscribe")
         made = await door.call(self._context, request)
         if made.answer.error is None:
-            self._resources[uri] = made.tool, self._context.project.instance(made.tool.server, self.agent)
+            self._resources[uri] = made.tool, self._watch_of(made.tool.server)
+            if self._closed:
+                self.drop(uri)
         return made.answer.error
 
     async def watch_all(self, door: Door, uris: Sequence[str]) -> list[str]:
@@ -84,6 +89,7 @@ class Watching:
                     watched.append(uri)
             except ToolcribError as error:
                 log.info("%s is not watched: %s", printable(uri[:200]), error.text())
+        self._begun = True
         return watched
 
     @property
@@ -91,9 +97,9 @@ class Watching:
         return self._context.principal.name
 
     def drop(self, uri: str) -> None:
-        tool, server = self._resources.pop(uri, (None, None))
-        if tool is not None and server is not None:
-            self._spawn(server.watch.remove(tool.name))
+        tool, watch = self._resources.pop(uri, (None, None))
+        if tool is not None and watch is not None:
+            self._spawn(watch.remove(tool.name))
 
     @property
     def is_full(self) -> bool:
@@ -106,28 +112,31 @@ class Watching:
 
     def set_level(self, level: str | None) -> None:
         """The least important log messages that the client wants; None for none."""
-        for server in self._leveled.values():
-            self._spawn(server.watch.change_level(self.level, None))
-        self.level, self._leveled = level, {}
+        for watch in self._level_at.values():
+            self._spawn(watch.change_level(self.level, None))
+        self.level, self._level_at = level, {}
         self._tell_level()
+
+    def _watch_of(self, server: str) -> ResourceWatch | None:
+        found = self._context.project.instance(server, self.agent)
+        return None if found is None else found.watch
 
     def _tell_level(self) -> None:
         """Tells the level to servers that do not know it yet."""
-        if self.level is None:
-            return
-        for name, server in self._context.project.servers.items():
-            if self._leveled.get(name) is not server:
-                self._leveled[name] = server
-                self._spawn(server.watch.change_level(None, self.level))
+        for name in self._context.project.servers if self.level is not None else ():
+            watch = self._watch_of(name)
+            if watch is not None and self._level_at.get(name) is not watch:
+                self._level_at[name] = watch
+                self._spawn(watch.change_level(None, self.level))
 
     def _follow(self) -> None:
         """A changed configuration has replaced servers: subscribes to the new ones."""
         self._tell_level()
-        for uri, (tool, server) in tuple(self._resources.items()):
-            now = self._context.project.instance(tool.server, self.agent)
-            if now is not server and now is not None:
+        for uri, (tool, watch) in tuple(self._resources.items()):
+            now = self._watch_of(tool.server)
+            if now is not watch and now is not None:
                 self._resources[uri] = tool, now
-                self._spawn(now.watch.add(tool.name))
+                self._spawn(now.add(tool.name))
 
     def permission_changed(self) -> None:
         """Lists may differ now, and resources may not be permitted any more."""
@@ -141,11 +150,11 @@ class Watching:
 
     def _changed(self, changes: Changes) -> None:
         self._follow()
-        for kind in (one for one in OfferKind if one in changes & self._kinds):
+        for kind in (one for one in OfferKind if self._begun and one in changes & self._kinds):
             self._send(list_changed(kind, self._tag))
 
     def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
-        if method == RESOURCE_UPDATED:
+        if method == RESOURCE_UPDATED and self._begun:
             self._updated(server, params)
         elif method == LOG_MESSAGE and self._wants(params.get("level")) and self._may_use(server):
             self._send(tagged(method, params, self._tag))

@@ -201,8 +201,8 @@ class ServerLink(abc.ABC):
         self.budget = InputBudget(self.reject)
         self._peer: Peer | None = None
         self._on_lists_changed = on_lists_changed
-        self.on_notice: Callable[[str, Mapping[str, Any]], None] = lambda method, params: None
-        """Gets log messages and changes of resources."""
+        self.on_notice: Callable[[str, Mapping[str, Any]], bool] = lambda method, params: False
+        """Gets log messages and changes of resources. Returns whether anyone wants it."""
         self._numbers = itertools.count(1)
         self._progress: dict[str, OnProgress] = {}
         self._logs: dict[str, LogWish] = {}
@@ -302,13 +302,18 @@ class ServerLink(abc.ABC):
             self._on_lists_changed()
             return True
         if method in FORWARDED:
-            self.budget.charge(FORWARD_COST)
-            if method != LOG_MESSAGE or not request_id:
-                self.on_notice(method, params)
-            elif (wish := self._logs.get(request_id)) is not None:
-                wish.receive(params)
+            if self._forward_notice(method, params, request_id):
+                self.budget.charge(FORWARD_COST, asked=True)
             return True
         return False
+
+    def _forward_notice(self, method: str, params: Mapping[str, Any], request_id: str) -> bool:
+        """Whether anyone wants it."""
+        if method != LOG_MESSAGE or not request_id:
+            return self.on_notice(method, params)
+        if (wish := self._logs.get(request_id)) is not None:
+            wish.receive(params)
+        return wish is not None
 
     def lose(self, reason: str) -> None:
         """Marks the connection as lost. The first reason is kept."""

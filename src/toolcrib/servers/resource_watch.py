@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolcrib.errors import ServerFailure
@@ -23,10 +24,18 @@ LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 """The member of `_meta` with which a modern request asks for log messages."""
 _DONE = ServerAnswer(result=b"{}")
 _LIMIT = 10.0
+_REPORT_AFTER = 0.05
+"""Seconds in which several changes of a resource count as one."""
+_MAX_UPDATES = 1000
+"""Resources that are reported at once; what a server changes beyond them is a flood."""
 
 
 class ResourceWatch:
-    def __init__(self) -> None:
+    def __init__(self, on_updated: Callable[[Mapping[str, Any]], None] = lambda params: None) -> None:
+        """`on_updated` gets the params of each change that clients want, once in a while per resource."""
+        self._on_updated = on_updated
+        self._updates: dict[str, Mapping[str, Any]] = {}
+        """Changes that are reported soon, by address."""
         self.callers: dict[str, int] = {}
         """How many calls of each agent run or wait."""
         self.wishes: list[LogWish] = []
@@ -35,6 +44,7 @@ class ResourceWatch:
         self._levels: Counter[str] = Counter()
         self._changed: asyncio.Future[None] | None = None
         self._link: ServerLink | None = None
+        self._forgotten: tuple[str, ...] = ()
         self._told: str | None = None
         """The level that the connection was set to."""
 
@@ -58,10 +68,34 @@ class ResourceWatch:
             self._changed = asyncio.get_running_loop().create_future()
         return self._changed
 
-    async def connected(self, link: ServerLink) -> None:
-        """Repeats all wishes to a legacy server, which has forgotten them."""
+    def wants(self, level: Any) -> bool:
+        """Whether anyone wants log messages of this level."""
+        least = self.level
+        return least is not None and level in LOG_LEVELS and LOG_LEVELS.index(level) >= LOG_LEVELS.index(least)
+
+    def updated(self, params: Mapping[str, Any]) -> None:
+        """A server may change a resource a thousand times a second; its clients read it as fast as they can."""
+        uri = params.get("uri")
+        if not self._wanted or not isinstance(uri, str):
+            return
+        if not self._updates:
+            asyncio.get_running_loop().call_later(_REPORT_AFTER, self._report)
+        if len(self._updates) < _MAX_UPDATES:
+            self._updates[uri] = params
+
+    def _report(self) -> None:
+        updates, self._updates = self._updates, {}
+        for params in updates.values():
+            self._on_updated(params)
+
+    def attach(self, link: ServerLink) -> None:
+        """From here on, the connection gets each new wish. `repeat` follows."""
         self._link = link
-        for uri in self.uris:
+        self._forgotten = self.uris
+
+    async def repeat(self) -> None:
+        """Repeats earlier wishes to a legacy server, which has forgotten them."""
+        for uri in self._forgotten:
             await self._tell("resources/subscribe", {"uri": uri})
         await self._tell_level()
 

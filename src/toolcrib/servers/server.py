@@ -104,8 +104,7 @@ class Server(Supervisor):
             limit, setting = config.call_timeout, "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
-        if (wish := call.logs) is not None:
-            await self.watch.change_level(None, wish.level)
+        wish, told = call.logs, False
         key = NAMED_BY.get(call.method)
         params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
         meta = call.meta if wish is None else {**call.meta, LOG_LEVEL_KEY: wish.level}
@@ -121,6 +120,9 @@ class Server(Supervisor):
             link = self._link
             if link is None or link.lost.done():
                 link = await self._connected_for(call, listed)
+            if wish is not None:
+                told = True
+                await self.watch.change_level(None, wish.level)
             if call.method == "resources/subscribe":
                 return await self.watch.add(call.name)
             return await link.request(call.method, params, **how)
@@ -136,7 +138,8 @@ class Server(Supervisor):
                 del callers[call.agent]
             if wish is not None:
                 self.watch.wishes.remove(wish)
-                await self.watch.change_level(wish.level, None)
+                if told:
+                    await self.watch.change_level(wish.level, None)
 
     async def _connected_for(self, call: ToolCall, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""

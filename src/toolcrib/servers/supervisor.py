@@ -28,7 +28,15 @@ from toolcrib.servers.account import Account
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
-from toolcrib.servers.link import LOG_MESSAGE, EndedEarly, LinkContext, Peer, ServerLink, running_beside
+from toolcrib.servers.link import (
+    LOG_MESSAGE,
+    RESOURCE_UPDATED,
+    EndedEarly,
+    LinkContext,
+    Peer,
+    ServerLink,
+    running_beside,
+)
 from toolcrib.servers.model import (
     Era,
     Offers,
@@ -93,7 +101,7 @@ class Supervisor:
         """Last known raw definitions; None if never listed."""
         self.offers = known_offers
         """Last known, of everything else."""
-        self.watch = ResourceWatch()
+        self.watch = ResourceWatch(lambda params: self.on_notice(RESOURCE_UPDATED, params, None))
         self.on_notice: OnNotice = lambda method, params, agent: None
         """Gets changes of resources, and log messages that name no request."""
         self._on_tools = on_tools
@@ -318,6 +326,8 @@ class Supervisor:
             self._last_error = ""
         self._link = link
         self._links.add(link)
+        self.watch.attach(link)
+        link.on_notice = self._noticed
         self.restarts += not self._resumes
         self._resumes = False
         self._breaker.connected()
@@ -326,21 +336,23 @@ class Supervisor:
         self._settled.set()
 
     async def _until_lost(self, link: ServerLink) -> str | None:
-        link.on_notice = self._noticed
-        async with running_beside(self._list_on_change(link), health.watch(link), self.watch.connected(link)):
+        async with running_beside(self._list_on_change(link), health.watch(link), self.watch.repeat()):
             await asyncio.wait({link.lost})
         return None if link.session_expired else link.lost.result()
 
-    def _noticed(self, method: str, params: Mapping[str, Any]) -> None:
+    def _noticed(self, method: str, params: Mapping[str, Any]) -> bool:
         """A log message over a pipe names no request. While one agent's calls are in flight, it is about these; while
-        several agents' are, nobody gets it."""
+        several agents' are, nobody gets it. Returns whether anyone wants it."""
         if method != LOG_MESSAGE:
-            self.on_notice(method, params, None)
-        elif len(self.watch.callers) < 2:
+            self.watch.updated(params)
+            return False
+        wanted = self.watch.wants(params.get("level")) and len(self.watch.callers) < 2
+        if wanted:
             for wish in self.watch.wishes:
                 if wish.untagged:
                     wish.receive(params)
             self.on_notice(method, params, next(iter(self.watch.callers), None))
+        return wanted
 
     async def _list_on_change(self, link: ServerLink) -> None:
         """Lists the tools after a change, one list at a time, however many notifications arrive."""

@@ -36,6 +36,10 @@ class Caller(Protocol):
 
     async def list_changed(self) -> None: ...
 
+    async def updated(self, uri: str) -> None: ...
+
+    async def log(self, level: str, data: str) -> None: ...
+
 
 def _schema(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required or []}
@@ -64,6 +68,12 @@ TOOLS: list[dict[str, Any]] = [
     _tool(
         "grow", "Adds a tool of the given name and announces that the list changed.", _schema(name={"type": "string"})
     ),
+    _tool("touch", "Announces that a resource changed.", _schema(["uri"], uri={"type": "string"})),
+    _tool(
+        "say",
+        "Logs a text at each of these levels.",
+        _schema(["levels"], levels={"type": "array"}, text={"type": "string"}),
+    ),
     _tool("whoami", "Tells the process's folder, environment names, pid and words."),
 ]
 
@@ -87,6 +97,59 @@ RICH: dict[str, Any] = {
     "x-unknown": {"kept": None},
     "_meta": {"test/result": {"n": None}},
 }
+
+
+RESOURCES: list[dict[str, Any]] = [
+    {"uri": "test://one", "name": "one", "mimeType": "text/plain", "x-odd": [1.5, None], "_meta": {"test/one": None}},
+    {"uri": "test://pixel", "name": "pixel", "mimeType": "image/png", "size": 68},
+]
+TEMPLATES: list[dict[str, Any]] = [{"uriTemplate": "test://note/{id}", "name": "note", "description": "A note."}]
+PROMPTS: list[dict[str, Any]] = [
+    {"name": "greet", "description": "Greets.", "arguments": [{"name": "who", "required": True}], "x-odd": None}
+]
+CONTENTS: dict[str, dict[str, Any]] = {
+    "test://one": {"mimeType": "text/plain", "text": "tekst ✓ \u0000 \U0001f9f0", "x-odd": {"kept": None}},
+    "test://pixel": {"mimeType": "image/png", "blob": PIXEL},
+}
+
+
+def offered(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """The result of a request about anything but tools."""
+    note(method, str(params.get("uri") or params.get("name") or params.get("level")), params, params.get("_meta"))
+    match method:
+        case "resources/list":
+            return {"resources": RESOURCES}
+        case "resources/templates/list":
+            return {"resourceTemplates": TEMPLATES}
+        case "resources/read":
+            uri = params["uri"]
+            if uri.startswith("test://note/"):
+                return {"contents": [{"uri": uri, "text": f"note {uri.removeprefix('test://note/')}"}]}
+            if uri not in CONTENTS:
+                raise RpcError(-32002, "Resource not found", {"uri": uri})
+            return {"contents": [{"uri": uri, **CONTENTS[uri]}], "x-odd": {"kept": None}}
+        case "prompts/list":
+            return {"prompts": PROMPTS}
+        case "prompts/get":
+            content = {"type": "text", "text": f"Greet {params['arguments']['who']}."}
+            return {"messages": [{"role": "user", "content": content}], "x-odd": {"kept": None}}
+        case "completion/complete":
+            return {"completion": {"values": [f"{params['argument']['value']}rld"], "total": 1, "hasMore": False}}
+        case _:
+            return {}
+
+
+OFFERED = (
+    "resources/list",
+    "resources/templates/list",
+    "resources/read",
+    "resources/subscribe",
+    "resources/unsubscribe",
+    "prompts/list",
+    "prompts/get",
+    "completion/complete",
+    "logging/setLevel",
+)
 
 
 def note(method: str, name: str, arguments: Any, meta: Any = None) -> None:
@@ -155,6 +218,15 @@ class Toolbox:
         self.tools.append(_tool(name, "A tool that was not there before."))
         await caller.list_changed()
         return text(name)
+
+    async def _touch(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        await caller.updated(arguments["uri"])
+        return text("touched")
+
+    async def _say(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        for level in arguments["levels"]:
+            await caller.log(level, arguments.get("text", ""))
+        return text("said")
 
     async def _whoami(self, _arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
         me = {"cwd": str(Path.cwd()), "env": sorted(os.environ), "pid": os.getpid(), "argv": sys.argv}

@@ -17,7 +17,7 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
-from sdk_tools import OptionParser, RpcError, Toolbox, serve, sse_app
+from sdk_tools import OFFERED, OptionParser, RpcError, Toolbox, offered, serve, sse_app
 from starlette.applications import Starlette
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -40,6 +40,14 @@ class SdkCaller:
             with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 await session.send_tool_list_changed()
 
+    async def updated(self, uri: str) -> None:
+        for session in list(self.sessions):
+            with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                await session.send_resource_updated(uri)
+
+    async def log(self, level: Any, data: str) -> None:
+        await self.context.session.send_log_message(level, data, related_request_id=str(self.context.request_id))
+
 
 def build() -> Server[Any, Any]:
     server: Server[Any, Any] = Server("own-v1", version="1.0", instructions="A server for tests.")
@@ -59,13 +67,26 @@ def build() -> Server[Any, Any]:
             raise McpError(types.ErrorData(code=error.code, message=error.message, data=error.data)) from None
         return types.ServerResult(types.CallToolResult.model_validate(json.loads(json.dumps(result))))
 
+    async def offer(request: Any) -> types.ServerResult:
+        params = {} if request.params is None else request.params.model_dump(mode="json", by_alias=True)
+        try:
+            result = offered(request.method, params)
+        except RpcError as error:
+            raise McpError(types.ErrorData(code=error.code, message=error.message, data=error.data)) from None
+        return types.ServerResult(types.EmptyResult.model_validate(result))
+
+    for request in types.ClientRequest.model_fields["root"].annotation.__args__:
+        if request.model_fields["method"].default in OFFERED:
+            server.request_handlers[request] = offer
     server.request_handlers[types.ListToolsRequest] = list_tools
     server.request_handlers[types.CallToolRequest] = call_tool
     return server
 
 
 def start_words(server: Server[Any, Any]) -> Any:
-    return Server.create_initialization_options(server, NotificationOptions(tools_changed=True))
+    options = Server.create_initialization_options(server, NotificationOptions(tools_changed=True))
+    options.capabilities.resources = types.ResourcesCapability(subscribe=True)
+    return options
 
 
 async def over_stdio(server: Server[Any, Any]) -> None:

@@ -6,6 +6,7 @@ A middleware answers, because the SDK's types would drop unknown fields.
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import anyio
@@ -16,13 +17,25 @@ from mcp.server.runner import serve_loop
 from mcp.server.session import ServerSession
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
-from mcp.shared.exceptions import MCPError
-from mcp.shared.subscriptions import ToolsListChanged
-from sdk_tools import OptionParser, RpcError, Toolbox, serve, sse_app
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
+from mcp.shared.subscriptions import ResourceUpdated, ToolsListChanged
+from sdk_tools import OFFERED, OptionParser, RpcError, Toolbox, offered, serve, sse_app
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 MODERN = "2026-07-28"
+CACHED = frozenset({"resources/list", "resources/templates/list", "resources/read", "prompts/list"})
+OTHERS = (
+    "on_list_resources",
+    "on_list_resource_templates",
+    "on_read_resource",
+    "on_subscribe_resource",
+    "on_unsubscribe_resource",
+    "on_list_prompts",
+    "on_get_prompt",
+    "on_completion",
+    "on_set_logging_level",
+)
 
 
 class OwnServer(Server[Any]):
@@ -45,6 +58,16 @@ class SdkCaller:
         await self.bus.publish(ToolsListChanged())
         for session in list(self.known):
             await session.send_tool_list_changed()
+
+    async def updated(self, uri: str) -> None:
+        await self.bus.publish(ResourceUpdated(uri=uri))
+        for session in list(self.known):
+            await session.send_resource_updated(uri)
+
+    async def log(self, level: Any, data: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MCPDeprecationWarning)
+            await self.ctx.session.send_log_message(level, data, related_request_id=self.ctx.request_id)
 
 
 def build(only: str) -> Server[Any]:
@@ -74,8 +97,16 @@ def build(only: str) -> Server[Any]:
             except RpcError as error:
                 raise MCPError(code=error.code, message=error.message, data=error.data) from None
             return {**result, **complete}
+        if ctx.method in OFFERED:
+            hints = {"ttlMs": 0, "cacheScope": "private"} if modern and ctx.method in CACHED else {}
+            try:
+                return {**offered(ctx.method, dict(ctx.params or {})), **hints, **complete}
+            except RpcError as error:
+                code = -32602 if modern else error.code
+                raise MCPError(code=code, message=error.message, data=error.data) from None
         return await call_next(ctx)
 
+    others: Any = dict.fromkeys(OTHERS, unused)
     server = OwnServer(
         "own-v2",
         version="1.0",
@@ -84,6 +115,7 @@ def build(only: str) -> Server[Any]:
         on_list_tools=unused,
         on_call_tool=unused,
         on_subscriptions_listen=ListenHandler(bus),
+        **others,
     )
     server.add_notification_handler("notifications/initialized", types.NotificationParams, initialized)
     server.middleware.append(answer)

@@ -1,0 +1,275 @@
+"""What servers offer besides tools, in all four pairs of eras: resources, templates, prompts, completion, log messages.
+
+One daemon connects a server for each transport with clients of both eras, at the endpoint and through the bridge. The
+tests assert what the servers received, not only what came back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import PromptReference, ResourceTemplateReference
+
+from integration.kept import kept_open
+from parts.agent_clients import ERAS
+from parts.client import at_endpoint, through_bridge
+from parts.daemon import Daemon, Home, StartDaemon
+from parts.raw_client import Endpoint
+from parts.server_process import StartServer, stdio_command, stdio_entry
+from parts.servers.sdk_tools import CONTENTS, RESOURCES
+from parts.waiting import during, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    # The SDK discourages what only the legacy era has.
+    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
+]
+
+UPSTREAMS = {
+    "stdio_modern": ("sdk_v2", "--modern-only"),
+    "stdio_legacy": ("sdk_v1",),
+    "http_modern": ("sdk_v2", "--modern-only"),
+    "http_legacy": ("sdk_v1",),
+    "sse_legacy": ("sdk_v1",),
+    "ws_legacy": ("sdk_v1",),
+}
+SPELLED = {"ws": "websocket"}
+WAYS = {"endpoint": at_endpoint, "bridge": through_bridge}
+CLIENTS = list(itertools.product(ERAS, WAYS))
+LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    daemon: Daemon
+    seen_files: dict[str, Path]
+
+    def seen(self, upstream: str, method: str, text: str = "") -> list[dict[str, Any]]:
+        file = self.seen_files[upstream]
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [line for line in lines if line["method"] == method and text in json.dumps(line)]
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    shared_home: Home,
+    start_shared_server: StartServer,
+    start_shared_daemon: StartDaemon,
+    parts: Callable[[str], list[str]],
+) -> Fleet:
+    parts("mcp-v1")
+    servers: dict[str, Any] = {}
+    seen_files = {name: shared_home.path / f"{name}.seen" for name in UPSTREAMS}
+    for name, (program, *flags) in UPSTREAMS.items():
+        transport = name.partition("_")[0]
+        flags += ["--seen", str(seen_files[name])]
+        if transport == "stdio":
+            servers[name] = stdio_entry(program, *flags)
+        else:
+            running = start_shared_server([*stdio_command(program, *flags), "--transport", transport])
+            servers[name] = {"url": running.url(transport), "transport": SPELLED.get(transport, transport)}
+    daemon = start_shared_daemon({"servers": servers})
+    daemon.wait_until_ready(*servers)
+    return Fleet(daemon=daemon, seen_files=seen_files)
+
+
+@dataclass(kw_only=True)
+class Connected:
+    client: Client
+    notices: list[Any] = field(default_factory=list)
+    logs: list[tuple[str, Any]] = field(default_factory=list)
+
+    def updates(self, uri: str) -> int:
+        found = [one for one in self.notices if getattr(one, "method", "") == "notifications/resources/updated"]
+        return sum(str(one.params.uri) == uri for one in found)
+
+
+@contextlib.asynccontextmanager
+async def connected(daemon: Daemon, era: str, way: str, **more: Any) -> AsyncIterator[Connected]:
+    notices: list[Any] = []
+    logs: list[tuple[str, Any]] = []
+
+    async def hear(message: Any) -> None:
+        notices.append(message)
+
+    async def log(params: Any) -> None:
+        logs.append((params.level, params.data))
+
+    async with WAYS[way](daemon, era, message_handler=hear, logging_callback=log, **more) as client:
+        yield Connected(client=client, notices=notices, logs=logs)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def clients(fleet: Fleet) -> AsyncIterator[dict[tuple[str, str], Connected]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield {
+            (era, way): await stack.enter_async_context(kept_open(connected(fleet.daemon, era, way)))
+            for era, way in CLIENTS
+        }
+
+
+def address(upstream: str, uri: str) -> str:
+    """All servers have the same addresses."""
+    return f"{upstream.replace('_', '-')}+{uri}"
+
+
+@pytest.mark.req("BNS-11", "ENG-9", "KSI-1", "KSI-9")
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
+async def test_every_client_uses_what_every_server_offers(
+    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Fleet
+) -> None:
+    client, mark = clients[who].client, f"{'_'.join(who)}_{next(_numbers)}"
+    listed = {str(one.uri): one for one in (await client.list_resources(cache_mode="refresh")).resources}
+    one = listed[address(upstream, "test://one")]
+    assert one.model_dump(by_alias=True)["_meta"] == RESOURCES[0]["_meta"]
+    templates = {one.uri_template for one in (await client.list_resource_templates()).resource_templates}
+    assert address(upstream, "test://note/{id}") in templates
+
+    for uri, content in CONTENTS.items():
+        read = (await client.read_resource(address(upstream, uri))).contents[0]
+        assert (
+            read.model_dump(by_alias=True, exclude_none=True, mode="json").items()
+            >= {
+                "uri": address(upstream, uri),
+                **{key: value for key, value in content.items() if key != "x-odd"},
+            }.items()
+        )
+    note = await client.read_resource(address(upstream, f"test://note/{mark}"))
+    assert note.contents[0].text == f"note {mark}"
+    assert fleet.seen(upstream, "resources/read", f"test://note/{mark}"), "the server gets its own address"
+    with pytest.raises(MCPError) as raised:
+        await client.read_resource(address(upstream, "test://missing"))
+    legacy_pair = who[0] == "legacy" and upstream.endswith("legacy")
+    assert (raised.value.error.code, raised.value.error.message) == (
+        -32002 if legacy_pair else -32602,
+        "Resource not found",
+    )
+
+    prompts = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
+    assert prompts[f"{upstream}_greet"].arguments[0].required
+    greeting = await client.get_prompt(f"{upstream}_greet", {"who": mark})
+    assert greeting.messages[0].content.text == f"Greet {mark}."
+    assert fleet.seen(upstream, "prompts/get", mark)[0]["name"] == "greet"
+
+    for ref, own in (
+        ({"type": "ref/prompt", "name": f"{upstream}_greet"}, {"type": "ref/prompt", "name": "greet"}),
+        (
+            {"type": "ref/resource", "uri": address(upstream, "test://note/{id}")},
+            {"type": "ref/resource", "uri": "test://note/{id}"},
+        ),
+    ):
+        found = await client.complete(_ref(ref), {"name": "who", "value": mark})
+        assert found.completion.values == [f"{mark}rld"]
+        seen = fleet.seen(upstream, "completion/complete", mark)[-1]["arguments"]["ref"]
+        assert {key: value for key, value in seen.items() if value is not None} == own
+
+
+def _ref(ref: dict[str, str]) -> Any:
+    return (PromptReference if ref["type"] == "ref/prompt" else ResourceTemplateReference).model_validate(ref)
+
+
+@pytest.mark.req("BNS-4", "BNS-11")
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
+async def test_a_subscriber_is_told_of_changes_until_it_unsubscribes(
+    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Fleet
+) -> None:
+    at, own = clients[who], f"test://note/{next(_numbers)}"
+    uri = address(upstream, own)
+    legacy_server = upstream.endswith("legacy")
+
+    async def touch() -> None:
+        await at.client.call_tool(f"{upstream}_touch", {"uri": own})
+
+    if who[0] == "modern":
+        async with at.client.listen(resource_subscriptions=[uri]) as subscription:
+            if legacy_server:
+                assert fleet.seen(upstream, "resources/subscribe", own)
+            events = aiter(subscription)
+            waiting = asyncio.ensure_future(anext(events))
+            async with asyncio.timeout(60):
+                while not waiting.done():
+                    # A modern server may learn of the subscription a moment later.
+                    await touch()
+                    await asyncio.wait({waiting}, timeout=0.2)
+            assert str(waiting.result().uri) == uri
+    else:
+        await at.client.subscribe_resource(uri)
+        if legacy_server:
+            assert fleet.seen(upstream, "resources/subscribe", own)
+
+        async def told() -> bool:
+            await touch()
+            await asyncio.sleep(0.1)
+            return bool(at.updates(uri))
+
+        async with asyncio.timeout(60):
+            while not await told():
+                pass
+        await at.client.unsubscribe_resource(uri)
+    if legacy_server:
+        await until(lambda: fleet.seen(upstream, "resources/unsubscribe", own), "the server to be unsubscribed")
+
+
+@pytest.mark.req("BNS-11", "ENG-9")
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Fleet, upstream: str, way: str) -> None:
+    mark = f"log_{next(_numbers)}"
+    levels = {"levels": ["debug", "info", "error"], "text": mark}
+    async with (
+        connected(fleet.daemon, "legacy", way) as detailed,
+        connected(fleet.daemon, "legacy", way) as terse,
+        connected(fleet.daemon, "legacy", way) as silent,
+    ):
+        await detailed.client.set_logging_level("debug")
+        await terse.client.set_logging_level("error")
+        if upstream.endswith("legacy"):
+            await until(lambda: fleet.seen(upstream, "logging/setLevel", "debug"), "the server to be told the level")
+        await detailed.client.call_tool(f"{upstream}_say", levels)
+        await until(lambda: ("error", mark) in detailed.logs, "the log messages")
+        assert detailed.logs == [("debug", mark), ("info", mark), ("error", mark)], "each of them once"
+        await terse.client.call_tool(f"{upstream}_say", levels)
+        await until(lambda: ("error", mark) in terse.logs, "the log message")
+        assert {level for level, _ in terse.logs} == {"error"}
+        await silent.client.call_tool(f"{upstream}_say", levels)
+        assert silent.logs == []
+
+
+@pytest.mark.req("BNS-11", "ENG-9")
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_modern_client_gets_the_log_messages_that_its_request_asks_for(
+    clients: dict[tuple[str, str], Connected], fleet: Fleet, upstream: str, way: str
+) -> None:
+    at, mark = clients["modern", way], f"log_{next(_numbers)}"
+    levels = {"levels": ["debug", "info", "error"], "text": mark}
+    await at.client.call_tool(f"{upstream}_say", levels)
+    await at.client.call_tool(f"{upstream}_say", levels, meta={LOG_LEVEL_KEY: "info"})
+    await until(lambda: ("error", mark) in at.logs, "the log messages")
+    assert [one for one in at.logs if one[1] == mark] == [("info", mark), ("error", mark)]
+
+
+@pytest.mark.req("BNS-11")
+async def test_servers_instructions_reach_clients_under_their_names(
+    clients: dict[tuple[str, str], Connected], fleet: Fleet
+) -> None:
+    found = [clients["legacy", way].client.instructions for way in WAYS]
+    found.append((await during(Endpoint(fleet.daemon).modern, "server/discover")).result["instructions"])
+    for text in found:
+        assert re.findall(r"# Server (\w+)\nA server for tests\.", text or "") == sorted(UPSTREAMS)
