@@ -336,7 +336,7 @@ def configured_server(context: CommandContext, name: str) -> ServerConfig:
     if config is None:
         for problem in context.project.config.problems:
             if problem.server == name:
-                raise ConfigError(str(problem), remedy="Correct the entry.")
+                raise ConfigError(str(problem), remedy="" if problem.suggestion else "Correct the entry.")
         raise unknown_server(name, context.project.config.servers)
     return config
 
