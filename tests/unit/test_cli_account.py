@@ -94,3 +94,20 @@ def test_commands_load_neither_the_sdk_nor_openssl():
     code = "import sys, toolcrib.commands.all; print({'mcp', 'cryptography', 'jwt', 'uvicorn'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_sign_in_and_a_connection_load_the_sdk_at_the_same_time():
+    code = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from toolcrib.servers.account import _load_sign_in
+from toolcrib.servers.server import _load_transports
+begin = threading.Barrier(2)
+def loaded(load):
+    begin.wait()
+    return load()
+with ThreadPoolExecutor(2) as threads:
+    print(all(threads.map(loaded, (_load_sign_in, _load_transports))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
