@@ -241,6 +241,7 @@ def test_a_logout_deletes_the_account_even_if_its_tokens_cannot_be_revoked(
     with authorization.down():
         done = cli("logout", "linear").ok()
     assert done.err.startswith("Its tokens are deleted here, but were not revoked: ")
+    assert done.err.endswith("Revoke Toolcrib's access on the server's website.\n")
     assert cli("accounts", "--json").json["accounts"] == []
 
 
@@ -270,9 +271,12 @@ def test_after_a_logout_no_request_has_the_token_even_if_its_revocation_hangs_or
     [
         ({"command": "true"}, "'x' is a program on this machine, so there is nothing to sign in at."),
         ({"url": "http://example.invalid/mcp"}, "'x' has an address without TLS, so no tokens are sent to it."),
-        (
-            {"url": "https://example.invalid/mcp", "headers": {"Authorization": "Bearer mine"}},
-            "The entry of 'x' has other credentials: `auth` or an Authorization header.",
+        *(
+            (
+                {"url": url, "headers": {"Authorization": "Bearer mine"}},
+                "The entry of 'x' has other credentials: `auth` or an Authorization header.",
+            )
+            for url in ("https://example.invalid/mcp", "http://127.0.0.1:9/mcp")
         ),
     ],
 )

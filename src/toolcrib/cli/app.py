@@ -200,7 +200,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _usage(error: typer.TyperException, *, as_json: bool) -> int:
-    message = error.format_message().strip()
+    message = " ".join(error.format_message().split())
     if not message.endswith((".", "?", "!")):
         message += "."
     context = getattr(error, "ctx", None)

@@ -24,6 +24,7 @@ from toolcrib.commands.registry import (
     registry,
 )
 from toolcrib.commands.server import ServerName, configured_server, describe_server
+from toolcrib.config.auth import keeps_secrets
 from toolcrib.config.model import Grant, ServerConfig
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import NotFound, SignInFailed, StoreError, UsageError
@@ -79,7 +80,7 @@ def _refuse_other_credentials(config: ServerConfig) -> None:
             f"'{name}' is a program on this machine, so there is nothing to sign in at.",
             remedy="It gets its credentials from `env` in its entry.",
         )
-    if config.url.startswith(("http:", "ws:")):
+    if not keeps_secrets(config.url):
         raise UsageError(
             f"'{name}' has an address without TLS, so no tokens are sent to it.",
             remedy="Use its https:// address, or set its headers.",

@@ -19,6 +19,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
@@ -47,6 +48,9 @@ _RETRY = 5.0
 _USELESS = 60.0
 """Seconds after a renewal in which no rejected token is renewed, if the server rejects the new token too."""
 _RENEWAL = "toolcrib.servers.renewal"
+LOADING_SDK = threading.Lock()
+"""Held while a thread loads modules that load the MCP SDK. Its modules import each other, so two threads that begin
+with different ones end in an import deadlock, which Python raises as an error."""
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
@@ -151,7 +155,8 @@ async def signed_in(
 
 def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitable[AccountRecord]]]:
     """In a thread, because it loads the SDK, which takes half a second."""
-    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
+    with LOADING_SDK:
+        from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
 
     return SignInOrder, sign_in
 

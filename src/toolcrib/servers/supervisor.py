@@ -24,7 +24,7 @@ from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers import health, refused_calls
-from toolcrib.servers.account import Account
+from toolcrib.servers.account import LOADING_SDK, Account
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
@@ -69,9 +69,9 @@ OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContext
 
 
 def _load_transports() -> OpenLink:
-    """The one place that loads the MCP SDK: in a thread when the first server connects, as it takes half a second."""
-    from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
-
+    """Loads the MCP SDK: in a thread when the first server connects, as it takes half a second."""
+    with LOADING_SDK:
+        from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
     return open_link
 
 

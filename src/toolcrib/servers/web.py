@@ -269,7 +269,7 @@ def explain_status(status: int, url: str, headers: Mapping[str, str] = MappingPr
         elsewhere = "another address" if target == where else target
         return f"{where} redirects to {elsewhere} (HTTP {status}). Configure the final address."
     if status == 401:
-        return f"{where} needs credentials: set the server's auth or headers (HTTP 401)."
+        return f"{where} needs credentials: set or correct the server's auth or headers (HTTP 401)."
     if status == 403:
         return f"{where} rejected the credentials: check the server's auth or headers (HTTP 403)."
     if status in {404, 405}:
