@@ -33,9 +33,9 @@ StartServer = Callable[..., RunningServer]
 
 
 def stdio_command(name: str, *flags: str) -> list[str]:
-    """The command that starts `sdk_v2`, `sdk_v1` or `raw_server` on stdio."""
+    """The command that starts one of our servers on stdio."""
     python = fleet.command("mcp-v1")[0] if name == "sdk_v1" else sys.executable
-    isolated = ["-I", "-S"] if name == "raw_server" else []
+    isolated = ["-I", "-S"] if name in ("raw_server", "offers_server") else []
     return [python, *isolated, str(fleet.SERVERS / f"{name}.py"), *flags]
 
 

@@ -58,6 +58,7 @@ CAPABILITIES = {
 }
 LISTS = {OfferKind.TOOL: "tools", OfferKind.RESOURCE: "resources", OfferKind.PROMPT: "prompts"}
 _LEGACY_NOT_FOUND = -32002
+_MODERN_MEMBERS = frozenset({"resultType", "ttlMs", "cacheScope"})
 _decode_text = msgspec.json.Decoder(str).decode
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 
@@ -201,11 +202,19 @@ def offer_error(error: bytes, *, client: Era) -> bytes:
 
 
 def read_result(result: bytes, *, client: Era) -> bytes:
-    """The result of resources/read. Modern ones say how long they may be cached: by default not at all."""
+    """The result of resources/read. Modern ones say how long they may be cached: by default not at all. Legacy clients
+    show their models every member, so they don't get these."""
+    if client is Era.LEGACY:
+        return result if result_type(result) is None else _without_members(result, _MODERN_MEMBERS)
     made = tool_result(result, client=client)
-    if client is Era.LEGACY or b'"ttlMs"' in made:
+    if b'"ttlMs"' in made:
         return made
     return _with_members(made, b'"ttlMs":0,"cacheScope":"private"')
+
+
+def _without_members(result: bytes, members: frozenset[str]) -> bytes:
+    fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({key: value for key, value in fields.items() if key not in members})
 
 
 def _with_members(result: bytes, members: bytes) -> bytes:
