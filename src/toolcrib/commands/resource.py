@@ -22,7 +22,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
-from toolcrib.commands.server import unknown_server
+from toolcrib.commands.server import configured_server
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.offer_source import PROMPT_METHOD, READ_METHOD
 from toolcrib.core.resources import Prompt, Resource
@@ -103,8 +103,8 @@ async def get(context: CommandContext, params: GetPrompt) -> dict[str, Any]:
 async def _settle(context: CommandContext, server: str | None) -> None:
     """Waits for the servers to be listed."""
     project = context.project
-    if server is not None and server not in {*project.config.servers, *RESERVED_SERVER_NAMES}:
-        raise unknown_server(server, project.config.servers)
+    if server is not None and server not in RESERVED_SERVER_NAMES:
+        configured_server(context, server)
     await project.settled([name for name in project.servers if server in (None, name)])
 
 
