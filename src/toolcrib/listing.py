@@ -24,7 +24,7 @@ from toolcrib.policy import Permission
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
 OfferList = Literal["resources", "templates", "prompts"]
-_Key = tuple[int, int, str, ReaderKind | OfferList]
+_Key = tuple[int, int, str, str]
 
 ORIGIN_KEY = "toolcrib/tool"
 """The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
@@ -59,7 +59,7 @@ class ListingCache:
         reader: ReaderKind = ReaderKind.MODEL,
         offers: OfferCatalog = _NO_OFFERS,
     ) -> bytes:
-        key = (catalog.version, offers.version, permission.key, reader)
+        key = (catalog.version, offers.version, permission.key, str(reader))
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -68,22 +68,27 @@ class ListingCache:
         # Approvals and conditions on arguments are decided at the call.
         shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
         if reader is ReaderKind.PROGRAM:
-            made = (_rendered_with_origin(tool, name) for name, tool in shown.items())
+            made = (_with_origin(tool.render(name), tool) for name, tool in shown.items())
         else:
             made = (_rendered(tool, name, offers, permission) for name, tool in shown.items())
         array = b"[" + b",".join(made) + b"]"
         self._keep(key, array)
         return array
 
-    def offers(self, catalog: OfferCatalog, permission: Permission, kind: OfferList) -> bytes:
+    def offers(
+        self, catalog: OfferCatalog, permission: Permission, kind: OfferList, reader: ReaderKind = ReaderKind.MODEL
+    ) -> bytes:
         """The JSON array of resources, templates or prompts."""
-        key = (0, catalog.version, permission.key, kind)
+        key = (0, catalog.version, permission.key, f"{kind} {reader}")
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
             return found
         listed: tuple[Offer, ...] = getattr(catalog, kind)
-        array = b"[" + b",".join(one.render() for one in listed if permission.shows(one.tool)) + b"]"
+        made = (one.render() for one in listed if permission.shows(one.tool))
+        if reader is ReaderKind.PROGRAM:
+            made = (_with_origin(one.render(), one.tool) for one in listed if permission.shows(one.tool))
+        array = b"[" + b",".join(made) + b"]"
         self._keep(key, array)
         return array
 
@@ -104,8 +109,8 @@ def _rendered(tool: Tool, name: str, offers: OfferCatalog, permission: Permissio
     return definition if public == uri else tool.with_app(definition, public)
 
 
-def _rendered_with_origin(tool: Tool, name: str) -> bytes:
-    fields = msgspec.json.decode(tool.render(name), type=_Fields)
+def _with_origin(definition: bytes, tool: Tool) -> bytes:
+    fields = msgspec.json.decode(definition, type=_Fields)
     try:
         meta = msgspec.json.decode(fields.get("_meta", b"{}"), type=_Fields)
     except msgspec.ValidationError:

@@ -169,7 +169,8 @@ def test_a_bad_edit_keeps_the_last_good_configuration_and_every_listing_says_so(
     assert (reloaded.exit_code, "servers.one.comand" in reloaded.err) == (3, True)
     edited.write_text(json.dumps({"servers": {"three": {"command": "x", "share": "everyone"}, "two": two}}, indent=1))
     wait_for(lambda: set(pids(running)) == {"two"}, "the removed entry")
-    assert "servers.three.share" in cli("servers", "show", "three").err
+    for words in (("servers", "show", "three"), ("tools", "three")):
+        assert "servers.three.share" in cli(*words).err
 
 
 def test_a_projects_file_loses_its_effect_when_it_changes_but_not_when_it_cannot_be_read(

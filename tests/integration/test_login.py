@@ -17,7 +17,7 @@ from parts.agent_clients import AgentClient, Owner, refusal
 from parts.authorization_server import READ, WRITE, AuthorizationServer
 from parts.browser import Browser, running
 from parts.canary import Trail, Watch
-from parts.daemon import Cli, Home, StartDaemon
+from parts.daemon import PROGRAM, Cli, Home, StartDaemon
 from parts.fleet import NotRun
 from parts.report import not_run
 from parts.signing_in import answer_of, logging_in, open_address, sign_in
@@ -241,7 +241,29 @@ def test_a_logout_deletes_the_account_even_if_its_tokens_cannot_be_revoked(
     with authorization.down():
         done = cli("logout", "linear").ok()
     assert done.err.startswith("Its tokens are deleted here, but were not revoked: ")
+    assert done.err.endswith("Revoke Toolcrib's access on the server's website.\n")
     assert cli("accounts", "--json").json["accounts"] == []
+
+
+def test_after_a_logout_no_request_has_the_token_even_if_its_revocation_hangs_or_is_cancelled(
+    authorization: AuthorizationServer, daemon: StartDaemon, cli: Cli, toolcrib_home: Home
+) -> None:
+    owner = Owner(daemon())
+    cli("add", "linear", "--url", authorization.url)
+    sign_in(toolcrib_home, "linear").ok()
+    words = [str(PROGRAM), "logout", "linear"]
+    with (
+        authorization.holding("revoke"),
+        subprocess.Popen(
+            words, env=toolcrib_home.environ(), cwd=toolcrib_home.project, stderr=subprocess.DEVNULL
+        ) as process,
+    ):
+        wait_for(lambda: authorization.waiting("revoke"), "the revocation")
+        assert cli("call", "linear:whoami").err == f"Error: {NEEDED} The call did not run.\n"
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: [row for row in owner.audit() if row["outcome"] == "signed out"], "the entry in the audit log")
+    (row,) = [row for row in owner.audit() if row["outcome"] == "signed out"]
+    assert row["detail"]["revoked"] == "the command was cancelled"
 
 
 @pytest.mark.parametrize(
@@ -249,9 +271,12 @@ def test_a_logout_deletes_the_account_even_if_its_tokens_cannot_be_revoked(
     [
         ({"command": "true"}, "'x' is a program on this machine, so there is nothing to sign in at."),
         ({"url": "http://example.invalid/mcp"}, "'x' has an address without TLS, so no tokens are sent to it."),
-        (
-            {"url": "https://example.invalid/mcp", "headers": {"Authorization": "Bearer mine"}},
-            "The entry of 'x' has other credentials: `auth` or an Authorization header.",
+        *(
+            (
+                {"url": url, "headers": {"Authorization": "Bearer mine"}},
+                "The entry of 'x' has other credentials: `auth` or an Authorization header.",
+            )
+            for url in ("https://example.invalid/mcp", "http://127.0.0.1:9/mcp")
         ),
     ],
 )

@@ -178,3 +178,8 @@ def test_add_warns_of_suspicious_definitions(cli: Cli, server: ChangingServer) -
     server.lists(WORSE)
     done = cli("add", "files", "--", server.entry["command"], *server.entry["args"]).ok()
     assert "files: the definition of read is suspicious: it tells the model to read a file" in done.err
+    shown = cli("servers", "show", "files").ok()
+    assert ("trusted:     no" in shown.out, "`toolcrib pins files` shows it." in shown.err) == (True, True), shown
+    refused = cli("pins", "reject", "files:read")
+    assert (refused.exit_code, "`toolcrib disable files:read`" in refused.err) == (2, True), refused.err
+    assert "This is no complete digest." in cli("pins", "accept", "files:read", "--digest", "abc").err

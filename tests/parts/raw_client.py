@@ -10,14 +10,13 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from parts.daemon import Daemon
+from toolcrib.servers.model import NAMED_BY
 
 LIMIT = 60.0
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
-NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""The requests that name something in a header too."""
 META = {VERSION_KEY: MODERN, CAPABILITIES_KEY: {}}
 
 Header = tuple[str, str]

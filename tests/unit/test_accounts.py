@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+from websockets.http11 import Response as HandshakeAnswer
 
 from parts.authorization_server import WRITE, AuthorizationServer
 from parts.signing_in import open_address
+from parts.waiting import until
 from toolcrib.config.from_code import server_config
-from toolcrib.config.masking import Masker
+from toolcrib.config.masking import HIDDEN, Masker
 from toolcrib.config.model import ServerConfig
 from toolcrib.config.paths import Paths
-from toolcrib.credentials.vault import Vault
+from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import account as accounts
-from toolcrib.servers.account import AccountRecord, account_key, load_account, store_account
+from toolcrib.servers.account import Account, AccountRecord, account_key, load_account, scopes_in, store_account
 from toolcrib.servers.model import ServerState, ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.redirect_listener import RedirectListener
@@ -201,3 +209,145 @@ async def test_a_token_cannot_add_headers(authorization: AuthorizationServer, va
         authorization.changes["token"] = {"access_token": "a\r\nX-Other: b"}
         with pytest.raises(ServerUnavailable, match="without a usable token"):
             await text_of(server)
+
+
+@pytest.mark.parametrize("life", [0, -5, 10**400, "soon", None])
+async def test_a_life_that_cannot_be_is_unknown(authorization: AuthorizationServer, vault: Vault, life: Any) -> None:
+    """Otherwise every call would renew the token, or an answer with new tokens would be lost."""
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        authorization.changes["token"] = {"expires_in": life}
+        for _ in range(3):
+            assert await text_of(server) == "sign-in 1"
+    assert len(authorization.refreshes) == 1
+    if life in (0, -5):
+        assert (await signed_in(config, vault)).expires_at is None
+
+
+async def test_tokens_that_cannot_be_stored_are_an_error_with_a_reason(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        authorization.answers["token"] = Response(b'{"access_token": "a", "token_type": "Bearer", "scope": "\\ud800"}')
+        with pytest.raises(ServerUnavailable, match="without a usable token"):
+            await text_of(server)
+
+
+async def test_a_server_that_rejects_every_token_does_not_cause_a_renewal_per_call(
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "_RETRY", 1000.0)
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.lifetime = 0
+        authorization.expire()
+        authorization.changes["token"] = {"expires_in": 3600}
+        for _ in range(5):
+            with pytest.raises(ServerUnavailable, match="the server rejects its token"):
+                await text_of(server)
+        assert len(authorization.refreshes) == 1
+        authorization.lifetime = 3600
+        await signed_in(config, vault)
+        assert await text_of(server) == "sign-in 2"
+
+
+async def test_calls_that_lack_a_scope_during_a_renewal_take_no_threads(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        with vault.lock(CredentialKind.ACCOUNT, account_key(config)):
+            calls = [asyncio.create_task(text_of(server, "write")) for _ in range(50)]
+            async with asyncio.timeout(30):
+                while [seen.status for seen in authorization.mcp_requests].count(403) < 50:  # noqa: ASYNC110 - counted by a thread
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(lambda: None)
+        refused = await asyncio.gather(*calls, return_exceptions=True)
+    assert all("needs another permission" in str(error) for error in refused)
+
+
+async def test_a_renewal_that_cannot_be_started_is_an_error_with_the_reason(
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    async with connected(config, vault) as server:
+        authorization.expire()
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(ServerUnavailable, match=r"could not be started: No such file .* did not run"):
+            await text_of(server)
+
+
+async def test_tokens_that_ended_long_ago_do_not_slow_down_masking(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    mask, config = Masker(), entry(authorization)
+    account = Account(config, vault, mask)
+    first = await signed_in(config, vault)
+    for number in range(50):
+        change(config, vault, access_token=f"access-token-{number}")
+        await account.open()
+    text = f"{first.refresh_token} access-token-49 access-token-48 access-token-10"
+    assert mask.line(text) == f"{HIDDEN} {HIDDEN} {HIDDEN} access-token-10"
+
+
+async def test_a_websocket_that_names_several_ways_to_authenticate_can_ask_for_a_scope(vault: Vault) -> None:
+    ways = [("WWW-Authenticate", "Negotiate"), ("WWW-Authenticate", 'Bearer error="insufficient_scope", scope="all"')]
+
+    def refuse(_: ServerConnection, __: Request) -> HandshakeAnswer:
+        return HandshakeAnswer(403, "Forbidden", Headers(ways))
+
+    async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, process_request=refuse) as listening:
+        url = f"ws://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"
+        config = server_config("web", {"url": url})
+        store_account(vault, account_key(config), AccountRecord(server="web", url=url, access_token="its-token"))
+        async with connected(config, vault) as server:
+            assert server.status.last_error == "Server 'web' needs another permission (all): run `toolcrib login web`."
+
+
+async def test_a_renewal_ahead_of_time_that_fails_is_not_repeated_with_each_call(
+    authorization: AuthorizationServer, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "_RETRY", 1000.0)
+    config = entry(authorization)
+    first = await signed_in(config, vault)
+    change(config, vault, refreshed_at=first.refreshed_at - 100_000, expires_at=time.time() + 200)
+    asked: list[str] = []
+
+    class Busy(JSONResponse):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            asked.append(scope["path"])
+            await super().__call__(scope, receive, send)
+
+    authorization.answers["token"] = Busy({}, 503)
+    account = Account(config, vault, Masker())
+    await account.open()
+    for _ in range(3):
+        assert first.access_token.encode() in await account.current()
+        await until(lambda: account._renewing is None)
+    assert asked == ["/token"]
+
+
+def test_scopes_that_fill_the_terminal_are_left_out() -> None:
+    assert scopes_in(f"read {'x' * 100_000} a\x1b[2J write") == ("read", "write")
+
+
+async def test_an_unreadable_account_matters_only_to_a_server_that_asks_for_one(
+    authorization: AuthorizationServer, vault: Vault
+) -> None:
+    config = entry(authorization)
+    await signed_in(config, vault)
+    (vault.paths.credentials / "key").write_bytes(b"damaged")
+    async with connected(config, vault) as server:
+        assert "The account of server 'web' is unreadable" in server.status.last_error
+    opened = accounts.Accounts(vault, Masker()).of(config)
+    assert opened is not None
+    await opened.open()
+    assert await opened.current() == b""

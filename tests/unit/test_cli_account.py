@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import webbrowser
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_only_web_addresses_are_opened_and_none_reaches_a_shell(address, is_open
         on_event({"open": address, "redirect": "http://127.0.0.1:1/callback"})
         return found
 
-    monkeypatch.setenv("BROWSER", "firefox")
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser(sys.executable))
     monkeypatch.setattr(account_commands, "perform", perform)
     monkeypatch.setattr(subprocess, "Popen", lambda command, **how: opened.append((command[-1], how.get("shell"))))
     assert run(["login", "linear"]) == 0
@@ -52,6 +53,17 @@ def test_only_web_addresses_are_opened_and_none_reaches_a_shell(address, is_open
     assert opened == ([(address, None)] if is_opened else [])
     assert said.err.splitlines()[-1] == address
     assert said.out == "Signed in at linear with read write.\nIt is ready: 1 tool.\n"
+
+
+def test_a_browser_that_does_not_exist_is_not_announced(monkeypatch, capsys):
+    def perform(_name, _params, *, on_event, **_):
+        on_event({"open": "https://login.example/authorize", "redirect": "http://127.0.0.1:1/callback"})
+        return {"state": "ready", "tools": 1, "account": ACCOUNT}
+
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("/no/such/browser"))
+    monkeypatch.setattr(account_commands, "perform", perform)
+    assert run(["login", "linear"]) == 0
+    assert capsys.readouterr().err.startswith("Open this address in your browser:\n")
 
 
 def test_accounts_shows_what_a_person_has_to_do(monkeypatch, capsys):
@@ -73,6 +85,7 @@ def test_accounts_shows_what_a_person_has_to_do(monkeypatch, capsys):
     ]
     assert said.err.splitlines() == [
         "No server here uses the account of old at https://mcp.example/mcp.",
+        "`toolcrib logout old` deletes every account of this name.",
         "Problem: /a: it is damaged.",
     ]
 
@@ -81,3 +94,20 @@ def test_commands_load_neither_the_sdk_nor_openssl():
     code = "import sys, toolcrib.commands.all; print({'mcp', 'cryptography', 'jwt', 'uvicorn'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_sign_in_and_a_connection_load_the_sdk_at_the_same_time():
+    code = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from toolcrib.servers.account import _load_sign_in
+from toolcrib.servers.server import _load_transports
+begin = threading.Barrier(2)
+def loaded(load):
+    begin.wait()
+    return load()
+with ThreadPoolExecutor(2) as threads:
+    print(all(threads.map(loaded, (_load_sign_in, _load_transports))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr

@@ -279,6 +279,7 @@ def test_add_sends_the_entry_as_typed(daemon, cli):
         (["call"], "Missing argument"),
         (["connect", "claude", "--write", "--remove"], "can't be used together"),
         (["connect", "claude", "--scope", "galaxy"], "user or project"),
+        (["secret", "migrate"], "Missing option '--to'. Choose from: file, keyring."),
         (["tools", "--nonsense"], "No such option: --nonsense. See `toolcrib tools --help`"),
         *((["up", "--mcp-server", word], "NAME=URL or NAME=COMMAND") for word in ("sec-ret", "x=", "x= ", "=sec-ret")),
         (["up", "-d", "--mcp-server", "x=cat 'sec-ret"], "no closing quotation"),

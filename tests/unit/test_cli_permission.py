@@ -221,7 +221,8 @@ def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
         )
     server_table([{"name": "my files", "pins": {"flagged": {"re\u200bad": ["hides this", "and that"]}}}])
     assert capsys.readouterr().err == (
-        "my files: the definition of re\\u200bad is suspicious: it hides this; it and that.\n"
+        "my files: the definition of re\\u200bad is suspicious: it hides this; it and that. "
+        "`toolcrib pins 'my files'` shows it.\n"
     )
     server_table([{"name": "lab", "tasks_only": ["research"]}])
     assert "lab: tools not listed, because they run only as tasks (not supported): research." in capsys.readouterr().err

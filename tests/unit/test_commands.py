@@ -118,6 +118,7 @@ async def test_invalid_parameters_are_reported_with_the_valid_ones(small, params
     with pytest.raises(UsageError) as caught:
         await small.run("wall:paint", params, context())
     assert caught.value.message.startswith("wall:paint: ")
+    assert caught.value.message.endswith(".")
     assert message in caught.value.message
     assert caught.value.remedy == "`wall:paint` takes: colour, coats?."
     assert caught.value.exit_code == 2

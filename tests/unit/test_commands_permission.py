@@ -114,7 +114,7 @@ async def test_an_allow_applies_immediately_and_reports_what_it_covers(commands)
     assert await commands.verdict("files:write") == "deny"
     change = {"agent": "reviewer", "rule": "agent reviewer: allow files:w*", "removed": False, "changed": True}
     coverage = {"covers": 1, "unknown_servers": [], "still_denied": [], "still_denied_in_all": 0, "never_allowed": []}
-    assert await commands.allow("files:w*") == {**change, **coverage}
+    assert await commands.allow("files:w*") == {**change, "kind": "tool", **coverage}
     assert await commands.verdict("files:write") == "allow"
     assert (await commands.allow("files:w*"))["changed"] is False
     assert (await commands.allow("files:write", ask=True))["rule"] == "agent reviewer: ask files:write"
@@ -164,7 +164,9 @@ async def test_tools_that_no_rule_can_allow_are_counted_separately(commands):
     assert never[raw] == 1
     assert {row["rule"] for row in found["still_denied"]} == {"agent reviewer: deny crib:s*_list"}
     permission = commands.agents.find("reviewer").permission
-    verdicts = [permission.decide(tool, None).verdict for tool in commands.crib.projects.home.catalog.of_server("crib")]
+    home = commands.crib.projects.home
+    listed = (*home.catalog.of_server("crib"), *home.offers.by_server["crib"])
+    verdicts = [permission.decide(tool, None).verdict for tool in listed]
     assert found["still_denied_in_all"] + sum(never.values()) == verdicts.count(Verdict.DENY)
     for row in found["still_denied"]:
         assert await commands.remedies(row["tool"]) == ["`toolcrib deny reviewer 'crib:s*_list' --remove`"]
@@ -196,6 +198,8 @@ async def test_why_shows_the_deciding_rule_and_all_matching_rules(commands):
         "agent": "reviewer",
         "profile": "read-only",
         "tool": "files:write",
+        "server": "files",
+        "kind": "tool",
         "known": True,
         "unknown": "",
         "verdict": "deny",

@@ -111,3 +111,13 @@ def test_a_program_whose_name_has_a_space_is_a_command(tmp_path):
     program.touch(mode=0o755)
     assert StdioServer("s", command=program).config().command == str(program)
     assert StdioServer("s", command="./my server", cwd=tmp_path).config().command == "./my server"
+
+
+def test_a_problem_with_its_own_remedy_needs_no_other():
+    for entry, remedy in (
+        ({"url": "https://docs.example/mcp", "headers": {"K": "${NO_KEY}"}}, ""),
+        ({"url": "https://docs.example/mcp", "headers": "K"}, "Correct the entry."),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            server_config("docs", entry, environ={})
+        assert caught.value.remedy == remedy

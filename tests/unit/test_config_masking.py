@@ -5,6 +5,7 @@ import json
 import string
 import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote, quote_plus
 
 import httpx2
@@ -184,3 +185,11 @@ def test_every_invisible_character_is_escaped():
     every = map(chr, range(0x110000))
     unseen = [c for c in every if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
     assert [c for c in unseen if c in visible(f"a{c}b") or c in visible(f"м{c}и")] == []
+
+
+def test_what_several_threads_learn_at_once_is_all_hidden() -> None:
+    mask = Masker(f"secret-of-before-{number}" for number in range(500))
+    learned = [f"secret-of-thread-{number}" for number in range(16)]
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda secret: mask.learn([secret]), learned))
+    assert "secret" not in mask.line(" ".join(learned))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -329,3 +331,29 @@ def test_without_a_keyring_the_key_stays_in_its_file(
     monkeypatch.setattr(system_keyring.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StoreError, match=r"toolcrib\[keyring\]"):
         vault.migrate(KeyStore.KEYRING)
+
+
+def test_a_locked_keyring_is_asked_once_for_several_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    others = threading.Barrier(5)
+
+    def locked(action: str, *_: object, **__: object) -> tuple[None, str]:
+        asked.append(action)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            # The others, if they ask too.
+            others.wait(0.5)
+        return None, "it is locked"
+
+    monkeypatch.setattr(system_keyring, "_ask", locked)
+    monkeypatch.setattr(system_keyring, "_buses", lambda known="": [""])
+    keyring, entry = system_keyring.SystemKeyring(), system_keyring.KeyringEntry(account="x")
+
+    def read() -> str:
+        try:
+            return str(keyring.get(entry))
+        except StoreError as error:
+            return error.message
+
+    with ThreadPoolExecutor(5) as readers:
+        answers = set(readers.map(lambda _: read(), range(5)))
+    assert (asked, len(answers)) == (["get"], 1)

@@ -15,7 +15,7 @@ from toolcrib.core.project import Project
 from toolcrib.core.workspace import WorkspaceServer
 
 LIMIT = 60.0
-MOST_MEMBERS = 19
+MOST_MEMBERS = 23
 
 
 @pytest.fixture

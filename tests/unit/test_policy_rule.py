@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcrib.catalog.offers import resource_or_prompt
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import ANNOTATIONS
 from toolcrib.errors import ConfigError
 from toolcrib.policy import (
@@ -289,3 +292,164 @@ def test_an_invalid_profile_is_refused_with_a_remedy(name: Any, data: Any) -> No
     with pytest.raises(ConfigError) as caught:
         profile_from(name, data)
     assert caught.value.remedy
+
+
+def covers(effect: Verdict, tools: str, kind: OfferKind, server: str, name: str) -> bool:
+    made = tool(server, name) if kind is OfferKind.TOOL else resource_or_prompt(kind, server, name, {})
+    return Rule(effect=effect, tools=tools).covers(made)
+
+
+@pytest.mark.parametrize("effect", Verdict)
+@pytest.mark.parametrize(
+    ("tools", "kinds"),
+    [
+        ("*", "tool resource prompt"),
+        ("git:*", "tool resource prompt"),
+        ("g*:*", "tool resource prompt"),
+        ("git:a*", "tool"),
+        ("git:a://b", "tool"),
+        ("git:**", "tool"),
+        ("resource:git:*", "resource"),
+        ("resource:*:*", "resource"),
+        ("resource:git:a://*", "resource"),
+        ("resource:git:a://b", "resource"),
+        ("prompt:git:*", "prompt"),
+        ("prompt:git:a://b", "prompt"),
+        ("prompt:*:a*", "prompt"),
+        ("resource:other:*", ""),
+        ("prompt:git", ""),
+        ("resource:*", ""),
+        ("prompt:*", ""),
+    ],
+)
+def test_a_rule_covers_its_kind_and_whole_servers_every_kind(effect: Verdict, tools: str, kinds: str) -> None:
+    covered = [kind for kind in OfferKind if covers(effect, tools, kind, "git", "a://b")]
+    assert covered == kinds.split()
+
+
+def test_a_server_may_be_named_like_a_kind() -> None:
+    assert covers(Verdict.ALLOW, "prompt:review", OfferKind.TOOL, "prompt", "review")
+    assert covers(Verdict.ALLOW, "prompt:*", OfferKind.RESOURCE, "prompt", "x://a")
+    assert not covers(Verdict.ALLOW, "prompt:prompt:review", OfferKind.TOOL, "prompt", "review")
+
+
+def test_a_glob_over_tools_with_a_colon_covers_no_resources() -> None:
+    assert covers(Verdict.ALLOW, "git:file:*", OfferKind.TOOL, "git", "file:a")
+    assert not covers(Verdict.ALLOW, "git:file:*", OfferKind.RESOURCE, "git", "file:///etc/passwd")
+
+
+BYPASSES = [
+    "file:///src/../etc/passwd",
+    "file:///src/%2e%2e/etc/passwd",
+    "file:///src/%2E%2e/etc/passwd",
+    "file:///src/%252e%252e/etc/passwd",
+    "file:///src/%25252e%25252e/etc/passwd",
+    "file:///src/..%2fetc/passwd",
+    "file:///src/..%5cetc%5cpasswd",
+    "file:///src\\..\\etc\\passwd",
+    "file:///src//../etc/passwd",
+    "file:///src/./../etc/passwd",
+    "file:///src/a/../../etc/passwd",
+    "file:///src/../etc/passwd?/../../src/a",
+]
+
+
+@pytest.mark.parametrize("uri", BYPASSES)
+def test_no_spelling_of_an_address_leaves_what_is_allowed(uri: str) -> None:
+    assert not covers(Verdict.ALLOW, "resource:files:file:///src/*", OfferKind.RESOURCE, "files", uri)
+    assert not covers(Verdict.ALLOW, "resource:files:file:///src/**", OfferKind.RESOURCE, "files", uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *BYPASSES,
+        "file:///etc/passwd",
+        "FILE:///ETC/Passwd",
+        "file:/etc/passwd",
+        "file://localhost/etc/passwd",
+        "file:////etc//passwd",
+        "file:///../etc/passwd",
+        "file:///%65tc/passwd",
+        "file:///etc/./passwd",
+        "file:///etc/passwd/",
+        "file:///etc/passwd?",
+        "file:///etc/passwd#top",
+        "file:///etc/passwd%3Fa",
+        "file:///etc/pass\nwd",
+    ],
+)
+@pytest.mark.parametrize("effect", [Verdict.DENY, Verdict.ASK])
+def test_a_deny_covers_every_spelling_of_an_address(uri: str, effect: Verdict) -> None:
+    for tools in ("resource:files:file:///etc/*", "resource:files:file:///etc/passwd", "resource:*:*PASSWD"):
+        assert covers(effect, tools, OfferKind.RESOURCE, "files", uri), tools
+
+
+@pytest.mark.parametrize(
+    ("tools", "uri"),
+    [
+        ("resource:a:file:///My%20Docs/*", "file:///My%20Docs/a"),
+        ("resource:a:file:///My%20Docs/*", "file:///My Docs/a"),
+        ("resource:a:file:///My Docs/*", "file:///My Docs/a"),
+        ("resource:a:x://y%20z", "x://y%20z"),
+        ("resource:a:x://y//z/../w", "x://y//z/../w"),
+        ("resource:a:x://y?page=*", "x://y?page=2"),
+        ("resource:a:x://*", "x://y/100%25/z"),
+    ],
+)
+def test_an_allow_of_an_encoded_address_works_as_written(tools: str, uri: str) -> None:
+    assert covers(Verdict.ALLOW, tools, OfferKind.RESOURCE, "a", uri)
+
+
+def test_an_allow_gains_no_wildcard_by_decoding() -> None:
+    assert not covers(Verdict.ALLOW, "resource:a:x://%2A/*", OfferKind.RESOURCE, "a", "x://other/b")
+
+
+def test_brackets_in_an_address_are_plain_characters() -> None:
+    for effect in Verdict:
+        assert covers(effect, "resource:a:x://[1]{b}/*", OfferKind.RESOURCE, "a", "x://[1]{b}/c")
+        assert not covers(effect, "resource:a:x://[1]{b}/*", OfferKind.RESOURCE, "a", "x://1{b}/c")
+        assert covers(effect, "resource:a:x://[1]", OfferKind.RESOURCE, "a", "x://[1]")
+
+
+PIECES = [
+    "a",
+    "..",
+    ".",
+    "",
+    "src",
+    "etc",
+    "%2e%2e",
+    "%2E.",
+    "..%2fetc",
+    "%2f",
+    "%252e%252e",
+    "..\\..",
+    "a%5c..",
+    "?",
+    "#",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8))
+def test_whatever_an_allow_covers_stays_below_its_folder_however_it_is_read(pieces: list[str]) -> None:
+    uri = "file:///src/" + "/".join(pieces)
+    if not covers(Verdict.ALLOW, "resource:files:file:///src/*", OfferKind.RESOURCE, "files", uri):
+        return
+    path = uri.removeprefix("file://")
+    for _ in range(4):
+        for one in (path, path.replace("\\", "/"), path.partition("?")[0].partition("#")[0]):
+            assert posixpath.normpath(one).startswith("/src"), one
+        path = unquote(path)
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8))
+def test_whatever_a_server_reads_in_a_denied_folder_is_denied(pieces: list[str]) -> None:
+    uri = "file:///" + "/".join(pieces)
+    path = uri.removeprefix("file://")
+    read = set[str]()
+    for _ in range(4):
+        read |= {posixpath.normpath(one.replace("\\", "/")) for one in (path, path.partition("?")[0].partition("#")[0])}
+        path = unquote(path)
+    if any(one.lstrip("/").startswith("etc/") for one in read):
+        assert covers(Verdict.DENY, "resource:files:file:///etc/*", OfferKind.RESOURCE, "files", uri)

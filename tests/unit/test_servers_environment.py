@@ -238,6 +238,9 @@ def test_a_refusal_has_its_status_and_a_group_the_error_that_explains_it() -> No
     assert len({text.replace(str(status), "") for status, text in texts.items()}) == len(texts)
     away = {"location": "https://u:p@other.example/mcp?key=1"}
     assert "redirects to https://other.example/mcp (HTTP 308)" in explain_status(308, "https://h/mcp", away)
+    nonsense = {"location": "http://["}
+    assert web.redirect_target("https://h/mcp", "http://[") is None
+    assert "redirects to an invalid address (HTTP 308)" in explain_status(308, "https://h/mcp", nonsense)
     reason = ServerUnavailable("It is away.", remedy="Do this.")
     group = BaseExceptionGroup("", [asyncio.CancelledError(), ExceptionGroup("", [ValueError(), reason])])
     assert root_cause(group) is reason

@@ -100,6 +100,13 @@ async def test_simultaneous_requests_have_a_connection_each(client, far):
     assert 1 < server.connections <= 8
 
 
+async def test_every_way_to_authenticate_is_kept(client, far):
+    ways = b'WWW-Authenticate: Bearer scope="a"\r\nWWW-Authenticate: Negotiate\r\n'
+    server = await far([b"HTTP/1.1 401 No\r\n" + ways + b"Content-Length: 0\r\n\r\n"])
+    with await client.request(b"GET", server.address, b"X-A: b\r\n") as response:
+        assert response.headers["www-authenticate"] == 'Bearer scope="a", Negotiate'
+
+
 async def test_chunks_are_returned_as_they_arrive(client, far):
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
     server = await far([head, b"3\r\nabc\r\n", b"2\r\nde\r\n", b"0\r\n\r\n"], [OK])

@@ -17,6 +17,7 @@ import pytest
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from parts.authorization_server import READ, WRITE, AuthorizationServer
+from toolcrib.commands.account import describe_account
 from toolcrib.config.from_code import server_config
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import ServerConfig
@@ -179,6 +180,23 @@ async def test_given_endpoints_need_no_discovery(server: AuthorizationServer, va
     assert {endpoint for endpoint, _ in server.requests} == {"authorize", "token"}
 
 
+async def test_a_key_in_the_servers_address_goes_to_the_server_only(server: AuthorizationServer, vault: Vault) -> None:
+    shown: list[str] = []
+
+    async def show(url: str, listener: RedirectListener) -> None:
+        shown.append(url)
+        await browse(url, listener)
+
+    config = server_config("web", {"url": f"{server.url}?api_key=its-key"})
+    for answer in (None, Response(b"", 404)):
+        if answer:
+            server.answers["resource_metadata"] = answer
+        record = await sign_in(order(config, vault, show))
+        assert record.resource == server.url
+        assert describe_account(record, config)["url"] == server.url
+    assert "its-key" not in f"{shown} {server.requests}"
+
+
 async def test_scopes_come_from_the_command_or_the_entry_before_the_server(
     server: AuthorizationServer, vault: Vault
 ) -> None:
@@ -276,7 +294,8 @@ HOSTILE: list[tuple[str, str, dict[str, Any], str]] = [
         r"access_denied: <b>no\\x1b",
     ),
     ("no bearer", "token", {"token_type": "mac"}, "Invalid token response"),
-    ("an endless token", "token", {"expires_in": 10**400}, "lifetime is not a possible number"),
+    ("a long life", "token", {"expires_in": 10**400}, "lifetime is not a possible number"),
+    ("a header", "token", {"access_token": "a\r\nX-Other: b"}, "a token that cannot be used: the access token"),
 ]
 
 
@@ -297,6 +316,8 @@ BAD_ANSWERS: list[tuple[str, str, Response | str, str]] = [
     ("endless", "resource_metadata", "endless", "sent more than 1024 KB"),
     ("compressed", "metadata", Response(b"", headers={"Content-Encoding": "gzip"}), "compresses its answers"),
     ("another host", "metadata", RedirectResponse("https://evil.example.com/x"), "redirects to another host .*evil"),
+    ("no address", "metadata", Response(b"", 302, {"Location": "//h:x/"}), "another host .an invalid address"),
+    ("no address", "token", Response(b"", 307, {"Location": "http://["}), "another address .an invalid address"),
     ("a page", "metadata", HTMLResponse("<script>alert(1)</script>"), "oauth-authorization-server is not JSON"),
     ("a moved token endpoint", "token", RedirectResponse("https://evil.example.com/"), "redirects the request for a"),
     ("an error page", "token", HTMLResponse("<h1>secret</h1>", 500), r"refused the request for a token \(HTTP 500\)"),
@@ -393,6 +414,30 @@ async def test_the_name_is_resolved_once_for_the_check_and_the_connection() -> N
         with pytest.raises(SignInFailed, match=r"leads to this machine \(127.0.0.1\)"):
             await http.send("GET", "https://mcp.example.com/.well-known/x", {})
     assert asked == ["mcp.example.com"] * 2
+
+
+async def test_a_server_whose_name_leads_elsewhere_later_counts_as_what_is_farther() -> None:
+    """Otherwise it could first lead to this machine, and then send us to what listens here."""
+    answers = [["127.0.0.1"], ["203.0.114.7"]]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    async with CheckedHttp("https://mcp.example.com/mcp", verify_tls=True, resolve=resolve) as http:
+        http.check("http://127.0.0.1/token", "The token endpoint")
+        await http.check_host("https://mcp.example.com/mcp", "The server's address")
+        with pytest.raises(SignInFailed, match="The token endpoint is not an https address"):
+            http.check("http://127.0.0.1/token", "The token endpoint")
+
+
+async def test_an_address_that_no_browser_takes_is_refused(server: AuthorizationServer, vault: Vault) -> None:
+    server.scopes = [f"scope-{number}" for number in range(10_000)]
+    with pytest.raises(SignInFailed, match=r"has 1\d\d,\d{3} characters, more than browsers accept"):
+        await sign_in(order(entry(server), vault, unused))
+
+
+async def unused(url: str, _: RedirectListener) -> None:
+    raise AssertionError(url)
 
 
 async def test_only_the_right_answer_ends_the_wait(server: AuthorizationServer, vault: Vault) -> None:

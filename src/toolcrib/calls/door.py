@@ -44,7 +44,7 @@ from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
 from toolcrib.run_events import failure_in
-from toolcrib.servers.model import OnLog, OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
@@ -78,8 +78,13 @@ class CallTarget(Protocol):
 class ToolSource(Protocol):
     """Resolves names: one project's catalog and its servers."""
 
-    def find_offer(self, method: str, name: str) -> Tool:
-        """The resource or prompt that a request other than tools/call names. Raises `UnknownOffer`."""
+    def find_offer(self, method: str, name: str, agent: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+        """The resource or prompt that an agent's request other than tools/call names; an ambiguous address means one
+        that is `shown`. Raises `UnknownOffer`."""
+        ...
+
+    def remember_links(self, agent: str, server: str, result: bytes) -> None:
+        """The agent can read the resources that a tool's result links to, although no list has them."""
         ...
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
@@ -104,8 +109,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the caller can answer a tool's questions (`input_required`)."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
-    log_level: str | None = None
-    on_log: OnLog | None = None
+    logs: LogWish | None = None
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -144,7 +148,8 @@ class Door:
             if request.method == "tools/call":
                 tool = context.project.find(request.tool, permission.shows, request.style)
             else:
-                tool = context.project.find_offer(request.method, request.tool)
+                caller = context.principal.name
+                tool = context.project.find_offer(request.method, request.tool, caller, permission.shows)
         except (NotFound, ServerFailure) as error:
             outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
             self._note_not_found(call_id, context, request, outcome)
@@ -284,8 +289,8 @@ class Door:
             params=params,
             meta=request.meta,
             headers=headers,
-            log_level=request.log_level,
-            on_log=request.on_log,
+            logs=request.logs,
+            agent=record.agent,
         )
         record.intend()
         if audit is not None:
@@ -315,6 +320,8 @@ class Door:
             self.finished += 1
         if not request.takes_input:
             answer = _refuse_unfinished(answer, tool)
+        if answer.result is not None and b'"resource_link"' in answer.result:
+            context.project.remember_links(record.agent, tool.server, answer.result)
         outcome, failure = _ended(answer)
         record.finish(outcome, answer.result or answer.error or b"", failure=failure)
         if audit is not None:

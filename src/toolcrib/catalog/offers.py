@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote
@@ -37,24 +37,70 @@ _LONGEST_ADDRESS = 4096
 _SHOWN = 200
 
 
+@functools.lru_cache(maxsize=1024)
 def spellings(uri: str) -> frozenset[str]:
-    """The address, and what a server may read in it: percent-encoding and dot segments resolved."""
+    """The address, and what a server may read in it: percent-encoding, dot segments, double slashes and backslashes
+    resolved, with the host as a part of the path or not."""
+    # A query is part of an address, except behind `..`, which may hide in front of it.
+    return _spellings(uri, lambda one: (one, _address(one)) if _UP.search(_address(one)) else (one,))
+
+
+@functools.lru_cache(maxsize=1024)
+def loose_spellings(uri: str) -> frozenset[str]:
+    """Also without what a server may ignore: a query, a fragment, line breaks, a final slash, `localhost`."""
+    found = _spellings(uri, lambda one: (one, _address(one)))
+    for ignored, instead in _IGNORED:
+        found |= {ignored.sub(instead, one) for one in found}
+    return found
+
+
+_ODD = re.compile(r"[%\\?#\s]|//|/\.|^\.|/$|^localhost", re.IGNORECASE)
+"""What makes an address have several spellings."""
+_UP = re.compile(r"[/\\]\.\.")
+_MOST_ENCODED = 5
+_IGNORED = (
+    (re.compile(r"[\t\r\n]"), ""),
+    (re.compile(r"^file:/+(?:localhost(?=/))?/*", re.IGNORECASE), "file:///"),
+    (re.compile(r"(?<=[^/])/+$"), ""),
+)
+
+
+def _spellings(uri: str, parts: Callable[[str], Iterable[str]]) -> frozenset[str]:
+    _, slashes, path = uri.partition("://")
     found = {uri}
+    if slashes and not _ODD.search(path):
+        return frozenset(found)
     plain = uri
-    for _ in range(3):
-        plain = unquote(plain)
-        found |= {plain, _without_dots(plain)}
+    for _ in range(_MOST_ENCODED + 1):
+        for one in parts(plain):
+            for slashed in {one, one.replace("\\", "/")}:
+                for path in {slashed, _one_slash(slashed)}:
+                    found |= {path, _without_dots(path, 0), _without_dots(path, 1)}
+        encoded, plain = plain, unquote(plain)
+        if plain == encoded:
+            break
     return frozenset(found)
 
 
-def _without_dots(uri: str) -> str:
+def _address(uri: str) -> str:
+    """Without a query and a fragment."""
+    return re.sub(r"[?#].*", "", uri, flags=re.DOTALL)
+
+
+def _one_slash(uri: str) -> str:
+    head, slashes, path = uri.partition("://")
+    return f"{head}{slashes}{re.sub('//+', '/', path)}" if slashes else re.sub("//+", "/", head)
+
+
+def _without_dots(uri: str, kept: int) -> str:
+    """Resolves `.` and `..`, but no `..` removes the first `kept` segments."""
     head, slashes, path = uri.partition("://")
     if not slashes:
         head, path = "", uri
     parts: list[str] = []
-    for part in path.replace("\\", "/").split("/"):
+    for part in path.split("/"):
         if part == "..":
-            del parts[-1:]
+            del parts[max(kept, len(parts) - 1) :]
         elif part != ".":
             parts.append(part)
     return f"{head}{slashes}{'/'.join(parts)}"
@@ -149,10 +195,10 @@ class OfferCatalog:
         reused = {(one.tool.kind, one.tool.server, one.tool.raw()): one.tool for one in previous.everything()}
         read = _read("resources", "uri", offers, reused)
         shared = _shared((*read, *((server, uri) for server, uris in apps.items() for uri in uris)))
-        resources = _shown("uri", read, shared, prefixes)
+        resources = _shown("uri", read, shared, prefixes, previous.resources)
         read_templates = _read("templates", "uriTemplate", offers, reused)
-        templates = _shown("uriTemplate", read_templates, _shared(read_templates), prefixes)
-        prompts = tuple(_prompts(offers, style, limit, reused))
+        templates = _shown("uriTemplate", read_templates, _shared(read_templates), prefixes, previous.templates)
+        prompts = _as_before(_prompts(offers, style, limit, reused), previous.prompts)
         return cls(
             style=style,
             resources=resources,
@@ -164,18 +210,26 @@ class OfferCatalog:
             _prefixes={prefix: server for server, prefix in prefixes.items()},
             _by_uri={one.shown_as: one for one in resources},
             _by_name={
-                folded_name(name): one
+                name: one
                 for one in prompts
-                for name in (one.tool.display, *(one.tool.names.of(style) for style in NameStyle))
+                for name in (one.tool.display, *(folded_name(one.tool.names.of(style)) for style in NameStyle))
             },
         )
 
     def everything(self) -> Iterable[Offer]:
         return (*self.resources, *self.templates, *self.prompts)
 
+    @functools.cached_property
+    def by_server(self) -> Mapping[str, tuple[Tool, ...]]:
+        """Everything that is listed, by server."""
+        found: dict[str, list[Tool]] = {}
+        for one in self.everything():
+            found.setdefault(one.tool.server, []).append(one.tool)
+        return {server: tuple(tools) for server, tools in found.items()}
+
     def prompt(self, name: str) -> Tool:
         """By its name in any style, or `prompt:server:name`. Raises `UnknownOffer`."""
-        found = self._by_name.get(folded_name(name))
+        found = self._by_name.get(name) or self._by_name.get(folded_name(name))
         if found is None:
             raise UnknownOffer(f"There is no prompt {name[:_SHOWN]!r}.", remedy="List the prompts to see their names.")
         return found.tool
@@ -189,17 +243,38 @@ class OfferCatalog:
             f"There is no resource template {uri[:_SHOWN]!r}.", remedy="List the resource templates to see them."
         )
 
-    def resource(self, uri: str, links: Mapping[str, str]) -> Tool:
-        """The resource of this address. `links` has the servers of addresses in results. Raises `UnknownOffer`."""
+    def resource(self, uri: str, linked_by: str = "", shown: Callable[[Tool], bool] | None = None) -> Tool:
+        """The resource of this address. Of several servers that may have it, `linked_by` is preferred, the server whose
+        result had it; otherwise only those whose resource is `shown` count. Raises `UnknownOffer`."""
         if len(uri) <= _LONGEST_ADDRESS:
             if (listed := self._by_uri.get(uri)) is not None:
                 return listed.tool
-            server, own = self._place(uri, links)
+            server, own = self._place(uri, linked_by, shown)
             if server:
-                return _resource(server, own, {"uri": Raw(msgspec.json.encode(own))})
+                return self._of_server(server, own)
         raise UnknownOffer(
             f"No server offers the resource {uri[:_SHOWN]!r}.", remedy="List the resources to see their addresses."
         )
+
+    def displayed(self, name: str) -> Tool:
+        """By the name that rules and the audit log have: `prompt:server:name`, `resource:server:uri`. Raises
+        `UnknownOffer`."""
+        kind, _, rest = name.partition(":")
+        if kind != OfferKind.RESOURCE:
+            return self.prompt(name)
+        for server, offers in self.offers.items():
+            if "resources" in offers.capabilities and rest.startswith(f"{server}:"):
+                return self._of_server(server, rest.removeprefix(f"{server}:"))
+        raise UnknownOffer(
+            f"No connected server offers the resource {name[:_SHOWN]!r}.",
+            remedy="`toolcrib resources` lists the resources.",
+        )
+
+    def _of_server(self, server: str, uri: str) -> Tool:
+        listed = self._by_uri.get(self.public_uri(server, uri))
+        if listed is not None and listed.tool.server == server:
+            return listed.tool
+        return resource_or_prompt(OfferKind.RESOURCE, server, uri, {"uri": Raw(msgspec.json.encode(uri))})
 
     def public_uri(self, server: str, uri: str) -> str:
         """The public address of a server's resource."""
@@ -207,31 +282,46 @@ class OfferCatalog:
             return uri
         return with_server(uri, next(prefix for prefix, name in self._prefixes.items() if name == server))
 
-    def _place(self, uri: str, links: Mapping[str, str]) -> tuple[str, str]:
+    def _place(self, uri: str, linked_by: str, shown: Callable[[Tool], bool] | None) -> tuple[str, str]:
         """The server of an address that is in no list, and its own form of it; empty if there is none."""
         if (split := without_server(uri)) is not None and (server := self._prefixes.get(split[0])) is not None:
             return server, split[1]
-        if uri in links and links[uri] in self.offers:
-            return links[uri], uri
         for holders in (
             [server for server, addresses in self._apps.items() if uri in addresses],
             self._by_template(uri),
-            self._may_have_others(),
+            [linked_by] if linked_by in self.offers else [],
+            self._with_more_resources(),
         ):
             if len(holders) == 1:
                 return holders[0], uri
+            if linked_by in holders:
+                return linked_by, uri
             if holders:
-                named = [with_server(uri, prefix) for prefix, server in self._prefixes.items() if server in holders]
-                raise UnknownOffer(
-                    f"Several servers may have the resource {uri[:_SHOWN]!r}.",
-                    remedy=f"Name the server: {', '.join(one[:_SHOWN] for one in sorted(named)[:5])}.",
-                )
+                return self._only(holders, uri, shown)
         return "", ""
 
-    def _may_have_others(self) -> list[str]:
-        """The servers that may have resources which are in no list. Ours list all."""
-        with_resources = (server for server, offers in self.offers.items() if "resources" in offers.capabilities)
-        return [server for server in with_resources if server not in RESERVED_SERVER_NAMES]
+    def _with_more_resources(self) -> list[str]:
+        """The servers that may have resources which no list has; Toolcrib's own list all of theirs."""
+        return [
+            server
+            for server, offers in self.offers.items()
+            if "resources" in offers.capabilities and server not in RESERVED_SERVER_NAMES
+        ]
+
+    def lists(self, name: str) -> bool:
+        """Whether it is the address of a listed resource or the name of a listed prompt."""
+        return name in self._by_uri or name in self._by_name or folded_name(name) in self._by_name
+
+    def _only(self, holders: list[str], uri: str, shown: Callable[[Tool], bool] | None) -> tuple[str, str]:
+        """The one of these servers that the caller may use. A caller does not learn which others there are."""
+        left = [server for server in holders if shown is None or shown(self._of_server(server, uri))]
+        if len(left) <= 1:
+            return (left[0], uri) if left else ("", "")
+        named = sorted(with_server(uri, prefix) for prefix, server in self._prefixes.items() if server in left)
+        raise UnknownOffer(
+            f"Several servers may have the resource {uri[:_SHOWN]!r}.",
+            remedy=f"Name the server: {', '.join(one[:_SHOWN] for one in named[:5])}.",
+        )
 
     def _by_template(self, uri: str) -> list[str]:
         """The servers whose templates describe the address most closely."""
@@ -271,12 +361,13 @@ _Reused = Mapping[tuple[OfferKind, str, bytes], Tool]
 
 def app_of(tool: Tool) -> Tool:
     """The resource with the app that shows this tool's results."""
-    return _resource(tool.server, tool.app_uri, {})
+    return resource_or_prompt(OfferKind.RESOURCE, tool.server, tool.app_uri, {})
 
 
-def _resource(server: str, uri: str, fields: Mapping[str, Raw]) -> Tool:
-    names = Names(plain=uri, mcp=uri, server=uri, display=f"resource:{server}:{uri}")
-    return Tool(server=server, name=uri, fields=fields, names=names, kind=OfferKind.RESOURCE)
+def resource_or_prompt(kind: OfferKind, server: str, name: str, fields: Mapping[str, Raw]) -> Tool:
+    """One that needs no public name: a resource, or a prompt that is not listed."""
+    names = Names(plain=name, mcp=name, server=name, display=f"{kind}:{server}:{name}")
+    return Tool(server=server, name=name, fields=fields, names=names, kind=kind)
 
 
 def _read(which: str, key: str, offers: Mapping[str, Offers], reused: _Reused) -> dict[tuple[str, str], Tool]:
@@ -286,7 +377,7 @@ def _read(which: str, key: str, offers: Mapping[str, Offers], reused: _Reused) -
             fields = _decode_fields(raw)
             uri = json_text(fields[key])
             tool = reused.get((OfferKind.RESOURCE, server, msgspec.json.encode(fields)))
-            found[server, uri] = tool or _resource(server, uri, fields)
+            found[server, uri] = tool or resource_or_prompt(OfferKind.RESOURCE, server, uri, fields)
     return found
 
 
@@ -298,12 +389,24 @@ def _shared(addresses: Iterable[tuple[str, str]]) -> frozenset[str]:
 
 
 def _shown(
-    key: str, read: Mapping[tuple[str, str], Tool], shared: frozenset[str], prefixes: Mapping[str, str]
+    key: str,
+    read: Mapping[tuple[str, str], Tool],
+    shared: frozenset[str],
+    prefixes: Mapping[str, str],
+    before: tuple[Offer, ...],
 ) -> tuple[Offer, ...]:
-    return tuple(
+    shown = (
         Offer(tool=tool, shown_as=with_server(uri, prefixes[server]) if uri in shared else uri, key=key)
         for (server, uri), tool in read.items()
     )
+    return _as_before(shown, before)
+
+
+def _as_before(offers: Iterable[Offer], before: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """The previous tuple if the list is the same, so that its clients are not notified."""
+    made = tuple(offers)
+    same = [(one.tool, one.shown_as) for one in made] == [(one.tool, one.shown_as) for one in before]
+    return before if same else made
 
 
 def _prompts(offers: Mapping[str, Offers], style: NameStyle, limit: int, reused: _Reused) -> Iterable[Offer]:

@@ -254,6 +254,10 @@ class Tool:
         """The server's whole definition."""
         return msgspec.json.encode(self.fields)
 
+    def decoded(self) -> dict[str, Any]:
+        """The server's whole definition; a value that Python cannot represent is None."""
+        return {key: self._field(key) for key in self.fields}
+
     def _field(self, key: str) -> Any:
         if key not in self._cache:
             value = self.fields.get(key)

@@ -7,6 +7,8 @@ The sign-in runs where the servers run: in the daemon, or in this process.
 from __future__ import annotations
 
 import http.client
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,7 +100,11 @@ def _has_browser() -> bool:
         found = webbrowser.get()
     except webbrowser.Error:
         return False
-    return Path(getattr(found, "name", "")).name not in _CONSOLE_BROWSERS
+    name = getattr(found, "name", "")
+    if isinstance(found, webbrowser.GenericBrowser) and shutil.which(name) is None:
+        # It is the value of BROWSER, which nothing has checked.
+        return False
+    return Path(name).name not in _CONSOLE_BROWSERS
 
 
 def _is_web_address(url: str) -> bool:
@@ -153,6 +159,7 @@ def logout(name: ServerName, *, as_json: AsJson = False) -> int:
         say(f"Signed out of {name} ({account['issuer']}).")
         if why := account["not_revoked"]:
             hint(f"Its tokens are deleted here, but were not revoked: {why}")
+            hint("Revoke Toolcrib's access on the server's website.")
     return 0
 
 
@@ -179,6 +186,7 @@ def accounts(*, as_json: AsJson = False) -> int:
     for row in found["accounts"]:
         if not row["in_use"]:
             hint(f"No server here uses the account of {row['server']} at {row['url']}.")
+            hint(f"`toolcrib logout {shlex.quote(row['server'])}` deletes every account of this name.")
     for problem in found["problems"]:
         hint(f"Problem: {problem}")
     return 0

@@ -52,6 +52,10 @@ _COMMANDS = (
     ("accounts", "account_commands", "List where you are signed in, with which scopes, and until when."),
     ("tools", "tool_commands", "List the tools of all servers, or of one."),
     ("call", "tool_commands", "Call a tool and print its result."),
+    ("resources", "resource_commands", "List the resources and resource templates of all servers, or of one."),
+    ("read", "resource_commands", "Read a resource and print its contents unchanged."),
+    ("prompts", "resource_commands", "List the prompts of all servers, or of one."),
+    ("prompt", "resource_commands", "Print the messages that a prompt becomes with its arguments."),
     ("connect", "connect_command", "Connect a client to Toolcrib: show, write or remove its configuration entry."),
     ("trust", "trust_commands", "Review and trust a project's configuration files, or a server."),
     ("untrust", "trust_commands", "Stop trusting a project's configuration files, or a server."),
@@ -196,7 +200,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _usage(error: typer.TyperException, *, as_json: bool) -> int:
-    message = error.format_message().strip()
+    message = " ".join(error.format_message().split())
     if not message.endswith((".", "?", "!")):
         message += "."
     context = getattr(error, "ctx", None)

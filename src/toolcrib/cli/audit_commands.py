@@ -184,7 +184,10 @@ def query(
     *,
     agent: Annotated[str | None, typer.Option(metavar="AGENT", help="Show only this agent's entries.")] = None,
     tool: Annotated[
-        str | None, typer.Option(metavar="TOOL", help="Show only this tool: `files:read_file`, `read_file`, `files:*`.")
+        str | None,
+        typer.Option(
+            metavar="TOOL", help="Show only this tool: `files:read_file`, `read_file`, `files:*`, `resource:*`."
+        ),
     ] = None,
     server: Annotated[str | None, typer.Option(metavar="SERVER", help="Show only this server's tools.")] = None,
     outcome: Annotated[

@@ -25,7 +25,11 @@ commands = typer.Typer(rich_markup_mode=None)
 AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")]
 Tools = Annotated[
     str,
-    typer.Argument(metavar="TOOLS", help="`server:tool`; * matches any text and ? any character, as in 'git:*'."),
+    typer.Argument(
+        metavar="TOOLS",
+        help="`server:tool`, `resource:server:uri` or `prompt:server:name`; * matches any text and ? any character. "
+        "'git:*' covers everything that git offers.",
+    ),
 ]
 When = Annotated[
     list[str] | None,
@@ -122,14 +126,24 @@ def _say_changed(found: dict[str, Any], *, as_json: bool) -> int:
     return 0
 
 
+_NO_MATCH = {
+    "tool": "No known tool matches this rule; `toolcrib tools` lists all tools.",
+    "resource": "No listed resource matches this rule, which also covers others; `toolcrib resources` lists them.",
+    "prompt": "No known prompt matches this rule; `toolcrib prompts` lists all prompts.",
+}
+
+
 def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["covers"]:
         unknown = ", ".join(found["unknown_servers"])
         yield (
-            f"The tools of {unknown} are currently unknown, so it isn't clear which ones this rule covers."
+            f"The {found['kind']}s of {unknown} are currently unknown, so it isn't clear which ones this rule covers."
             if unknown
-            else "No known tool matches this rule; `toolcrib tools` lists all tools."
+            else _NO_MATCH[found["kind"]]
         )
+        prefix = found["rule"].partition(": ")[2].split(" ")[1].partition(":")[0]
+        if found["kind"] == "tool" and prefix in _NO_MATCH:
+            yield f"It covers the tools of a server named {prefix}; `{prefix}:SERVER:*` covers a server's {prefix}s."
     for denied in found["still_denied"]:
         yield f"Still denied: {denied['tool']}: {denied['rule']}."
     more = found["still_denied_in_all"] - len(found["still_denied"])
@@ -145,7 +159,13 @@ def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
 @commands.command()
 def why(
     agent: AgentName,
-    tool: Annotated[str, typer.Argument(metavar="TOOL", help="The tool: `server:tool` or its full name.")],
+    tool: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOOL",
+            help="The tool: `server:tool` or its full name; also `resource:server:uri`, `prompt:server:name`.",
+        ),
+    ],
     pairs: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="The call's arguments: KEY=VALUE, KEY:=JSON or KEY=@FILE."),
@@ -180,7 +200,7 @@ _VERDICTS = {"allow": "may use", "deny": "may not use", "ask": "needs your appro
 def _explained(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['agent']} ({found['profile']}) {_VERDICTS[found['verdict']]} {found['tool']}: {found['rule']}."
     if not found["known"]:
-        yield f"The tool is currently unknown, so only its name was checked: {found['unknown']}"
+        yield f"The {found['kind']} is currently unknown, so only its name was checked: {found['unknown']}"
     if found["arguments"] is None and any(" when " in row["rule"] for row in found["rules"]):
         yield "No arguments were given, so conditions are assumed to hold. Add KEY=VALUE to check a specific call."
     yield from found["unjudged"]
@@ -202,15 +222,17 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _folder_line(found: Mapping[str, Any]) -> str:
-    server = found["tool"].partition(":")[0]
+    server = found["server"]
     if found["folder"] is None:
         return f"The folder {server} runs in is unknown, so relative paths cannot be checked: use absolute paths."
     return f"Relative paths start at {found['folder']}, the folder {server} runs in."
 
 
 def _annotations_line(found: Mapping[str, Any]) -> str:
-    server = found["tool"].partition(":")[0]
+    server = found["server"]
     counts = ", ".join(name if value else f"not {name}" for name, value in found["counts_as"].items())
+    if found["kind"] != "tool":
+        return f"Resources and prompts count as {counts}."
     if server in RESERVED_SERVER_NAMES:
         return f"This is one of Toolcrib's own tools: {counts}."
     quoted = shlex.quote(server)

@@ -6,6 +6,7 @@ goes with the answer. Texts from servers are shown with escapes in place of dece
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from toolcrib.cli.perform import perform
 from toolcrib.cli.server_commands import hint_problems
 from toolcrib.config.show import visible
 from toolcrib.daemon_client.command_client import RemoteError
-from toolcrib.errors import NotFound
+from toolcrib.errors import NotFound, UsageError
 
 commands = typer.Typer(rich_markup_mode=None)
 pins = typer.Typer()
@@ -74,7 +75,10 @@ def _show(params: dict[str, Any], *, as_json: bool) -> int:
     if not found["servers"]:
         say("All tools are as you accepted them.")
     else:
-        hint("`toolcrib pins accept NAME[:TOOL]` accepts what a server lists now; `pins reject` keeps it out.")
+        hint(
+            "`toolcrib pins accept NAME[:TOOL]` accepts what a server lists now; `pins reject` keeps new and changed "
+            "tools out, `toolcrib disable NAME:TOOL` any tool."
+        )
     hint_problems(found)
     return 0
 
@@ -93,6 +97,8 @@ def accept(
 
     Shows the difference and asks for confirmation. Accepted tools of a trusted server are trusted again.
     """
+    if digest is not None and not re.fullmatch(f"[0-9a-f]{{{_DIGITS},}}", digest):
+        raise UsageError("This is no complete digest.", remedy=f"`toolcrib pins` shows its {_DIGITS} characters.")
     server, tools, tool = _found(target)
     whole = {"name": server["server"], "tool": tool}
     if digest is None:

@@ -65,15 +65,19 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     if cut is TableCut.SOME:
         hint("`toolcrib servers show NAME` shows everything about a server.")
     for row in servers:
-        if row.get("waits_for_installation"):
-            hint(f"{row['name']} waits until another server has installed the same package.")
-        hint_pins(row)
-        if running := [f"{agent} (pid {one['pid']})" for agent, one in row.get("agents", {}).items() if one["pid"]]:
-            hint(f"{row['name']}: each agent has its own process: {', '.join(running)}.")
-        if tasks := row.get("tasks_only"):
-            hint(f"{row['name']}: tools not listed, because they run only as tasks (not supported): {_named(tasks)}.")
-        if row.get("last_error") and has_stderr(row):
-            hint(logs_hint(row["name"]))
+        _hint_details(row)
+
+
+def _hint_details(row: Mapping[str, Any]) -> None:
+    if row.get("waits_for_installation"):
+        hint(f"{row['name']} waits until another server has installed the same package.")
+    hint_pins(row)
+    if running := [f"{agent} (pid {one['pid']})" for agent, one in row.get("agents", {}).items() if one["pid"]]:
+        hint(f"{row['name']}: each agent has its own process: {', '.join(running)}.")
+    if tasks := row.get("tasks_only"):
+        hint(f"{row['name']}: tools not listed, because they run only as tasks (not supported): {_named(tasks)}.")
+    if row.get("last_error") and has_stderr(row):
+        hint(logs_hint(row["name"]))
 
 
 def _state(row: Mapping[str, Any]) -> str:
@@ -102,7 +106,8 @@ def hint_pins(row: Mapping[str, Any]) -> None:
     if other := pins.get("looks_like"):
         hint(visible(f"{name}: the name of this server looks like {other}."))
     for tool, reasons in list(pins.get("flagged", {}).items())[:MAX_TOOL_NAMES]:
-        hint(visible(f"{name}: the definition of {tool} is suspicious: it {'; it '.join(reasons)}."))
+        look = f"`toolcrib pins {shlex.quote(name)}` shows it."
+        hint(visible(f"{name}: the definition of {tool} is suspicious: it {'; it '.join(reasons)}. {look}"))
 
 
 def _named(tools: Sequence[str]) -> str:
@@ -163,6 +168,7 @@ def show(name: ServerName, *, as_json: AsJson = False) -> int:
             f"(\N{MULTIPLICATION SIGN} {past['times']} since {moment(past['first_at'])})" if past["times"] > 1 else ""
         )
         say("  ".join(filter(None, (f"  {moment(past['at'])}", times, past["error"]))))
+    _hint_details(found)
     hint_problems(found)
     return 0
 
@@ -185,6 +191,7 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("url", entry.get("url", "")),
         ("account", _account(found["account"]) if found.get("account") else ""),
         ("source", str(found["source"])),
+        ("trusted", "yes" if found["trusted"] else "no"),
         ("last seen", moment(found["last_seen"]) if found.get("last_seen") else ""),
         ("restarts", str(found["restarts"]) if "restarts" in found else ""),
         ("calls", f"{found['calls']} in progress, at most {limits['max_waiting_calls']}" if "calls" in found else ""),
@@ -193,9 +200,15 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("agents", ", ".join(users.get("agents", ()))),
         ("memory", f"{size_of(found['memory'])} in {processes} process{'es' * (processes > 1)}" if processes else ""),
         ("tools", f"{tools}, {about}{counted(found['tokens'], 'token')}"),
+        ("resources", _counts(found, resources="resource", templates="template")),
+        ("prompts", _counts(found, prompts="prompt")),
         ("last error", str(found["last_error"])),
         ("errors", "the newest last" if found.get("errors") else ""),
     ]
+
+
+def _counts(found: Mapping[str, Any], **nouns: str) -> str:
+    return ", ".join(counted(found[key], noun) for key, noun in nouns.items() if found.get(key))
 
 
 def account_state(row: Mapping[str, Any]) -> str:

@@ -207,7 +207,7 @@ def tools(
     params = {"server": server} if server is not None else {}
     found = printed(perform("tool:list", params, servers=mcp_server or ()), as_json=as_json)
     if found["tools"]:
-        rows = [(tool["display"], tool["name"], _first_line(tool.get("description"))) for tool in found["tools"]]
+        rows = [(tool["display"], tool["name"], first_line(tool.get("description"))) for tool in found["tools"]]
         table(("tool", "full name", "description"), rows)
     else:
         say("No tools yet." if found.get("installing") else "No tools.")
@@ -218,7 +218,7 @@ def tools(
     return 0
 
 
-def _first_line(text: Any) -> str:
+def first_line(text: Any) -> str:
     lines = str(text or "").strip().splitlines()
     return shortened(lines[0], _LONGEST_DESCRIPTION) if lines else ""
 

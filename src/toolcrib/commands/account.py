@@ -24,12 +24,14 @@ from toolcrib.commands.registry import (
     registry,
 )
 from toolcrib.commands.server import ServerName, configured_server, describe_server
+from toolcrib.config.auth import keeps_secrets
 from toolcrib.config.model import Grant, ServerConfig
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import NotFound, SignInFailed, StoreError, UsageError
 from toolcrib.events import AuditedChange
 from toolcrib.servers.account import AccountRecord, account_key, client_turn, load_account, signed_in
-from toolcrib.servers.sign_out import SignedOut, sign_out
+from toolcrib.servers.sign_out import delete_account, revoke
+from toolcrib.servers.web import shown_url
 
 if TYPE_CHECKING:
     from toolcrib.servers.redirect_listener import RedirectListener
@@ -78,7 +80,7 @@ def _refuse_other_credentials(config: ServerConfig) -> None:
             f"'{name}' is a program on this machine, so there is nothing to sign in at.",
             remedy="It gets its credentials from `env` in its entry.",
         )
-    if config.url.startswith(("http:", "ws:")):
+    if not keeps_secrets(config.url):
         raise UsageError(
             f"'{name}' has an address without TLS, so no tokens are sent to it.",
             remedy="Use its https:// address, or set its headers.",
@@ -133,19 +135,20 @@ async def logout(context: CommandContext, params: ServerName) -> dict[str, Any]:
     keys = [key for key, record in (await _accounts(here.vault)).items() if record.server == params.name]
     if not keys:
         raise NotFound(f"There is no account of {params.name!r}.", remedy="`toolcrib accounts` lists the accounts.")
-    ended: list[SignedOut] = []
+    ended: list[dict[str, Any]] = []
     for key in keys:
         verify_tls = config is None or key != own or config.verify_tls
-        if (done := await sign_out(here.vault, key, here.mask, verify_tls=verify_tls)) is not None:
-            ended.append(done)
-            await _record(
-                context, "signed out", params.name, issuer=done.record.issuer, revoked=done.not_revoked or "yes"
-            )
-        await _reconnect(context, key)
-    return {
-        "server": params.name,
-        "accounts": [{**describe_account(one.record), "not_revoked": one.not_revoked} for one in ended],
-    }
+        if (record := await delete_account(here.vault, key)) is not None:
+            why = "the command was cancelled"
+            try:
+                # At once, because running servers have the tokens in memory, and a revocation can take long.
+                why, _ = await asyncio.gather(
+                    revoke(record, here.mask, verify_tls=verify_tls), _reconnect(context, key)
+                )
+            finally:
+                await _record(context, "signed out", params.name, issuer=record.issuer, revoked=why or "yes")
+            ended.append({**describe_account(record), "not_revoked": why})
+    return {"server": params.name, "accounts": ended}
 
 
 @registry.command("account:list", CommandEffect.REVEALS, Availability.SOCKET, scope=CommandScope.PROJECT)
@@ -192,7 +195,7 @@ def describe_account(record: AccountRecord, config: ServerConfig | None = None) 
         state, reason = AccountState.LACKS_PERMISSION, " ".join(record.asked)
     return {
         "server": record.server,
-        "url": record.url,
+        "url": shown_url(record.url),
         "issuer": record.issuer,
         "scopes": list(record.scopes),
         "signed_in_at": record.signed_in_at,

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import Field
 
+from toolcrib.catalog.tool import OfferKind
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.approvals import SHOWN, Approval
 from toolcrib.policy import Rule, RuleOrigin, Verdict
-from toolcrib.policy.rule import is_glob
+from toolcrib.policy.rule import is_glob, kind_and_glob
 
 LONGEST_WAIT = 60.0
 
@@ -96,7 +97,8 @@ def _allowed(context: CommandContext, approval: Approval) -> Rule:
             f"{agent.name} cannot be allowed this permanently, because {approval.rule} asks for it.", remedy=remedy
         )
     unclear = UsageError(f"A rule for {approval.tool!r} would also match other tools.", remedy=remedy)
-    if is_glob(approval.tool) or approval.tool.count(":") != 1:
+    kind, rest = kind_and_glob(approval.tool)
+    if is_glob(rest) or (kind is not OfferKind.RESOURCE and rest.count(":") != 1):
         raise unclear
     try:
         return dataclasses.replace(

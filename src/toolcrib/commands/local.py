@@ -20,11 +20,16 @@ from toolcrib.commands.registry import Command, CommandContext, JobService, Serv
 from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
+from toolcrib.core.offer_source import PROMPT_METHOD, READ_METHOD
 from toolcrib.daemon_client.lifetime import ActiveLeases
-from toolcrib.errors import DaemonNotRunning, ServerUnavailable, UnknownTool
+from toolcrib.errors import DaemonNotRunning, NotFound, ServerUnavailable
 from toolcrib.identity.principal import OWNER, RequestContext
+from toolcrib.policy.rule import kind_and_glob
 
 _CALL = "tool:call"
+_METHODS = {"resource:read": READ_METHOD, "prompt:get": PROMPT_METHOD}
+_NAMES = {_CALL: "tool", "resource:read": "uri", "prompt:get": "prompt"}
+"""The parameter that names the server's tool, resource or prompt."""
 RunLocal = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -75,18 +80,19 @@ async def local_commands(
         )
 
         async def run(name: str, params: dict[str, Any]) -> dict[str, Any]:
-            if name == _CALL:
-                await _started(context, str(params.get("tool", "")))
+            if (key := _NAMES.get(name)) is not None:
+                await _started(context, name, str(params.get(key, "")))
             return await registry.run(name, params, context)
 
         yield run
 
 
-async def _started(context: CommandContext, tool: str) -> None:
-    """Starts the tool's server if it is idle, and waits for it as above: a call alone would wait for a shorter time."""
+async def _started(context: CommandContext, command: str, name: str) -> None:
+    """Starts the server if it is idle, and waits for it as above: a call alone would wait for a shorter time."""
     project = context.crib.projects.home
-    with contextlib.suppress(UnknownTool, ServerUnavailable):
-        server = project.servers.get(project.find(tool).server)
+    with contextlib.suppress(NotFound, ServerUnavailable):
+        found = project.find(name) if command == _CALL else project.find_offer(_METHODS[command], name, OWNER.name)
+        server = project.servers.get(found.server)
         if server is not None:
             server.start_if_idle()
             await wait_for_installations([server], context.emit)
@@ -103,7 +109,7 @@ def _needed(command: Command, params: dict[str, Any]) -> frozenset[str] | None:
         return frozenset()
     if command.servers is not ServersNeeded.NAMED or _calls_a_command(command, params):
         return None
-    of_tool, colon, _ = str(params.get("tool", "")).partition(":")
+    of_tool, colon, _ = kind_and_glob(str(params.get("tool", "")))[1].partition(":")
     server = params.get("name") or params.get("server") or (of_tool if colon else "")
     return frozenset({str(server)}) if server else None
 

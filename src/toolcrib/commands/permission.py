@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
+from toolcrib.catalog.offers import resource_or_prompt
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.commands.pins import pin_status
 from toolcrib.commands.registry import (
     VERBATIM,
@@ -32,7 +33,7 @@ from toolcrib.commands.registry import (
 )
 from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project
-from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
+from toolcrib.errors import ConfigError, NotFound, ToolcribError, UnknownOffer, UsageError
 from toolcrib.identity.agent import Agent
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.policy import (
@@ -49,6 +50,7 @@ from toolcrib.policy import (
     rule_from,
 )
 from toolcrib.policy.permission import NO_RULE, OWNER_ONLY, RAW_RESTRICTED, RuleMatch
+from toolcrib.policy.rule import kind_and_glob
 
 _FIXED_DENIALS = {
     OWNER_ONLY.rule: "Not possible: only the owner can use it, on the command line or with the owner's token.",
@@ -258,10 +260,11 @@ def _refuse_unjudged(agent: Agent, rule: Rule) -> None:
 
 
 def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str, Any]:
-    """The known tools that the rule matches, and those of them that are still denied."""
+    """The known tools, resources and prompts that the rule matches, and those of them that are still denied."""
     known = {name for name, server in project.servers.items() if server.tools is not None}
     enabled = {name for name, config in project.config.servers.items() if config.enabled}
-    covered = [tool for tool in project.catalog.tools if rule.covers(tool)]
+    offers = (offer.tool for offer in project.offers.everything())
+    covered = [tool for tool in (*project.catalog.tools, *offers) if rule.covers(tool)]
     denied: list[dict[str, str]] = []
     never: Counter[str] = Counter()
     for tool in covered if rule.effect is not Verdict.DENY else ():
@@ -273,6 +276,7 @@ def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str,
         else:
             denied.append({"tool": tool.display, "rule": decision.rule})
     return {
+        "kind": rule.kind,
         "covers": len(covered),
         "unknown_servers": sorted(name for name in enabled - known if rule.reaches(name)),
         "still_denied": denied[:_SHOWN],
@@ -284,7 +288,7 @@ def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str,
 class WhyParameters(Parameters):
     agent: str
     tool: str
-    """`server:tool`, or any of its full names."""
+    """`server:tool`, or any of its full names; `resource:server:uri`, `prompt:server:name`."""
     arguments: Annotated[dict[str, Any] | None, VERBATIM] = None
     """Without them, conditions on arguments count as met in rules that allow something."""
 
@@ -296,12 +300,16 @@ async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
     async with _project_of(context, params.agent) as project:
         tool, unknown = await _find_tool(context, project, params.tool)
     arguments = None if params.arguments is None else tool.taken(params.arguments)
+    if tool.kind is OfferKind.RESOURCE:
+        arguments = {"uri": tool.name}
     decision = permission.decide(tool, arguments)
     case = PermissionCase(agent=params.agent, permission=permission, tool=tool, arguments=arguments)
     return {
         "agent": params.agent,
         "profile": permission.profile,
         "tool": tool.display,
+        "server": tool.server,
+        "kind": tool.kind,
         "known": unknown is None,
         "unknown": unknown or "",
         "verdict": decision.verdict,
@@ -344,7 +352,14 @@ def _is_trusted(context: CommandContext, project: Project, server: str) -> bool:
 
 async def _find_tool(context: CommandContext, project: Project, name: str) -> tuple[Tool, str | None]:
     """The tool, or a placeholder with this name and the reason why the tool is unknown."""
-    server, _, tool = name.partition(":")
+    kind, rest = kind_and_glob(name)
+    server, _, tool = rest.partition(":")
+    if kind is not OfferKind.TOOL:
+        await project.settled([server])
+        try:
+            return project.offers.displayed(name), None
+        except UnknownOffer as error:
+            return resource_or_prompt(kind, server, tool, {}), error.text()
     if not project.knows(name):
         # Its server may still be connecting.
         await project.settled([server] if tool else None)

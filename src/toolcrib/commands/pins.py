@@ -17,7 +17,7 @@ from pydantic import Field
 
 from toolcrib.catalog.flags import look_alikes
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.catalog.tool import Tool, decode_definition
+from toolcrib.catalog.tool import OfferKind, Tool, decode_definition
 from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     Availability,
@@ -73,7 +73,7 @@ def describe_pins(project: Project, server: str) -> dict[str, Any]:
 
 def pin_status(project: Project, tool: Tool) -> str:
     """Why the tool awaits review: "new" or "changed". Empty if its definition is the accepted one."""
-    review = project.review(tool.server)
+    review = project.review(tool.server) if tool.kind is OfferKind.TOOL else None
     status = None if review is None else review.status.get(storable(tool.name))
     return status.value if status in (PinStatus.NEW, PinStatus.CHANGED) else ""
 

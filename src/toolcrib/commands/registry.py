@@ -285,7 +285,8 @@ class CommandRegistry:
             parameters = command.parameters.model_validate(params)
         except ValidationError as error:
             raise UsageError(
-                f"{name}: {_validation_text(error)}", remedy=f"`{name}` takes: {_parameter_names(command.parameters)}."
+                f"{name}: {_validation_text(error)}.",
+                remedy=f"`{name}` takes: {_parameter_names(command.parameters)}.",
             ) from error
         return await command.run(context, parameters)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -336,13 +335,10 @@ def configured_server(context: CommandContext, name: str) -> ServerConfig:
     if config is None:
         for problem in context.project.config.problems:
             if problem.server == name:
-                raise ConfigError(str(problem), remedy="Correct the entry.")
-        raise unknown_server(name, context.project.config.servers)
+                raise ConfigError(str(problem), remedy="" if problem.suggestion else "Correct the entry.")
+        known = ", ".join(sorted(context.project.config.servers)) or "none"
+        raise UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {known}.")
     return config
-
-
-def unknown_server(name: str, known: Iterable[str]) -> UnknownServer:
-    return UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {', '.join(sorted(known)) or 'none'}.")
 
 
 @registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, servers=ServersNeeded.NAMED, cached=True)

@@ -37,6 +37,9 @@ async def show(context: CommandContext, params: ServerName) -> dict[str, Any]:
     processes = [process for pid in pids for process in await asyncio.to_thread(processes_of, pid)]
     return {
         **row,
+        "resources": len(server.offers.resources),
+        "templates": len(server.offers.templates),
+        "prompts": len(server.offers.prompts),
         "errors": [past._asdict() for past in server.errors],
         "restarts": server.restarts,
         "calls": sum(one.calls for one in instances),

@@ -21,7 +21,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
-from toolcrib.commands.server import unknown_server
+from toolcrib.commands.server import configured_server
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.results import read_answer
 from toolcrib.errors import ToolError, UsageError
@@ -35,8 +35,8 @@ class ListTools(Parameters):
 async def list_tools(context: CommandContext, params: ListTools) -> dict[str, Any]:
     """List the tools of all servers, or of one."""
     project = context.project
-    if params.server is not None and params.server not in {*project.config.servers, *RESERVED_SERVER_NAMES}:
-        raise unknown_server(params.server, project.config.servers)
+    if params.server is not None and params.server not in RESERVED_SERVER_NAMES:
+        configured_server(context, params.server)
     asked = [name for name in project.servers if params.server in (None, name)]
     await project.settled(asked)
     style = project.config.settings.names

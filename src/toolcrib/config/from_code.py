@@ -42,12 +42,12 @@ def read_server_entry(name: str, entry: Mapping[str, Any], context: EntryContext
     report = ProblemReport("the entry")
     result = Contribution(report=report)
     take_entry(ServerEntry(name=name, entry=entry, path=(name,)), result, context)
-    wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
+    wrong = [problem for problem in report.problems if problem.severity is Severity.ERROR]
     if wrong or name not in result.servers:
         missing = [problem.variable.removeprefix(INPUT) for problem in report.unset]
         raise ConfigError(
-            " ".join(wrong) or _left_out(name, result),
-            remedy="Correct the entry.",
+            " ".join(map(str, wrong)) or _left_out(name, result),
+            remedy="" if wrong and wrong[-1].suggestion else "Correct the entry.",
             data={"missing": missing} if missing else None,
         )
     return result.servers[name]

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
@@ -180,24 +181,27 @@ class Masker:
 
     def __init__(self, secrets: Mapping[str, str] | Iterable[str] = ()) -> None:
         self._known = _Known({})
+        self._changing = threading.Lock()
         self.learn(secrets)
 
     def learn(self, secrets: Mapping[str, str] | Iterable[str]) -> None:
         """Adds values and their owners; `named` skips values without an owner. Those of a removed server stay, because
         it may still be quoted."""
         whose = secrets if isinstance(secrets, Mapping) else dict.fromkeys(secrets, "")
-        known = self._known.secrets
         parts = ((part, of) for value, of in whose.items() for part in _parts(value))
-        long = ((part, of) for part, of in parts if len(part) >= SHORTEST_SECRET)
-        new = {part: of for part, of in long if part not in known or (of and not known[part])}
-        if new:
-            self._known = _Known({**known, **new})
+        long = [(part, of) for part, of in parts if len(part) >= SHORTEST_SECRET]
+        with self._changing:
+            known = self._known.secrets
+            new = {part: of for part, of in long if part not in known or (of and not known[part])}
+            if new:
+                self._known = _Known({**known, **new})
 
     def forget(self, ended: Iterable[str]) -> None:
         """Removes values that are of no use to anybody any more: each one costs time with every text."""
         gone = {part for value in ended for part in _parts(value)}
         if gone:
-            self._known = _Known({value: of for value, of in self._known.secrets.items() if value not in gone})
+            with self._changing:
+                self._known = _Known({value: of for value, of in self._known.secrets.items() if value not in gone})
 
     def __call__(self, text: str) -> str:
         """Hides known secrets and text that looks like one; the result is printable."""

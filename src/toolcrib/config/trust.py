@@ -67,6 +67,8 @@ def effects_of(
         lines.append(f"{name}: {deed}")
         if isinstance(entry.name, str) and (held := users_names.get(server_key(entry.name))):
             lines.append(f"{name}: replaces your own server {visible(held)}")
+            if "url" in flat_fields(_mapping(entry.entry), entry.path, silent):
+                lines.append(f"{name}: uses your sign-in there, if its name and address are the same")
         rest = {key: value for key, value in _mapping(entry.entry).items() if (*entry.path, key) not in shown}
         lines += [f"  {line}" for line in (*_leaves(rest), *_variables(entry.entry, environ, secrets))]
     is_one_server = any(not entry.path for entry in entries)

@@ -21,10 +21,14 @@ from typing import Any
 
 import msgspec
 
+from toolcrib.calls import CallRequest
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
 from toolcrib.config.paths import Paths, project_of
-from toolcrib.core.daemon_catalog import DaemonCatalog, DaemonServerStates
+from toolcrib.core.daemon_catalog import DaemonCatalog, DaemonServerStates, daemon_offers
+from toolcrib.core.offer_source import PROMPT_METHOD
 from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
 from toolcrib.daemon_client.connection import DaemonConnection, DaemonDisconnected, error_from
@@ -45,7 +49,7 @@ from toolcrib.errors import (
 )
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CallOutcome, CatalogChanged, ServerStateChanged
 from toolcrib.identity.agent_folders import AgentFolders
-from toolcrib.servers.model import ServerAnswer, ServerState, ServerStatus, ToolCall
+from toolcrib.servers.model import Offers, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
 from toolcrib.servers.web import explain_status
@@ -157,6 +161,8 @@ class Connection(AsyncResource, ToolProvider):
         self._server: Server | None = None
         self._entered = False
         self._listed = DaemonCatalog()
+        self._offers_from = Offers()
+        self._offers_listed = OfferCatalog()
         self._states = DaemonServerStates(self._state_changed)
         self._lease: AgentLease | None = None
         self._following: asyncio.Task[None] | None = None
@@ -281,12 +287,36 @@ class Connection(AsyncResource, ToolProvider):
             for name in sorted({tool.server for tool in tools} | self._states.by_server.keys())
         }
 
+    def _offers(self) -> OfferCatalog:
+        listed = self._live().offers
+        if listed is not self._offers_from:
+            self._offers_from, self._offers_listed = listed, daemon_offers(listed)
+        return self._offers_listed
+
+    async def _request(self, request: CallRequest) -> ServerAnswer:
+        listed = self._offers()
+        offers = listed.prompts if request.method == PROMPT_METHOD else listed.resources
+        tool = next((one.tool for one in offers if one.shown_as == request.tool), None)
+        # Addresses are the daemon's; it has another name for the prompt.
+        name = tool.display if tool is not None and request.method == PROMPT_METHOD else request.tool
+        call = ToolCall(name=name, method=request.method, params=request.params)
+        answer, _ = await self._published(call, request.tool, tool, request.timeout)
+        return answer
+
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
         listed = self._tools_now()
         tool = listed.find(name)
         params = call_request(name, arguments, timeout).params
+        # The daemon decides on unknown names: the tool may be new, or not permitted.
+        public = name if tool is None else listed.public(tool)
+        _, result = await self._published(ToolCall(name=public, params=params), name, tool, timeout)
+        return result
+
+    async def _published(
+        self, call: ToolCall, name: str, tool: Tool | None, timeout: float | None
+    ) -> tuple[ServerAnswer, Result]:
         with publish_call(
             self.bus,
             call_id=f"{self.agent}-{next(self._calls)}",
@@ -294,14 +324,12 @@ class Connection(AsyncResource, ToolProvider):
             name=name,
             tool=name if tool is None else tool.display,
             server="" if tool is None else tool.server,
-            arguments=bytes(params["arguments"]),
+            arguments=bytes(call.params.get("arguments", b"{}")),
         ) as finished:
-            # The daemon decides on unknown names: the tool may be new, or not permitted.
-            public = name if tool is None else listed.public(tool)
-            answer = await self._answered(ToolCall(name=public, params=params), timeout)
+            answer = await self._answered(call, timeout)
             result = read_answer(answer)
         finished(result)
-        return result
+        return answer, result
 
     async def _answered(self, call: ToolCall, timeout: float | None) -> ServerAnswer:
         try:
@@ -320,8 +348,8 @@ class Connection(AsyncResource, ToolProvider):
         self.bus.publish(ServerStateChanged(server=server, state=state.value))
 
     def _tools_changed(self, server: Server) -> None:
-        before = self._listed.catalog.version
-        if server is self._server and self.catalog.version != before:
+        before, offers = self._listed.catalog.version, self._offers_listed
+        if server is self._server and (self.catalog.version != before or self._offers() is not offers):
             self.bus.publish(CatalogChanged(root=str(self._wanted.workdir), version=self.catalog.version))
 
     def _live(self) -> Server:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from toolcrib.calls import CallRequest
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.from_code import OwnSource, check_source
 from toolcrib.config.layers import store_location
@@ -34,7 +36,7 @@ from toolcrib.credentials.vault import Vault
 from toolcrib.errors import UsageError
 from toolcrib.events import Bus
 from toolcrib.identity.principal import OWNER, RequestContext
-from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
+from toolcrib.servers.model import ServerAnswer, ServerHealth, ServerState, ServerStatus
 from toolcrib.store.database import Store
 from toolcrib.store.lock import StoreHolder
 
@@ -216,11 +218,15 @@ class Crib(AsyncResource, ToolProvider):
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
-        with self._advising(timeout):
-            outcome = await self.services.door.call(
-                RequestContext(OWNER, self.projects.home), call_request(name, arguments, timeout)
-            )
-        return read_answer(outcome.answer)
+        return read_answer(await self._request(call_request(name, arguments, timeout)))
+
+    def _offers(self) -> OfferCatalog:
+        return self.projects.home.offers
+
+    async def _request(self, request: CallRequest) -> ServerAnswer:
+        with self._advising(request.timeout):
+            home = self.projects.home
+            return home.public_answer(request, await self.services.door.call(RequestContext(OWNER, home), request))
 
     @property
     def all_known(self) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,12 +18,13 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.catalog.names import ToolKey, folded_name, name_tools
+from toolcrib.catalog.offers import Offer, OfferCatalog, resource_or_prompt
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.catalog.tool import BadDefinition, Tool, ToolOverride, decode_definition
+from toolcrib.catalog.tool import BadDefinition, OfferKind, Tool, ToolOverride, decode_definition
 from toolcrib.daemon_client.connection import DaemonConnection, DaemonDisconnected
 from toolcrib.errors import ToolcribError, UnknownTool
 from toolcrib.listing import ORIGIN_KEY, ToolOrigin
-from toolcrib.servers.model import ServerState
+from toolcrib.servers.model import Offers, ServerState
 
 _COMMAND = "agent:servers"
 _FIRST_WITHIN = 10.0
@@ -156,6 +157,44 @@ class DaemonCatalog:
     def public(self, tool: Tool) -> str:
         """The gateway's name of the tool."""
         return self._public[tool.server, tool.name]
+
+
+def daemon_offers(listed: Offers) -> OfferCatalog:
+    """The daemon's resources and prompts. Addresses are the daemon's; prompts have names of their own."""
+    prompts = {(source.server, source.tool): fields for source, fields in _sourced(listed.prompts, "name")}
+    names = name_tools(prompts)
+    return OfferCatalog(
+        resources=tuple(_resources(listed.resources, "uri")),
+        templates=tuple(_resources(listed.templates, "uriTemplate")),
+        prompts=tuple(
+            Offer(
+                tool=replace(
+                    resource_or_prompt(OfferKind.PROMPT, *pair, fields),
+                    names=replace(names[pair], display=f"{OfferKind.PROMPT}:{names[pair].display}"),
+                ),
+                shown_as=names[pair].plain,
+                key="name",
+            )
+            for pair, fields in prompts.items()
+        ),
+    )
+
+
+def _resources(definitions: Iterable[bytes], key: str) -> Iterator[Offer]:
+    for raw in definitions:
+        public = msgspec.json.decode(msgspec.json.decode(raw, type=_Fields)[key], type=str)
+        for source, fields in _sourced((raw,), key):
+            tool = resource_or_prompt(OfferKind.RESOURCE, source.server, source.tool, fields)
+            yield Offer(tool=tool, shown_as=public, key=key)
+
+
+def _sourced(definitions: Iterable[bytes], key: str) -> Iterator[tuple[ToolOrigin, _Fields]]:
+    """Each definition's origin, and its fields as the server sent them."""
+    for raw in definitions:
+        fields = msgspec.json.decode(raw, type=_Fields)
+        named = msgspec.json.decode(fields[key], type=str)
+        source = _source(fields) or ToolOrigin(server=UNKNOWN_SERVER, tool=named)
+        yield source, {**fields, key: Raw(msgspec.json.encode(source.tool))}
 
 
 def _listed_tool(definition: bytes) -> _ListedTool | None:

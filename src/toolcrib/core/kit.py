@@ -20,20 +20,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolcrib.calls import Door
+from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.names import LIMITS
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
 from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import NameStyle, ServerConfig, StartMode
 from toolcrib.config.paths import Paths, server_key
+from toolcrib.core.offer_source import OfferSource
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
+from toolcrib.core.resources import Prompt, PromptMessages, Resource, ResourceContents
 from toolcrib.core.results import Result, read_answer
 from toolcrib.credentials.vault import Vault
-from toolcrib.errors import ServerUnavailable, UnknownOffer, UnknownServer, UnknownTool, UsageError
+from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
 from toolcrib.identity.principal import OWNER, RequestContext
-from toolcrib.servers.model import ServerHealth, ServerState, ServerStatus
+from toolcrib.servers.model import ServerAnswer, ServerHealth, ServerState, ServerStatus
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
 from toolcrib.servers.tool_listing import without_tools
@@ -49,7 +53,7 @@ class _KitState(enum.Enum):
     OVER = enum.auto()
 
 
-class Kit(AsyncResource, ToolProvider):
+class Kit(AsyncResource, ToolProvider, OfferSource):
     """Servers that your program names, connected while it needs them: `async with Kit([StdioServer(…)]) as kit`.
 
     All connect at the same time, once; `kit.connected` and `kit.missing` list the results. `kit.tools()` returns the
@@ -64,6 +68,7 @@ class Kit(AsyncResource, ToolProvider):
         connect_limit: float = CONNECT_LIMIT,
     ) -> None:
         """`root` is the default working folder of the servers' processes; it defaults to the current folder."""
+        super().__init__()
         self.bus = Bus()
         self._configs = configs_of(servers)
         _refuse_same_names(self._configs)
@@ -167,17 +172,19 @@ class Kit(AsyncResource, ToolProvider):
             self._catalog = self._built(None)
         return self._catalog
 
-    def find_offer(self, method: str, name: str) -> Tool:
-        """Raises `UnknownOffer`: a kit has only tools."""
-        raise UnknownOffer("A Kit has only tools.")
-
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
+        return read_answer(await self._request(call_request(name, arguments, timeout)))
+
+    def _offers(self) -> OfferCatalog:
         self._refuse_closed()
-        with self._advising(timeout):
-            outcome = await self._door.call(RequestContext(OWNER, self), call_request(name, arguments, timeout))
-        return read_answer(outcome.answer)
+        return self.offers
+
+    async def _request(self, request: CallRequest) -> ServerAnswer:
+        self._refuse_closed()
+        with self._advising(request.timeout):
+            return self.public_answer(request, await self._door.call(RequestContext(OWNER, self), request))
 
     async def refresh(self, server: str) -> None:
         """Lists the server's tools again. Not needed for servers that send change notifications."""
@@ -253,16 +260,16 @@ class Kit(AsyncResource, ToolProvider):
             self._servers[server.name] = server
         if self._servers.get(server.name) is not server:
             return
-        before = self.catalog
+        before, offers = self.catalog, self.offers
         made = self._built(before)
-        if made.tools != before.tools:
+        if made.tools != before.tools or self.offers is not offers:
             self._catalog = made
             self.bus.publish(CatalogChanged(root=str(self._root), version=made.version))
 
     def _built(self, previous: Catalog | None) -> Catalog:
         self._version += 1
         folders = {name: server.config.reads_from(self._root) for name, server in self._servers.items()}
-        return Catalog.build(
+        made = Catalog.build(
             {
                 name: without_tools(server.tools or (), server.config.disabled_tools)
                 for name, server in self._servers.items()
@@ -271,6 +278,9 @@ class Kit(AsyncResource, ToolProvider):
             previous=previous,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
         )
+        listed = {name: server.offers for name, server in self._servers.items()}
+        self.update_offers(listed, made, style=NameStyle.PLAIN, limit=LIMITS[NameStyle.PLAIN])
+        return made
 
 
 def _absent(config: ServerConfig, why: str) -> ServerStatus:
@@ -364,6 +374,24 @@ class Client:
     ) -> Result:
         """Raises `UnknownTool`, `InvalidArguments` or `ServerFailure`; a tool's own failure is a result."""
         return await self._live().call(name, arguments, timeout=timeout)
+
+    def resources(self) -> tuple[Resource, ...]:
+        """The server's current resources, then its templates for further ones."""
+        return self._live().resources()
+
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The server's current prompts."""
+        return self._live().prompts()
+
+    async def read(self, uri: str, *, timeout: float | None = None) -> ResourceContents:
+        """Reads a resource. Raises `UnknownOffer` or `ServerFailure`, or `ToolError` if the server refuses."""
+        return await self._live().read(uri, timeout=timeout)
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, str] | None = None, *, timeout: float | None = None
+    ) -> PromptMessages:
+        """The messages of a prompt with these arguments. It raises the same errors as `read`."""
+        return await self._live().get_prompt(name, arguments, timeout=timeout)
 
     def _live(self) -> Kit:
         if self._kit is None:

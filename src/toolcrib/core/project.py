@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shlex
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,15 +22,16 @@ import msgspec
 
 from toolcrib.calls.door import CallTarget
 from toolcrib.catalog.names import GATEWAY_LIMIT
-from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode, ShareMode
 from toolcrib.config.paths import slug
 from toolcrib.core.agent_servers import AgentServers
+from toolcrib.core.offer_source import OfferSource
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
+from toolcrib.policy import Permission
 from toolcrib.servers.account import Account
 from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
@@ -47,23 +48,6 @@ GRACE = 5.0
 """Seconds after its last client that a project stays in use: clients reconnect, and commands follow each other."""
 PRESENCE = 300.0
 """Seconds after its last request that a caller without a lasting connection counts as present."""
-
-
-PROMPT_METHOD = "prompts/get"
-COMPLETE_METHOD = "completion/complete"
-TEMPLATE_REFERENCE = "template:"
-"""Before the text of a template that a request for completion names; otherwise it names a prompt."""
-_MAX_LINKS = 1000
-_LARGEST_WITH_LINKS = 1024 * 1024
-
-
-class _Link(msgspec.Struct):
-    type: str = ""
-    uri: str = ""
-
-
-class _Linked(msgspec.Struct):
-    content: list[_Link] = []
 
 
 Changes = frozenset[OfferKind]
@@ -166,7 +150,7 @@ class _InUse:
         self._project.touched = time.monotonic()
 
 
-class Project:
+class Project(OfferSource):
     def __init__(
         self,
         root: Path,
@@ -178,6 +162,7 @@ class Project:
         trust: Trust,
         agent_servers: AgentServers,
     ) -> None:
+        super().__init__()
         self.root = root
         self.config = config
         self.servers: dict[str, Server] = {}
@@ -186,10 +171,6 @@ class Project:
         """By server, the only tools to show; all tools of other servers are shown."""
         self.catalog = Catalog(version=0)
         """All current tools. A new snapshot replaces it after a change."""
-        self.offers = OfferCatalog()
-        """All current resources and prompts, likewise."""
-        self.links: OrderedDict[str, str] = OrderedDict()
-        """The servers of the addresses that results of tools had lately."""
         self.users = 0
         """Connections and requests that use this project now."""
         self.used_by_program = False
@@ -294,6 +275,11 @@ class Project:
         review = self.review(name)
         return frozenset() if review is None else review.held(all_differing=self.holds(self.servers[name]))
 
+    def shows_any_of(self, server: str, permission: Permission) -> bool:
+        """Whether the permission allows anything that the server lists."""
+        listed = itertools.chain(self.catalog.of_server(server), self.offers.by_server.get(server, ()))
+        return any(map(permission.shows, listed))
+
     def knows(self, name: str) -> bool:
         return name in self.catalog
 
@@ -347,26 +333,6 @@ class Project:
             if problem.server == meant:
                 unknown.remedy = str(problem)
 
-    def find_offer(self, method: str, name: str) -> Tool:
-        """What a request names: a prompt, a template to complete, or a resource. Raises `UnknownOffer`."""
-        if method == PROMPT_METHOD or (method == COMPLETE_METHOD and not name.startswith(TEMPLATE_REFERENCE)):
-            return self.offers.prompt(name)
-        if method == COMPLETE_METHOD:
-            return self.offers.template(name.removeprefix(TEMPLATE_REFERENCE))
-        return self.offers.resource(name, self.links)
-
-    def remember_links(self, server: str, result: bytes) -> None:
-        """The resources that a result links to can be read, although no list has them."""
-        if b'"resource_link"' not in result or len(result) > _LARGEST_WITH_LINKS:
-            return
-        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            for link in msgspec.json.decode(result, type=_Linked).content[:_MAX_LINKS]:
-                if link.type == "resource_link" and link.uri:
-                    self.links[link.uri] = server
-                    self.links.move_to_end(link.uri)
-        while len(self.links) > _MAX_LINKS:
-            self.links.popitem(last=False)
-
     def target(self, server: str, request: RequestContext[Project]) -> CallTarget:
         builtin = self._builtins.get(server)
         if builtin is not None:
@@ -397,26 +363,16 @@ class Project:
             if server.status.state is not ServerState.READY:
                 # It ends, or has yet to list its tools: those that it knows may be outdated.
                 return False
-            listed.tools = server.tools
+            listed.tools, listed.offers = server.tools, server.offers
             return True
         return listed is server
 
     def rebuild(self) -> None:
         """Builds the catalogs from what the servers currently list."""
         self.catalog = self._built()
-        apps: dict[str, set[str]] = {}
-        for tool in self.catalog.tools:
-            if "_meta" in tool.fields and (uri := tool.app_uri):
-                apps.setdefault(tool.server, set()).add(uri)
         listed = {name: server.offers for name, server in self.servers.items()}
         listed |= {name: builtin.offers_in(self) for name, builtin in self._builtins.items()}
-        self.offers = OfferCatalog.build(
-            {name: offers for name, offers in listed.items() if offers.capabilities or name in apps},
-            {name: frozenset(uris) for name, uris in apps.items()},
-            style=self.config.settings.names,
-            limit=GATEWAY_LIMIT,
-            previous=self.offers,
-        )
+        self.update_offers(listed, self.catalog, style=self.config.settings.names, limit=GATEWAY_LIMIT)
 
     def changed(self) -> None:
         """Rebuilds after a change of servers, tools or trust, and notifies once per iteration of the event loop."""
@@ -442,12 +398,12 @@ class Project:
 
         return leave
 
-    def heard(self, server: Server, method: str, params: Mapping[str, Any]) -> None:
-        """A server that may be one of this project's has sent a notification."""
+    def heard(self, server: Server, method: str, params: Mapping[str, Any], agent: str | None) -> None:
+        """A server that may be one of this project's has sent a notification, for this agent or for all."""
         own = next((agent for agent, one in self.agent_servers.by_agent(server.name).items() if one is server), None)
         if own is None and self.servers.get(server.name) is not server:
             return
-        self.report(server.name, method, params, agent=own)
+        self.report(server.name, method, params, agent=own or agent)
 
     def report(self, server: str, method: str, params: Mapping[str, Any], agent: str | None = None) -> None:
         for listener, of in tuple(self._listeners.items()):

@@ -356,9 +356,9 @@ class Projects:
             # It was started only to be listed.
             self._rest_if_on_demand(server)
 
-    def _heard(self, server: Server, method: str, params: Mapping[str, Any]) -> None:
+    def _heard(self, server: Server, method: str, params: Mapping[str, Any], agent: str | None) -> None:
         for project in self:
-            project.heard(server, method, params)
+            project.heard(server, method, params, agent)
 
     async def _prepared(self, server: Server, tools: tuple[bytes, ...]) -> None:
         """Reads many new definitions before anything shows them."""

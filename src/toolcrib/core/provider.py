@@ -1,4 +1,4 @@
-"""The interface that `Crib`, `Kit` and `Connection` share: tools for a program and its model.
+"""The interface that `Crib`, `Kit` and `Connection` share: tools, resources and prompts for a program.
 
 In: a catalog, the servers' status, a way to call. Out: `Tools` for a model, results of calls, events. `Crib` (a user's
 configuration), `Kit` (servers that a program names) and `Connection` (a running daemon) are providers, and `run_agent`
@@ -20,15 +20,18 @@ import msgspec
 
 from toolcrib.calls import CallRequest
 from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.schema_check import check_is_mapping
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.catalog.transforms import Transform, UnmatchedNames
 from toolcrib.config.model import NameStyle
+from toolcrib.core.offer_source import PROMPT_METHOD, READ_METHOD
+from toolcrib.core.resources import Prompt, PromptMessages, Resource, ResourceContents
 from toolcrib.core.results import Result
 from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, UnknownServer, UsageError
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
-from toolcrib.servers.model import ServerState, ServerStatus
+from toolcrib.servers.model import ServerAnswer, ServerState, ServerStatus
 
 if TYPE_CHECKING:
     from toolcrib.catalog.offered_tool import Filter
@@ -91,8 +94,9 @@ HEALTH_LIMIT = 10.0
 class ToolProvider(ABC):
     """Offers tools: a `Crib`, a `Kit`, or the result of `Crib.connect()`. Use it inside `async with`.
 
-    `tools()` returns the tools for a model, `call()` calls one, `status()` returns the servers' states, `subscribe()`
-    delivers events.
+    `tools()` returns the tools for a model, `call()` calls one. `resources()` and `prompts()` return what else the
+    servers offer, `read()` and `get_prompt()` get it. `status()` returns the servers' states, `subscribe()` delivers
+    events.
     """
 
     bus: Bus
@@ -115,6 +119,38 @@ class ToolProvider(ABC):
         A tool's own failure is a result with `is_error`. Raises `UnknownTool`, `InvalidArguments`, `Denied` or
         `ServerFailure` if it could not be called; `timeout` is in seconds.
         """
+
+    def resources(self) -> tuple[Resource, ...]:
+        """The current resources, then the templates for further ones."""
+        listed = self._offers()
+        return tuple(map(Resource.of, (*listed.resources, *listed.templates)))
+
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The current prompts."""
+        return tuple(map(Prompt.of, self._offers().prompts))
+
+    async def read(self, uri: str, *, timeout: float | None = None) -> ResourceContents:
+        """Reads a resource: one that is listed, one that a template describes, or one that a tool's result links to.
+
+        Raises `UnknownOffer`, `Denied`, `ServerFailure`, or `ToolError` if the server refuses; `timeout` is in seconds.
+        """
+        return ResourceContents.of(await self._request(_offer_request(READ_METHOD, uri, {}, timeout)))
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, str] | None = None, *, timeout: float | None = None
+    ) -> PromptMessages:
+        """The messages of a prompt with these arguments, which are texts. It raises the same errors as `read`."""
+        check_is_mapping(name, arguments)
+        params = {"arguments": _encoded(name, arguments)} if arguments else {}
+        return PromptMessages.of(await self._request(_offer_request(PROMPT_METHOD, name, params, timeout)))
+
+    @abstractmethod
+    def _offers(self) -> OfferCatalog:
+        """All current resources and prompts."""
+
+    @abstractmethod
+    async def _request(self, request: CallRequest) -> ServerAnswer:
+        """Reads a resource or gets a prompt."""
 
     def tools(
         self,
@@ -213,11 +249,26 @@ def call_request(name: str, arguments: Mapping[str, Any] | None, timeout: float 
         raise UsageError(f"A tool's name is a string, not {type(name).__name__}.", remedy="See `tools().names`.")
     _check_timeout(timeout)
     check_is_mapping(name, arguments)
+    return CallRequest(
+        tool=name, style=NameStyle.PLAIN, params={"arguments": _encoded(name, arguments)}, timeout=timeout
+    )
+
+
+def _encoded(name: str, arguments: Mapping[str, Any] | None) -> msgspec.Raw:
     try:
-        encoded = msgspec.json.encode(dict(arguments or {}))
+        return msgspec.Raw(msgspec.json.encode(dict(arguments or {})))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidArguments(f"The arguments for {name} are not valid JSON: {error}") from error
-    return CallRequest(tool=name, style=NameStyle.PLAIN, params={"arguments": msgspec.Raw(encoded)}, timeout=timeout)
+
+
+def _offer_request(method: str, name: str, params: Mapping[str, msgspec.Raw], timeout: float | None) -> CallRequest:
+    if not isinstance(name, str):
+        raise UsageError(
+            f"The address of a resource or the name of a prompt is a string, not {type(name).__name__}.",
+            remedy="See `resources()` and `prompts()`.",
+        )
+    _check_timeout(timeout)
+    return CallRequest(tool=name, method=method, params=params, timeout=timeout)
 
 
 def _check_timeout(timeout: Any) -> None:

@@ -321,18 +321,25 @@ class Result:
 
 def read_answer(answer: ServerAnswer) -> Result:
     """Raises `ToolError` if the server answered with an error."""
+    return _result(decoded_result(answer))
+
+
+def read_result(result: bytes) -> Result:
+    """Raises `ToolError` if the result cannot be decoded."""
+    return read_answer(ServerAnswer(result=result))
+
+
+def decoded_result(answer: ServerAnswer) -> dict[str, Any]:
+    """Raises `ToolError` if the server answered with an error, or if the result cannot be decoded."""
     if answer.result is not None:
-        return read_result(answer.result)
+        raw = _decoded(answer.result)
+        return raw if isinstance(raw, dict) else {"content": [], "value": raw}
     error = _decoded(answer.error or b"{}")
     message = error.get("message") if isinstance(error, dict) else None
     raise ToolError(f"The server answered with an error: {message or 'it gave no reason'}", data={"error": error})
 
 
-def read_result(result: bytes) -> Result:
-    """Raises `ToolError` if the result cannot be decoded."""
-    raw = _decoded(result)
-    if not isinstance(raw, dict):
-        raw = {"content": [], "value": raw}
+def _result(raw: dict[str, Any]) -> Result:
     content = raw.get("content")
     # Against the MCP specification, but some servers send a string.
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

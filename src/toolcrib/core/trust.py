@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -306,9 +307,10 @@ class Trust:
             review, awaiting = self._awaiting(server, root, listed, tool)
             tools = tuple(name for name in awaiting if name in review.differing())
             if not tools:
+                name = f"{server.name}:{tool or 'TOOL'}"
                 raise UsageError(
                     f"{server.name} has no new or changed tools here, so there is nothing to keep out.",
-                    remedy="To leave out a tool whose definition you have accepted, write `tools:` with drop.",
+                    remedy=f"To leave out a tool all the same: `toolcrib disable {shlex.quote(name)}`.",
                 )
             change = PinChange(kept_out=review.pinned.kept_out | frozenset(tools))
             before = review.pinned

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ class SystemKeyring:
 
     def __init__(self) -> None:
         self._keys: dict[str, bytes] = {}
+        self._asking = threading.Lock()
+        """Otherwise a locked keyring would ask the person once for each server."""
         self._failure: tuple[float, StoreError] | None = None
 
     def put(self, account: str, key: bytes, *, bus: str) -> KeyringEntry:
@@ -70,14 +73,20 @@ class SystemKeyring:
     def get(self, entry: KeyringEntry) -> bytes:
         """Raises `StoreError` if the keyring can't be read or has no such key."""
         if entry.account not in self._keys:
-            if self._failure and time.monotonic() < self._failure[0]:
-                raise self._failure[1]
-            try:
-                self._keys[entry.account] = _found(entry)
-            except StoreError as error:
-                self._failure = time.monotonic() + _TRY_AGAIN, error
-                raise
+            with self._asking:
+                self._read(entry)
         return self._keys[entry.account]
+
+    def _read(self, entry: KeyringEntry) -> None:
+        if entry.account in self._keys:
+            return
+        if self._failure and time.monotonic() < self._failure[0]:
+            raise self._failure[1]
+        try:
+            self._keys[entry.account] = _found(entry)
+        except StoreError as error:
+            self._failure = time.monotonic() + _TRY_AGAIN, error
+            raise
 
     def delete(self, entry: KeyringEntry) -> None:
         """Best effort: a key that encrypts nothing any longer does no harm."""

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -33,7 +33,7 @@ class CredentialKind(enum.StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
     name: str
-    value: bytes
+    value: bytes = field(repr=False)
 
 
 class Vault:

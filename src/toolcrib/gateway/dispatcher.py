@@ -39,20 +39,20 @@ from toolcrib.gateway.messages import (
     result_message,
 )
 from toolcrib.gateway.offer_requests import (
+    CALL_WAIT_SECONDS,
     FORWARDED,
     WATCHED,
     Notify,
     forward,
     instructions,
-    log_to,
+    log_wish,
     progress_to,
-    wanted_level,
     watch,
 )
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.listing import OfferList
-from toolcrib.servers.model import MODERN_VERSION, Era, ServerAnswer
+from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 _LISTING_WAIT_SECONDS = 2.0
 """Clients give up on a server after five."""
-_CALL_WAIT_SECONDS = 10.0
 _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
 
@@ -203,9 +202,9 @@ class Dispatcher:
         self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
     ) -> ServerAnswer:
         if message.method == "tools/call":
-            return await self._call(message, era, context, notify, watching)
+            return await self._call(message, era, context, notify, log_wish(message, watching, era, notify))
         if message.method in FORWARDED:
-            return await forward(self._door, message, era, context, notify, watching)
+            return await forward(self._door, message, era, context, notify, log_wish(message, watching, era, notify))
         if watching is not None and message.method in WATCHED:
             return await watch(self._door, message, watching)
         return ServerAnswer(result=await self._result(message, era, context))
@@ -245,9 +244,8 @@ class Dispatcher:
         _refuse_cursor(message)
         project = context.project
         await project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
-        return protocol.list_result(
-            era, key, project.listings.offers(project.offers, context.principal.permission(), kind)
-        )
+        listed = project.listings.offers(project.offers, context.principal.permission(), kind, context.reader)
+        return protocol.list_result(era, key, listed)
 
     @property
     def door(self) -> Door:
@@ -264,7 +262,7 @@ class Dispatcher:
         return tools
 
     async def _call(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
+        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, logs: LogWish | None
     ) -> ServerAnswer:
         params = dict(message.params)
         try:
@@ -277,7 +275,6 @@ class Dispatcher:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
         asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
-        level = wanted_level(message, watching)
         request = CallRequest(
             tool=name,
             style=project.config.settings.names,
@@ -285,16 +282,13 @@ class Dispatcher:
             meta=protocol.forwarded_meta(message.meta, asks=asks),
             takes_input=asks,
             on_progress=progress_to(message, notify),
-            log_level=level,
-            on_log=log_to(level, notify, watching),
+            logs=logs,
         )
         try:
             if name not in project.catalog:
-                await project.wait_for_new_servers(_CALL_WAIT_SECONDS)
+                await project.wait_for_new_servers(CALL_WAIT_SECONDS)
             made = await self._door.call(context, request)
             answer = made.answer
-            if answer.result is not None:
-                project.remember_links(made.tool.server, answer.result)
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is not ReaderKind.MODEL:
                 raise

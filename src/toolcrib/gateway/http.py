@@ -31,6 +31,7 @@ from toolcrib.gateway.auth import (
 )
 from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests, ProjectRequest
 from toolcrib.gateway.messages import ClientMessage, Rejected, Reply, batched, error_reply, read_message
+from toolcrib.gateway.offer_requests import WATCHED
 from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
 from toolcrib.gateway.streams import PostExchange, Receive, Send, SseResponse, send_json, until_disconnected
 from toolcrib.gateway.watching import Watching
@@ -264,7 +265,7 @@ class HttpGateway:
         request = PendingRequest(asyncio.current_task(self._loop))
         end = connection.pending.begin(message.key, request.cancel)
         try:
-            watching = connection.watch(context)
+            watching = connection.watch(context) if message.method in WATCHED else connection.watching
             await self._answer(message, Era.LEGACY, context, request, receive, send, watching)
         finally:
             end()

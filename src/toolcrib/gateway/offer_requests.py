@@ -12,22 +12,23 @@ from typing import Any
 import msgspec
 
 from toolcrib.calls import CallRequest, Door
-from toolcrib.catalog.offers import with_addresses
-from toolcrib.core.project import COMPLETE_METHOD, TEMPLATE_REFERENCE, Project
-from toolcrib.errors import ErrorCase, UnknownOffer
+from toolcrib.core.offer_source import COMPLETE_METHOD, PROMPT_METHOD, READ_METHOD, TEMPLATE_REFERENCE
+from toolcrib.core.project import Project
+from toolcrib.errors import ErrorCase
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification
 from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.servers.link import LOG_MESSAGE
-from toolcrib.servers.model import NAMED_BY, Era, OnLog, OnProgress, ServerAnswer
+from toolcrib.servers.model import NAMED_BY, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
 
-FORWARDED = frozenset({"resources/read", "prompts/get", COMPLETE_METHOD})
+FORWARDED = frozenset({READ_METHOD, PROMPT_METHOD, COMPLETE_METHOD})
 WATCHED = frozenset({"resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
-_WAIT_SECONDS = 10.0
 Notify = Callable[[bytes], None]
 """Sends a notification that belongs to the request being answered."""
+CALL_WAIT_SECONDS = 10.0
+"""How long a request waits for servers that were never listed, if it names something unknown."""
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -37,20 +38,17 @@ async def forward(
     era: Era,
     context: RequestContext[Project],
     notify: Notify,
-    watching: Watching | None,
+    logs: LogWish | None,
 ) -> ServerAnswer:
     """Reads a resource, gets a prompt, or completes an argument of either."""
     method, project = message.method, context.project
     params = dict(message.params)
     ref = _reference(params) if method == COMPLETE_METHOD else None
     name = _text(params, NAMED_BY[method]) if ref is None else ref.offer
-    try:
-        project.find_offer(method, name)
-    except UnknownOffer:
-        await project.wait_for_new_servers(_WAIT_SECONDS)
+    if not project.offers.lists(name):
+        await project.wait_for_new_servers(CALL_WAIT_SECONDS)
     if ref is not None:
-        params["ref"] = ref.naming(project.find_offer(method, name).name)
-    level = wanted_level(message, watching)
+        params["ref"] = ref.naming(project.find_offer(method, name, context.principal.name).name)
     asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,
@@ -59,18 +57,13 @@ async def forward(
         meta=protocol.forwarded_meta(message.meta, asks=asks),
         takes_input=asks,
         on_progress=progress_to(message, notify),
-        log_level=level,
-        on_log=log_to(level, notify, watching),
+        logs=logs,
     )
-    made = await door.call(context, request)
-    if made.answer.result is None:
-        return ServerAnswer(error=protocol.offer_error(made.answer.error or b"{}", client=era))
-    if method != "resources/read":
-        return ServerAnswer(result=protocol.tool_result(made.answer.result, client=era))
-    result = made.answer.result
-    if name != made.tool.name:
-        result = with_addresses(result, project.offers, made.tool)
-    return ServerAnswer(result=protocol.read_result(result, client=era))
+    answer = project.public_answer(request, await door.call(context, request))
+    if answer.result is None:
+        return ServerAnswer(error=protocol.offer_error(answer.error or b"{}", client=era))
+    rendered = protocol.read_result if method == READ_METHOD else protocol.tool_result
+    return ServerAnswer(result=rendered(answer.result, client=era))
 
 
 async def watch(door: Door, message: ClientMessage, watching: Watching) -> ServerAnswer:
@@ -98,28 +91,19 @@ def progress_to(message: ClientMessage, notify: Notify) -> OnProgress | None:
     return lambda report: notify(notification("notifications/progress", {"progressToken": token, **report}))
 
 
-def wanted_level(message: ClientMessage, watching: Watching | None) -> str | None:
+def log_wish(message: ClientMessage, watching: Watching | None, era: Era, notify: Notify) -> LogWish | None:
     """Modern clients ask for log messages with each request, legacy ones for their connection."""
-    level = message.meta.get(LOG_LEVEL_KEY) if watching is None else watching.level
-    return level if level in LOG_LEVELS else None
-
-
-def log_to(level: str | None, notify: Notify, watching: Watching | None) -> OnLog | None:
-    """Sends log messages with the answer of a request. Those that a legacy connection gets here, it does not get
-    again."""
-    if level is None:
+    of_connection = watching.level if watching is not None else None
+    level = message.meta.get(LOG_LEVEL_KEY) if era is Era.MODERN else of_connection
+    if level not in LOG_LEVELS:
         return None
     least = LOG_LEVELS.index(level)
 
-    def passed_on(params: Mapping[str, Any]) -> None:
-        if watching is not None:
-            if watching.sent_log is params:
-                return
-            watching.sent_log = params
+    def receive(params: Mapping[str, Any]) -> None:
         if params.get("level") in LOG_LEVELS and LOG_LEVELS.index(params["level"]) >= least:
             notify(notification(LOG_MESSAGE, params))
 
-    return passed_on
+    return LogWish(level=level, receive=receive, untagged=era is Era.MODERN)
 
 
 def _text(params: Mapping[str, msgspec.Raw], key: str) -> str:
@@ -163,7 +147,7 @@ def instructions(project: Project, principal: Principal) -> str:
     parts, room = [protocol.INSTRUCTIONS], _INSTRUCTIONS
     for server, offers in sorted(project.offers.offers.items()):
         text = "".join(one for one in offers.instructions.strip() if one.isprintable() or one == "\n")
-        if not text or not any(map(permission.shows, project.catalog.of_server(server))):
+        if not text or not project.shows_any_of(server, permission):
             continue
         cut = text if len(text) <= _INSTRUCTIONS_OF_SERVER else f"{text[: _INSTRUCTIONS_OF_SERVER - 1]}…"
         if len(cut) > room:

@@ -47,11 +47,9 @@ class Watching:
         self._kinds = kinds
         self._tag = tag
         self.level: str | None = None
-        self.sent_log: Mapping[str, Any] | None = None
-        """The last log message that was sent with the answer of a request."""
         self._resources: dict[str, tuple[Tool, ResourceWatch | None]] = {}
         """By public address. The daemon's own resources need no subscription."""
-        self._level_at: list[ResourceWatch] = []
+        self._level_at: dict[str, ResourceWatch] = {}
         """The servers that were told the level."""
         self._begun = tag is None
         """A modern client first gets an acknowledgement."""
@@ -77,8 +75,7 @@ class Watching:
         request = CallRequest(tool=uri, method="resources/subscribe")
         made = await door.call(self._context, request)
         if made.answer.error is None:
-            server = self._context.project.instance(made.tool.server, self.agent)
-            self._resources[uri] = made.tool, None if server is None else server.watch
+            self._resources[uri] = made.tool, self._watch_of(made.tool.server)
             if self._closed:
                 self.drop(uri)
         return made.answer.error
@@ -115,16 +112,31 @@ class Watching:
 
     def set_level(self, level: str | None) -> None:
         """The least important log messages that the client wants; None for none."""
-        before, self.level = self.level, level
-        if before == level:
-            return
-        for watch in self._level_at:
-            self._spawn(watch.change_level(before, None))
-        self._level_at = []
-        for name in self._context.project.servers if level is not None else ():
-            if (server := self._context.project.instance(name, self.agent)) is not None:
-                self._level_at.append(server.watch)
-                self._spawn(server.watch.change_level(None, level))
+        for watch in self._level_at.values():
+            self._spawn(watch.change_level(self.level, None))
+        self.level, self._level_at = level, {}
+        self._tell_level()
+
+    def _watch_of(self, server: str) -> ResourceWatch | None:
+        found = self._context.project.instance(server, self.agent)
+        return None if found is None else found.watch
+
+    def _tell_level(self) -> None:
+        """Tells the level to servers that do not know it yet."""
+        for name in self._context.project.servers if self.level is not None else ():
+            watch = self._watch_of(name)
+            if watch is not None and self._level_at.get(name) is not watch:
+                self._level_at[name] = watch
+                self._spawn(watch.change_level(None, self.level))
+
+    def _follow(self) -> None:
+        """A changed configuration has replaced servers: subscribes to the new ones."""
+        self._tell_level()
+        for uri, (tool, watch) in tuple(self._resources.items()):
+            now = self._watch_of(tool.server)
+            if now is not watch and now is not None:
+                self._resources[uri] = tool, now
+                self._spawn(now.add(tool.name))
 
     def permission_changed(self) -> None:
         """Lists may differ now, and resources may not be permitted any more."""
@@ -137,18 +149,14 @@ class Watching:
         self._changed(frozenset({OfferKind.TOOL, *listed}))
 
     def _changed(self, changes: Changes) -> None:
+        self._follow()
         for kind in (one for one in OfferKind if self._begun and one in changes & self._kinds):
             self._send(list_changed(kind, self._tag))
 
     def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
         if method == RESOURCE_UPDATED and self._begun:
             self._updated(server, params)
-        elif (
-            method == LOG_MESSAGE
-            and params is not self.sent_log
-            and self._wants(params.get("level"))
-            and self._may_use(server)
-        ):
+        elif method == LOG_MESSAGE and self._wants(params.get("level")) and self._may_use(server):
             self._send(tagged(method, params, self._tag))
 
     def _updated(self, server: str, params: Mapping[str, Any]) -> None:
@@ -173,7 +181,7 @@ class Watching:
 
     def _may_use(self, server: str) -> bool:
         permission = self._context.principal.permission()
-        return any(map(permission.shows, self._context.project.catalog.of_server(server)))
+        return self._context.project.shows_any_of(server, permission)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

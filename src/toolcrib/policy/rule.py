@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 from toolcrib.catalog.names import SHORT_NAMES
-from toolcrib.catalog.offers import spellings
+from toolcrib.catalog.offers import loose_spellings, spellings
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import ANNOTATIONS
 from toolcrib.errors import ConfigError
@@ -104,7 +105,9 @@ class Rule:
         tools = kind_and_glob(self.tools)[1]
         splits = [(tools[:at], tools[at + 1 :]) for at, letter in enumerate(tools) if letter == ":"]
         if self.effect is Verdict.ALLOW:
-            return (splits[0],)
+            (server, tool), plain = splits[0], unquote(splits[0][1])
+            encoded = self.kind is OfferKind.RESOURCE and plain != tool and _wildcards(plain) == _wildcards(tool)
+            return ((server, tool), (server, plain)) if encoded else (splits[0],)
         return tuple((server.casefold(), tool.casefold()) for server, tool in splits if server and tool)
 
     @functools.cached_property
@@ -117,16 +120,22 @@ class Rule:
 
     def covers(self, tool: Tool) -> bool:
         """Whether it covers this tool, whatever the arguments."""
-        if tool.kind is not self.kind and (self.kind is not OfferKind.TOOL or not self.tools.endswith(":*")):
+        if tool.kind is not self.kind and not (self.kind is OfferKind.TOOL and self._covers_whole_servers):
             return False
-        if tool.kind is OfferKind.RESOURCE:
-            # Servers read `a/../b` and `%61` in their own way.
-            strict = all if self.effect is Verdict.ALLOW else any
-            if not strict(self._matches(tool.server, uri) for uri in spellings(tool.name)):
+        # Servers read `a/../b` and `%61` in their own way.
+        if tool.kind is OfferKind.RESOURCE and self.effect is not Verdict.ALLOW:
+            if not any(self._matches(tool.server, uri) for uri in loose_spellings(tool.name)):
+                return False
+        elif tool.kind is OfferKind.RESOURCE and is_glob(self.tools):
+            if not all(self._matches(tool.server, uri) for uri in spellings(tool.name)):
                 return False
         elif not self._matches(tool.server, tool.name):
             return False
         return not self.annotations or self.annotations.items() <= tool.claims.items()
+
+    @functools.cached_property
+    def _covers_whole_servers(self) -> bool:
+        return any(tool == "*" for _, tool in self.readings)
 
     def _matches(self, server: str, name: str) -> bool:
         if self.effect is not Verdict.ALLOW:
@@ -150,6 +159,10 @@ class Rule:
         return all(condition.maybe(arguments, paths) for condition in self.when)
 
 
+def _wildcards(pattern: str) -> int:
+    return pattern.count("*") + pattern.count("?")
+
+
 _KINDS = {f"{kind}:": kind for kind in (OfferKind.RESOURCE, OfferKind.PROMPT)}
 
 
@@ -166,7 +179,7 @@ def glob(pattern: str) -> Callable[[str], Any]:
         return pattern.__eq__
     if pattern == "*":
         return _anything
-    return re.compile(fnmatch.translate(pattern)).match
+    return re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
 
 
 def is_glob(pattern: str) -> bool:
@@ -187,7 +200,8 @@ def _checked_glob(tools: Any) -> str:
         )
     if not tools.strip():
         raise ConfigError("The rule names no tools.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
-    server, colon, tool = kind_and_glob(tools)[1].partition(":")
+    kind, pattern = kind_and_glob(tools)
+    server, colon, tool = pattern.partition(":")
     if not colon:
         ours = next((f'"{":".join(pair)}"' for pair, short in SHORT_NAMES.items() if short == tools), None)
         remedy = f"Write {ours}." if ours else f'Write "{tools}:*" or "*:{tools}".'
@@ -196,7 +210,7 @@ def _checked_glob(tools: Any) -> str:
         raise ConfigError(f"{tools!r} names no tool.", remedy=f'Write "{server or "*"}:{tool or "*"}".')
     if tools != tools.strip() or server != server.strip() or tool != tool.strip():
         raise ConfigError(f"{tools!r} has extra spaces.", remedy=f'Write "{server.strip()}:{tool.strip()}".')
-    if set("[]{}") & set(tools):
+    if kind is not OfferKind.RESOURCE and set("[]{}") & set(tools):
         raise ConfigError(
             f"{tools!r} has brackets, which are not supported.", remedy="Only * and ? are special; write two rules."
         )

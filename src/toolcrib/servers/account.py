@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -17,10 +19,11 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -45,16 +48,21 @@ _RETRY = 5.0
 _USELESS = 60.0
 """Seconds after a renewal in which no rejected token is renewed, if the server rejects the new token too."""
 _RENEWAL = "toolcrib.servers.renewal"
+LOADING_SDK = threading.Lock()
+"""Held while a thread loads modules that load the MCP SDK. Its modules import each other, so two threads that begin
+with different ones end in an import deadlock, which Python raises as an error."""
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _CLOSING = 1.0
 _LONGEST_REASON = 4096
-_MAX_SCOPES = 64
+_MAX_SCOPES, _LONGEST_SCOPE = 64, 256
 _PAST_TOKENS = 8
 _LONGEST_TOKEN = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]*")
 _SCOPES = re.compile(
     r'\bscope=(?:"([\x20\x21\x23-\x5b\x5d-\x7e]{1,4096})"|([\x21\x23-\x2b\x2d-\x5b\x5d-\x7e]{1,4096}))'
 )
+
+_Result = TypeVar("_Result")
 
 
 class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,10 +100,14 @@ class AccountRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         if not _TOKEN.fullmatch(self.access_token) or len(self.access_token) > _LONGEST_TOKEN:
             raise ValueError("the access token is longer than a header may be, or contains characters that none may")
 
+    def __repr__(self) -> str:
+        return f"AccountRecord(server={self.server!r})"
+
 
 def scopes_in(scope: str) -> tuple[str, ...]:
     """Those in an answer with tokens."""
-    return tuple(one for one in scope.split() if _TOKEN.fullmatch(one))[:_MAX_SCOPES]
+    usable = (one for one in scope.split() if len(one) <= _LONGEST_SCOPE and _TOKEN.fullmatch(one))
+    return tuple(itertools.islice(usable, _MAX_SCOPES))
 
 
 def token_end(expires_in: Any, issued_at: float) -> float | None:
@@ -143,9 +155,30 @@ async def signed_in(
 
 def _load_sign_in() -> tuple[type[SignInOrder], Callable[[SignInOrder], Awaitable[AccountRecord]]]:
     """In a thread, because it loads the SDK, which takes half a second."""
-    from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
+    with LOADING_SDK:
+        from toolcrib.servers.sign_in import SignInOrder, sign_in  # noqa: PLC0415 - see above
 
     return SignInOrder, sign_in
+
+
+async def locked(vault: Vault, key: str, work: Callable[[], _Result]) -> _Result:
+    """Does the work in a thread, between renewals. Nothing waits in a thread: a renewal may take long, and threads are
+    few."""
+
+    def attempt() -> _Result:
+        with vault.lock(CredentialKind.ACCOUNT, key, wait=False):
+            return work()
+
+    while True:
+        try:
+            return await asyncio.to_thread(attempt)
+        except BlockingIOError:
+            await asyncio.sleep(_TRY_LOCK)
+
+
+async def save_account(vault: Vault, key: str, record: AccountRecord) -> None:
+    """Like `store_account`, between renewals."""
+    await locked(vault, key, functools.partial(store_account, vault, key, record))
 
 
 @contextlib.asynccontextmanager
@@ -167,7 +200,7 @@ class AccountUnusable(ServerUnavailable):
 
 
 def login_command(name: str) -> str:
-    return f"toolcrib login {shlex.quote(name)}"
+    return f"toolcrib login {'-- ' if name.startswith('-') else ''}{shlex.quote(name)}"
 
 
 def sign_in_needed(config: ServerConfig, why: str = "") -> AccountUnusable:
@@ -197,6 +230,8 @@ class Account:
         self._renewing: asyncio.Task[None] | None = None
         self._failed: tuple[float, AccountUnusable] | None = None
         """When the last renewal failed, by the monotonic clock, and why."""
+        self._unreadable: AccountUnusable | None = None
+        """Why the stored account could not be read."""
         self._useless_until = 0.0
         """By the monotonic clock; 0 if the last renewal of a rejected token helped."""
         self._tokens: list[str] = []
@@ -216,7 +251,15 @@ class Account:
 
     async def open(self) -> None:
         """Reads the account again, for a new connection. Raises `AccountUnusable`."""
-        await self._load()
+        self._unreadable = None
+        try:
+            await self._load()
+        except AccountUnusable as error:
+            if self._is_automatic:
+                raise
+            # The server may need no account. If it does, this is why there is none.
+            self._unreadable = error
+            self._take(None)
         if self._record is None and self._is_automatic:
             await self._renewed()
         elif self._record is not None and self._record.ended:
@@ -279,21 +322,22 @@ class Account:
         found = _SCOPES.search(challenge)
         scopes = scopes_in(found[1] or found[2]) if found else ()
         if scopes:
-            await asyncio.to_thread(self._ask_for, scopes)
+            await locked(self._vault, self._key, functools.partial(self._ask_for, scopes))
         what = f" ({self._mask.line(' '.join(scopes))[:200]})" if scopes else ""
         name = self._config.name
         return AccountUnusable(f"Server '{name}' needs another permission{what}: run `{login_command(name)}`.")
 
     def needed(self) -> AccountUnusable:
         """The error of a request that got a 401."""
+        if self._unreadable is not None:
+            return self._unreadable
         why = self._record.ended or "the server rejects its token" if self._record else ""
         return sign_in_needed(self._config, why)
 
     def _ask_for(self, scopes: tuple[str, ...]) -> None:
-        with self._vault.lock(CredentialKind.ACCOUNT, self._key):
-            if (record := load_account(self._vault, self._key)) is not None:
-                asked = tuple(dict.fromkeys((*record.asked, *scopes)))[:_MAX_SCOPES]
-                store_account(self._vault, self._key, msgspec.structs.replace(record, asked=asked))
+        if (record := load_account(self._vault, self._key)) is not None:
+            asked = tuple(dict.fromkeys((*record.asked, *scopes)))[:_MAX_SCOPES]
+            store_account(self._vault, self._key, msgspec.structs.replace(record, asked=asked))
 
     @property
     def _is_automatic(self) -> bool:

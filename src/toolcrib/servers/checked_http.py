@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from toolcrib.config.masking import printable
 from toolcrib.errors import SignInFailed
@@ -30,6 +30,7 @@ from toolcrib.servers.web import (
     head_lines,
     proxy_for,
     redirect_target,
+    shown_target,
     shown_url,
     tls_context,
 )
@@ -38,6 +39,8 @@ from toolcrib.servers.wire import TooLarge
 LARGEST_ANSWER = 1024 * 1024
 ANSWERS_WITHIN = 30.0
 """Seconds for a whole answer, however slowly it arrives."""
+_LONGEST = 32 * 1024
+"""Characters of an address that a browser opens."""
 _SHOWN = 200
 """Characters of an address in a message."""
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -78,7 +81,7 @@ class CheckedAnswer:
     """With names in lower case."""
     body: bytes
     elsewhere: str = ""
-    """The target of a redirect that was not followed, because it leaves the origin."""
+    """The target of a redirect that was not followed, because it leaves the origin, for messages."""
 
 
 class CheckedHttp:
@@ -123,6 +126,11 @@ class CheckedHttp:
     async def check_host(self, url: str, what: str) -> None:
         """Also checks where the address leads, for a browser or a proxy, which make their own connections."""
         self.check(url, what)
+        if len(url) > _LONGEST:
+            raise SignInFailed(
+                f"{what} has {len(url):,} characters, more than browsers accept.",
+                remedy="If it asks for many permissions, name the ones that you need with --scope.",
+            )
         parts = urlsplit(url)
         try:
             await self._permitted(parts.hostname or "", parts.port or 0)
@@ -148,7 +156,7 @@ class CheckedHttp:
                         return answer
                     target = redirect_target(url, location)
                     if target is None:
-                        return replace(answer, elsewhere=shown_url(urljoin(url, location))[:_SHOWN])
+                        return replace(answer, elsewhere=shown_target(url, location)[:_SHOWN])
                     url = target
         except TooLarge:
             failed = SignInFailed(f"{shown_url(url)} sent more than {LARGEST_ANSWER // 1024} KB.")
@@ -184,6 +192,9 @@ class CheckedHttp:
 
     async def _permitted(self, host: str, port: int) -> Sequence[str]:
         addresses = await self._resolve(host, port)
+        if host == self._host:
+            # Its name may have led to this machine at first, to make private addresses permissible.
+            self._reach = max(self._reach, *map(reach_of, addresses))
         near = [address for address in addresses if reach_of(address) < self._reach]
         if near:
             where = "this machine" if reach_of(near[0]) is Reach.MACHINE else "a private network"

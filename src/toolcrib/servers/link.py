@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from toolcrib import __version__
 from toolcrib.errors import CallTimeout, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.model import Era, OnLog, OnProgress, ServerAnswer
+from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer
 
 PIECE = 4096
 """Bytes processed at once: a few milliseconds, whatever their content."""
@@ -205,8 +205,8 @@ class ServerLink(abc.ABC):
         """Gets log messages and changes of resources. Returns whether anyone wants it."""
         self._numbers = itertools.count(1)
         self._progress: dict[str, OnProgress] = {}
-        self._logs: dict[str, OnLog] = {}
-        """The receivers of log messages of requests in flight, by the request's id."""
+        self._logs: dict[str, LogWish] = {}
+        """By request in flight."""
         self._clocks: set[TaskTimeout] = set()
         self._ended = ""
         self._background: set[asyncio.Task[None]] = set()
@@ -231,7 +231,7 @@ class ServerLink(abc.ABC):
         setting: str = "the server's connect_timeout",
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-        on_log: OnLog | None = None,
+        logs: LogWish | None = None,
     ) -> ServerAnswer:
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server.
 
@@ -243,8 +243,8 @@ class ServerLink(abc.ABC):
         if on_progress is not None:
             token = request_id
             self._progress[token] = on_progress
-        if on_log is not None:
-            self._logs[request_id] = on_log
+        if logs is not None:
+            self._logs[request_id] = logs
         own_meta = wire.meta_for(peer.era, peer.version, CLIENT_INFO, meta, token)
         body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
         clock = TaskTimeout(self._loop, limit)
@@ -268,7 +268,7 @@ class ServerLink(abc.ABC):
             self._clocks.discard(clock)
             if token is not None:
                 self._progress.pop(token, None)
-            if on_log is not None:
+            if logs is not None:
                 self._logs.pop(request_id, None)
 
     @abc.abstractmethod
@@ -284,8 +284,7 @@ class ServerLink(abc.ABC):
     def notice(self, method: str, params: Mapping[str, Any], request_id: str = "") -> bool:
         """Handles a notification from the server. Returns whether it was for us.
 
-        `request_id` is the request on whose stream it came. Over a pipe it is unknown, so that all requests in flight
-        that want log messages get them.
+        `request_id` is the request on whose stream it came; empty over a pipe, where it is unknown.
         """
         self.last_seen = time.time()
         if method == PROGRESS:
@@ -309,14 +308,12 @@ class ServerLink(abc.ABC):
         return False
 
     def _forward_notice(self, method: str, params: Mapping[str, Any], request_id: str) -> bool:
-        own = self._logs.get(request_id)
-        if method == LOG_MESSAGE and own is not None:
-            own(params)
-            return True
-        waiting = () if request_id or method != LOG_MESSAGE else tuple(self._logs.values())
-        for on_log in waiting:
-            on_log(params)
-        return self.on_notice(method, params) or bool(waiting)
+        """Whether anyone wants it."""
+        if method != LOG_MESSAGE or not request_id:
+            return self.on_notice(method, params)
+        if (wish := self._logs.get(request_id)) is not None:
+            wish.receive(params)
+        return wish is not None
 
     def lose(self, reason: str) -> None:
         """Marks the connection as lost. The first reason is kept."""

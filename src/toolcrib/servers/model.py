@@ -42,8 +42,17 @@ OnProgress = Callable[[dict[str, Any]], None]
 """Receives a progress notification's params without the token, which differs between client and server."""
 
 
-OnLog = Callable[[Mapping[str, Any]], None]
-"""Receives a log message's params."""
+class LogWish(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """The log messages that the caller of one request wants."""
+
+    level: str
+    """The least important ones."""
+    receive: Callable[[Mapping[str, Any]], None]
+    """Gets their params."""
+    untagged: bool
+    """Whether it also gets messages that name no request, as those over a pipe. Legacy clients get these for their
+    connection."""
+
 
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri", "resources/subscribe": "uri"}
 """The requests that concern one of a server's offers, and the member of their params that names it."""
@@ -59,10 +68,9 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """The caller's params, unchanged (`arguments` and any others), without `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The caller's `_meta` without the keys that belong to the caller's connection."""
-    log_level: str | None = None
-    """The least important log messages that the caller wants."""
-    on_log: OnLog | None = None
-    """Gets them."""
+    logs: LogWish | None = None
+    agent: str = ""
+    """The caller's name."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
 

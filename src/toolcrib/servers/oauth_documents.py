@@ -17,7 +17,7 @@ from toolcrib.errors import SignInFailed
 from toolcrib.servers.checked_http import CheckedHttp
 from toolcrib.servers.web import shown_url
 
-LONGEST_REASON = 300
+_LONGEST_REASON = 300
 """Characters of an error that the other side wrote."""
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "registration_endpoint", "revocation_endpoint")
 
@@ -58,7 +58,7 @@ class OAuthDocuments:
 
 def cut(text: str) -> str:
     shown = printable(text)
-    return shown if len(shown) <= LONGEST_REASON else shown[: LONGEST_REASON - 1] + "…"
+    return shown if len(shown) <= _LONGEST_REASON else shown[: _LONGEST_REASON - 1] + "…"
 
 
 def error_in(body: bytes) -> tuple[str, str]:

@@ -46,7 +46,7 @@ class ServerPool:
         mask: Masker | None = None,
         install_locks: Path | None = None,
         vault: Vault | None = None,
-        on_notice: Callable[[Server, str, Mapping[str, Any]], None] | None = None,
+        on_notice: Callable[[Server, str, Mapping[str, Any], str | None], None] | None = None,
     ) -> None:
         """Without a `vault`, servers are used without accounts."""
         self._bus = bus

@@ -40,9 +40,6 @@ class RedirectListener:
     def expect(self, state: str) -> None:
         self._state = state
 
-    def _is_expected(self, state: str) -> bool:
-        return bool(self._state) and secrets.compare_digest(state.encode(), self._state.encode())
-
     async def answer(self) -> Mapping[str, str]:
         return await asyncio.shield(self._answer)
 

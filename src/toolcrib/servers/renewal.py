@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
@@ -117,8 +116,9 @@ async def _renewed(record: AccountRecord, *, verify_tls: bool) -> AccountRecord:
 
 def _document(answer: CheckedAnswer) -> dict[str, Any]:
     try:
-        found = json.loads(answer.body)
-    except (ValueError, RecursionError):
+        # Unlike `json`, it refuses texts that cannot be stored.
+        found = msgspec.json.decode(answer.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

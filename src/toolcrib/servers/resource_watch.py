@@ -14,7 +14,7 @@ from typing import Any
 
 from toolcrib.errors import ServerFailure
 from toolcrib.servers.link import ServerLink
-from toolcrib.servers.model import Era, ServerAnswer
+from toolcrib.servers.model import Era, LogWish, ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ class ResourceWatch:
         self._on_updated = on_updated
         self._updates: dict[str, Mapping[str, Any]] = {}
         """Changes that are reported soon, by address."""
+        self.callers: dict[str, int] = {}
+        """How many calls of each agent run or wait."""
+        self.wishes: list[LogWish] = []
+        """What they want of log messages."""
         self._wanted: Counter[str] = Counter()
         self._levels: Counter[str] = Counter()
         self._changed: asyncio.Future[None] | None = None

@@ -104,20 +104,25 @@ class Server(Supervisor):
             limit, setting = config.call_timeout, "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
+        wish, told = call.logs, False
         key = NAMED_BY.get(call.method)
         params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
-        meta = call.meta if call.log_level is None else {**call.meta, LOG_LEVEL_KEY: call.log_level}
+        meta = call.meta if wish is None else {**call.meta, LOG_LEVEL_KEY: wish.level}
         how: Any = {"meta": meta, "limit": limit, "setting": setting}
-        how |= {"headers": call.headers, "on_progress": on_progress, "on_log": call.on_log}
-        listed, level = self.tools, None
+        how |= {"headers": call.headers, "on_progress": on_progress, "logs": wish}
+        listed = self.tools
         self.calls += 1
+        callers = self.watch.callers
+        callers[call.agent] = callers.get(call.agent, 0) + 1
+        if wish is not None:
+            self.watch.wishes.append(wish)
         try:
             link = self._link
             if link is None or link.lost.done():
                 link = await self._connected_for(call, listed)
-            if call.log_level is not None:
-                level = call.log_level
-                await self.watch.change_level(None, level)
+            if wish is not None:
+                told = True
+                await self.watch.change_level(None, wish.level)
             if call.method == "resources/subscribe":
                 return await self.watch.add(call.name)
             return await link.request(call.method, params, **how)
@@ -128,8 +133,13 @@ class Server(Supervisor):
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
-            if level is not None:
-                await self.watch.change_level(level, None)
+            callers[call.agent] -= 1
+            if not callers[call.agent]:
+                del callers[call.agent]
+            if wish is not None:
+                self.watch.wishes.remove(wish)
+                if told:
+                    await self.watch.change_level(wish.level, None)
 
     async def _connected_for(self, call: ToolCall, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""

@@ -38,14 +38,14 @@ from mcp_types.version import LATEST_PROTOCOL_VERSION
 from pydantic import AnyHttpUrl, AnyUrl
 
 from toolcrib import __version__
-from toolcrib.config.masking import Masker, printable
+from toolcrib.config.masking import Masker
 from toolcrib.config.model import Grant, OAuthSettings, ServerConfig, Transport
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import AlreadyRunning, PortTaken, SignInFailed, UsageError
-from toolcrib.servers.account import AccountRecord, account_key, load_account, scopes_in, store_account, token_end
+from toolcrib.servers.account import AccountRecord, account_key, load_account, save_account, scopes_in, token_end
 from toolcrib.servers.checked_http import CheckedAnswer, CheckedHttp, system_addresses
 from toolcrib.servers.client_assertion import signed_assertion
-from toolcrib.servers.oauth_documents import LONGEST_REASON, OAuthDocuments, cut, error_in
+from toolcrib.servers.oauth_documents import OAuthDocuments, cut, error_in
 from toolcrib.servers.post_client import Resolve
 from toolcrib.servers.redirect_listener import PATH, RedirectListener, redirect_listener
 from toolcrib.servers.web import shown_url
@@ -108,18 +108,13 @@ async def sign_in(order: SignInOrder) -> AccountRecord:
         except SignInFailed as error:
             text = order.mask.line(f"Signing in at '{config.name}' failed: {error.message}")
             raise SignInFailed(text, remedy=error.remedy, data={"server": config.name}) from None
-
-        def keep() -> None:
-            with vault.lock(CredentialKind.ACCOUNT, key):
-                store_account(vault, key, record)
-
-        await asyncio.to_thread(keep)
+        await save_account(vault, key, record)
         return record
 
 
 async def _signed_in(order: SignInOrder, http: CheckedHttp) -> AccountRecord:
     settings = order.config.oauth or OAuthSettings()
-    before = load_account(order.vault, account_key(order.config))
+    before = await asyncio.to_thread(load_account, order.vault, account_key(order.config))
     if settings.grant is Grant.CLIENT_CREDENTIALS:
         try:
             return await _Flow(order, http, None, before, None).run()
@@ -152,7 +147,8 @@ _CHECK_CLIENT = "Check the client's details in the entry's auth."
 
 def _is_reusable(record: AccountRecord, settings: OAuthSettings) -> bool:
     """Whether the last sign-in's registered client can be used again."""
-    configured = settings.client_id or settings.client_metadata_url
+    # Other endpoints must not get the registered client's secret.
+    configured = settings.client_id or settings.client_metadata_url or settings.token_url
     return record.redirect_port is not None and not record.ended and not configured
 
 
@@ -219,11 +215,13 @@ class _Flow:
         self._context = self._provider.context
 
     def _made_provider(self, storage: _Storage) -> OAuthClientProvider:
+        # Its query may hold a key, and would be the resource in requests to the authorization server.
+        url = self._url.partition("?")[0]
         if self._listener is None:
-            return _ClientCredentials(self._url, storage, self._token_request)
+            return _ClientCredentials(url, storage, self._token_request)
         redirect = [AnyUrl(self._listener.url)]
         return OAuthClientProvider(
-            self._url,
+            url,
             OAuthClientMetadata(redirect_uris=redirect, client_name="Toolcrib", scope=self._more or None),
             storage,
             redirect_handler=functools.partial(self._send_person, self._listener),
@@ -270,7 +268,10 @@ class _Flow:
             raise SignInFailed("the token's lifetime is not a possible number of seconds.") from None
         finally:
             await flow.aclose()
-        return self._record()
+        try:
+            return self._record()
+        except ValueError as error:
+            raise SignInFailed(f"its authorization server sent a token that cannot be used: {error}.") from None
 
     # The requests.
 
@@ -326,9 +327,7 @@ class _Flow:
             return self._given_document(url, request)
         answer = await self._http.send("GET", url, {**_OURS, "MCP-Protocol-Version": LATEST_PROTOCOL_VERSION})
         if answer.elsewhere:
-            self._documents.obstacles.append(
-                f"{shown_url(url)} redirects to another host ({printable(answer.elsewhere)})"
-            )
+            self._documents.obstacles.append(f"{shown_url(url)} redirects to another host ({answer.elsewhere})")
         elif answer.status == 200:
             self._documents.check(url, answer.body)
         elif answer.status not in (404, 405):
@@ -339,9 +338,8 @@ class _Flow:
         """The endpoints in the entry, in place of a document."""
         if "oauth-protected-resource" in urlsplit(url).path:
             return httpx2.Response(404, request=request)
-        origin = urlsplit(self._url)
         document = {
-            "issuer": f"{origin.scheme}://{origin.netloc}",
+            "issuer": _origin(self._url),
             "authorization_endpoint": self._settings.auth_url or self._settings.token_url,
             "token_endpoint": self._settings.token_url,
         }
@@ -352,7 +350,7 @@ class _Flow:
         why = f" ({'; '.join(self._documents.obstacles)})" if self._documents.obstacles else ""
         found = self._context.oauth_metadata is not None
         if not found and self._context.auth_server_url:
-            issuer = printable(shown_url(self._context.auth_server_url))[:LONGEST_REASON]
+            issuer = cut(shown_url(self._context.auth_server_url))
             raise SignInFailed(f"its authorization server {issuer} publishes no usable metadata{why}.")
         if not found and not self._challenged:
             raise UsageError(f"Server '{self._order.config.name}' needs no sign-in: it answers without one.")
@@ -373,7 +371,7 @@ class _Flow:
         """An endpoint's answer is an error."""
         where = shown_url(url)
         if answer.elsewhere:
-            raise SignInFailed(f"{where} redirects {what} to another address ({printable(answer.elsewhere)}).")
+            raise SignInFailed(f"{where} redirects {what} to another address ({answer.elsewhere}).")
         code, text = error_in(answer.body)
         if code in _FORGOTTEN and not what.startswith("the registration"):
             raise _ClientGone
@@ -435,8 +433,7 @@ class _Flow:
         if error := given.get("error", ""):
             if error in _FORGOTTEN:
                 raise _ClientGone
-            described = given.get("error_description", "")
-            text = f"{error}: {described}" if described else error
+            text = ": ".join(filter(None, (error, given.get("error_description"))))
             raise SignInFailed(f"the authorization server answered: {cut(text).rstrip('.')}.")
         iss = None if self._given else given.get("iss")
         return AuthorizationCodeResult(code=given.get("code", ""), state=given["state"], iss=iss)
@@ -460,7 +457,6 @@ class _Flow:
         context, config = self._context, self._order.config
         tokens, client, metadata = context.current_tokens, context.client_info, context.oauth_metadata
         assert tokens is not None and client is not None  # noqa: S101 - the flow has ended
-        revocation = metadata.revocation_endpoint if metadata else None
         registered = not (self._settings.client_id or client.client_id == self._settings.client_metadata_url)
         return AccountRecord(
             server=config.name,
@@ -468,7 +464,7 @@ class _Flow:
             issuer=self._issuer(),
             resource=context.get_resource_url(),
             token_url=self._provider._get_token_endpoint(),
-            revocation_url=str(revocation) if revocation else "",
+            revocation_url=str((metadata and metadata.revocation_endpoint) or ""),
             client_id=client.client_id,
             client_secret=client.client_secret or "",
             client_auth=client.token_endpoint_auth_method or "none",

@@ -1,48 +1,41 @@
 """Signs out of an account: deletes it here, and revokes its tokens at its authorization server.
 
-In: the vault and an account's key. Out: what was deleted, and which tokens may still work. Used by `commands.account`.
+In: the vault and an account's key. Out: what was deleted, and why its tokens may still work. Used by
+`commands.account`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from toolcrib.config.masking import Masker
 from toolcrib.credentials.vault import CredentialKind, Vault
 from toolcrib.errors import SignInFailed
-from toolcrib.servers.account import AccountRecord, load_account
+from toolcrib.servers.account import AccountRecord, load_account, locked
 from toolcrib.servers.checked_http import CheckedHttp
 from toolcrib.servers.client_auth import authenticate
 from toolcrib.servers.web import shown_url
 
 
-@dataclass(frozen=True, kw_only=True)
-class SignedOut:
-    record: AccountRecord
-    not_revoked: str
-    """Why its tokens may still work; empty if they don't."""
-
-
-async def sign_out(vault: Vault, key: str, mask: Masker, *, verify_tls: bool) -> SignedOut | None:
-    """None if there is no such account. Its record is gone for good before anything is sent. Raises `StoreError`."""
+async def delete_account(vault: Vault, key: str) -> AccountRecord | None:
+    """Returns what was deleted for good; None if there is no such account. Raises `StoreError`."""
 
     def delete() -> AccountRecord | None:
-        # Not during a renewal, which would store the account again.
-        with vault.lock(CredentialKind.ACCOUNT, key):
-            record = load_account(vault, key)
-            vault.delete(CredentialKind.ACCOUNT, key)
-            return record
+        record = load_account(vault, key)
+        vault.delete(CredentialKind.ACCOUNT, key)
+        return record
 
-    record = await asyncio.to_thread(delete)
-    if record is None:
-        return None
+    # Not during a renewal, which would store the account again.
+    return await locked(vault, key, delete)
+
+
+async def revoke(record: AccountRecord, mask: Masker, *, verify_tls: bool) -> str:
+    """Returns why the account's tokens may still work; empty if they don't."""
     try:
         why = await _revoked(record, verify_tls=verify_tls)
     except SignInFailed as error:
         why = error.message
-    return SignedOut(record=record, not_revoked=mask.line(why))
+    return mask.line(why)
 
 
 async def _revoked(record: AccountRecord, *, verify_tls: bool) -> str:

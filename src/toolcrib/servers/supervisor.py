@@ -24,11 +24,19 @@ from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
 from toolcrib.servers import health, refused_calls
-from toolcrib.servers.account import Account
+from toolcrib.servers.account import LOADING_SDK, Account
 from toolcrib.servers.breaker import Breaker
 from toolcrib.servers.idle import IdleTimer
 from toolcrib.servers.installing import STOP_PATIENCE, Installation
-from toolcrib.servers.link import RESOURCE_UPDATED, EndedEarly, LinkContext, Peer, ServerLink, running_beside
+from toolcrib.servers.link import (
+    LOG_MESSAGE,
+    RESOURCE_UPDATED,
+    EndedEarly,
+    LinkContext,
+    Peer,
+    ServerLink,
+    running_beside,
+)
 from toolcrib.servers.model import (
     Era,
     Offers,
@@ -55,13 +63,15 @@ _STOP = (3.0, 0.5, 0.5)
 _NO_OFFERS = Offers()
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED, ServerState.IDLE})
 
+OnNotice = Callable[[str, Mapping[str, Any], str | None], None]
+"""Gets the method and params of a notification, and the only agent that it is for; None for all."""
 OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContextManager[ServerLink]]
 
 
 def _load_transports() -> OpenLink:
-    """The one place that loads the MCP SDK: in a thread when the first server connects, as it takes half a second."""
-    from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
-
+    """Loads the MCP SDK: in a thread when the first server connects, as it takes half a second."""
+    with LOADING_SDK:
+        from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
     return open_link
 
 
@@ -91,9 +101,9 @@ class Supervisor:
         """Last known raw definitions; None if never listed."""
         self.offers = known_offers
         """Last known, of everything else."""
-        self.watch = ResourceWatch(lambda params: self.on_notice(RESOURCE_UPDATED, params))
-        self.on_notice: Callable[[str, Mapping[str, Any]], None] = lambda method, params: None
-        """Gets changes of resources, and log messages that no request waits for."""
+        self.watch = ResourceWatch(lambda params: self.on_notice(RESOURCE_UPDATED, params, None))
+        self.on_notice: OnNotice = lambda method, params, agent: None
+        """Gets changes of resources, and log messages that name no request."""
         self._on_tools = on_tools
         self._bus = bus
         self._reaper, self.account = reaper, account
@@ -331,12 +341,17 @@ class Supervisor:
         return None if link.session_expired else link.lost.result()
 
     def _noticed(self, method: str, params: Mapping[str, Any]) -> bool:
-        if method == RESOURCE_UPDATED:
+        """A log message over a pipe names no request. While one agent's calls are in flight, it is about these; while
+        several agents' are, nobody gets it. Returns whether anyone wants it."""
+        if method != LOG_MESSAGE:
             self.watch.updated(params)
             return False
-        wanted = self.watch.wants(params.get("level"))
+        wanted = self.watch.wants(params.get("level")) and len(self.watch.callers) < 2
         if wanted:
-            self.on_notice(method, params)
+            for wish in self.watch.wishes:
+                if wish.untagged:
+                    wish.receive(params)
+            self.on_notice(method, params, next(iter(self.watch.callers), None))
         return wanted
 
     async def _list_on_change(self, link: ServerLink) -> None:

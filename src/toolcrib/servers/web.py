@@ -140,10 +140,13 @@ def same_origin(url: str, other: str) -> bool:
 
 def redirect_target(url: str, location: str) -> str | None:
     """A redirect's target if it may get our headers: the same origin, or its upgrade to https."""
-    target = urljoin(url, location)
-    if same_origin(url, target):
+    try:
+        target = urljoin(url, location)
+        old, new = _origin(url), _origin(target)
+    except ValueError:
+        return None
+    if old == new:
         return target
-    old, new = _origin(url), _origin(target)
     upgraded = (old[0], new[0]) == ("http", "https") and old[1] == new[1] and (old[2], new[2]) == (80, 443)
     return target if upgraded else None
 
@@ -159,6 +162,14 @@ def shown_url(url: str) -> str:
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{host}{port}{parts.path}"
+
+
+def shown_target(url: str, location: str) -> str:
+    """A redirect's target for a message."""
+    try:
+        return printable(shown_url(urljoin(url, location)))
+    except ValueError:
+        return "an invalid address"
 
 
 def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
@@ -254,11 +265,11 @@ def explain_status(status: int, url: str, headers: Mapping[str, str] = MappingPr
     """`headers` are those of the answer; their names are in lower case, or in any case in a type that ignores it."""
     where = shown_url(url)
     if 300 <= status < 400:
-        target = shown_url(urljoin(url, headers.get("location", "")))
-        elsewhere = "another address" if target == where else printable(target)
+        target = shown_target(url, headers.get("location", ""))
+        elsewhere = "another address" if target == where else target
         return f"{where} redirects to {elsewhere} (HTTP {status}). Configure the final address."
     if status == 401:
-        return f"{where} needs credentials: set the server's auth or headers (HTTP 401)."
+        return f"{where} needs credentials: set or correct the server's auth or headers (HTTP 401)."
     if status == 403:
         return f"{where} rejected the credentials: check the server's auth or headers (HTTP 403)."
     if status in {404, 405}:

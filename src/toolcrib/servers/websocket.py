@@ -191,7 +191,8 @@ async def _authorized(config: ServerConfig, account: Account | None) -> _Connect
                 raise
         socket = await _opened(config, account.authorization)
     except InvalidStatus as error:
-        if (refusal := await account.refusal(error.response.status_code, error.response.headers)) is not None:
+        headers = {"www-authenticate": ", ".join(error.response.headers.get_all("www-authenticate"))}
+        if (refusal := await account.refusal(error.response.status_code, headers)) is not None:
             raise refusal from None
         raise
     account.repeated(HTTPStatus.SWITCHING_PROTOCOLS)
