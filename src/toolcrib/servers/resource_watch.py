@@ -7,6 +7,7 @@ renewed with each connection; the most detailed level. Used by `server`; `sdk` s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 """The member of `_meta` with which a modern request asks for log messages."""
 _DONE = ServerAnswer(result=b"{}")
 _LIMIT = 10.0
+_REPORTED_WITHIN = 2.0
 _REPORT_AFTER = 0.05
 """Seconds in which several changes of a resource count as one."""
 _MAX_UPDATES = 1000
@@ -44,6 +46,9 @@ class ResourceWatch:
         self._levels: Counter[str] = Counter()
         self._changed: asyncio.Future[None] | None = None
         self._link: ServerLink | None = None
+        self._reported: frozenset[str] = frozenset()
+        """Those that a modern server has acknowledged."""
+        self._acknowledged = asyncio.Event()
         self._forgotten: tuple[str, ...] = ()
         self._told: str | None = None
         """The level that the connection was set to."""
@@ -67,6 +72,18 @@ class ResourceWatch:
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
         return self._changed
+
+    def acknowledged(self, uris: tuple[str, ...]) -> None:
+        """A modern server reports the changes of these from now on."""
+        self._reported = frozenset(uris)
+        self._acknowledged.set()
+
+    async def _until_reported(self, uri: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REPORTED_WITHIN):
+                while uri in self._wanted and uri not in self._reported:
+                    self._acknowledged.clear()
+                    await self._acknowledged.wait()
 
     def wants(self, level: Any) -> bool:
         """Whether anyone wants log messages of this level."""
@@ -101,17 +118,28 @@ class ResourceWatch:
 
     def lost(self) -> None:
         self._link = self._told = None
+        self._reported = frozenset()
 
     async def add(self, uri: str) -> ServerAnswer:
         """Each `add` that the server accepts needs one `remove`."""
         self._wanted[uri] += 1
-        if self._wanted[uri] > 1:
-            return _DONE
-        self._announce()
-        answer = await self._tell("resources/subscribe", {"uri": uri})
+        try:
+            answer = await self._begin(uri)
+        except BaseException:
+            await self.remove(uri)
+            raise
         if answer.error is not None:
             await self.remove(uri)
         return answer
+
+    async def _begin(self, uri: str) -> ServerAnswer:
+        link = self._link
+        if self._wanted[uri] == 1:
+            self._announce()
+        if link is not None and link.peer.era is Era.MODERN and "subscribe" in link.peer.capabilities:
+            await self._until_reported(uri)
+            return _DONE
+        return _DONE if self._wanted[uri] > 1 else await self._tell("resources/subscribe", {"uri": uri})
 
     async def remove(self, uri: str) -> None:
         self._wanted[uri] -= 1

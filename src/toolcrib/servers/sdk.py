@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -173,7 +173,8 @@ class SdkSession:
         on_gap: Callable[[], None],
     ) -> None:
         """Keeps a modern `subscriptions/listen` open, for the lists that are announced and the resources that are
-        watched. Its events arrive with all other messages.
+        watched. Its events arrive with all other messages. When other resources are watched, the next one begins
+        before the last one ends, so that no change is missed.
 
         Calls `on_gap` after an interruption, because changes in between were not announced.
         """
@@ -182,22 +183,7 @@ class SdkSession:
         while True:
             began = loop.time()
             try:
-                changed = resources.changed
-                async with listen(
-                    self._session,
-                    tools_list_changed="tools" in announced,
-                    prompts_list_changed="prompts" in announced,
-                    resources_list_changed="resources" in announced,
-                    resource_subscriptions=resources.uris,
-                ) as subscription:
-                    if acknowledged.is_set():
-                        on_gap()
-                    acknowledged.set()
-                    async with running_beside(_all_of(subscription)) as (events,):
-                        await asyncio.wait({events, changed}, return_when=asyncio.FIRST_COMPLETED)
-                    if changed.done():
-                        continue
-                    events.result()
+                await self._follow(announced, resources, acknowledged, on_gap)
             except MCPError as error:
                 if error.code in {METHOD_NOT_FOUND, CONNECTION_CLOSED}:
                     log.debug("no subscription: %s", printable(error.message))
@@ -209,6 +195,47 @@ class SdkSession:
                 acknowledged.set()
             delay = min(delay * 2, _MAX_LISTEN_PAUSE) if loop.time() - began < _LASTED else _LISTEN_AGAIN
             await asyncio.sleep(delay)
+
+    async def _follow(
+        self,
+        announced: frozenset[str],
+        resources: ResourceWatch,
+        acknowledged: asyncio.Event,
+        on_gap: Callable[[], None],
+    ) -> None:
+        """Returns when the server ends the subscription."""
+        held: contextlib.AsyncExitStack | None = None
+        try:
+            while True:
+                changed, uris = resources.changed, resources.uris
+                coming = contextlib.AsyncExitStack()
+                subscription = await coming.enter_async_context(self._listen(announced, uris))
+                if held is not None:
+                    await held.aclose()
+                elif acknowledged.is_set():
+                    on_gap()
+                held = coming
+                resources.acknowledged(uris)
+                acknowledged.set()
+                async with running_beside(_all_of(subscription)) as (events,):
+                    await asyncio.wait({events, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if not changed.done():
+                    events.result()
+                    return
+        finally:
+            if held is not None:
+                await held.aclose()
+
+    def _listen(
+        self, announced: frozenset[str], uris: Sequence[str]
+    ) -> contextlib.AbstractAsyncContextManager[Subscription]:
+        return listen(
+            self._session,
+            tools_list_changed="tools" in announced,
+            prompts_list_changed="prompts" in announced,
+            resources_list_changed="resources" in announced,
+            resource_subscriptions=uris,
+        )
 
 
 _LISTED = ("tools", "resources", "prompts")
