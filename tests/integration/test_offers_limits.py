@@ -64,6 +64,7 @@ def stage(shared_home: Home, start_shared_daemon: StartDaemon) -> Stage:
         "twin_one": server("twin_one", "legacy", "twin"),
         "twin_two": server("twin_two", "modern", "twin"),
         "many": server("many", "legacy", "many", "--resources", str(MANY)),
+        "private": server("private", "legacy", "private", share="agent"),
         "asleep": server("asleep", "legacy", "asleep", idle_minutes=0.005),
     }
     daemon = start_shared_daemon({"servers": {**servers, "broken": {"command": "false"}}})
@@ -179,6 +180,19 @@ def test_a_server_that_changes_a_thousand_times_a_second_disturbs_nobody(stage: 
         shown = stage.owner.say("server:show", name=server)
         assert (shown["restarts"], shown["state"]) == (before, "ready")
         stream.close()
+
+
+@pytest.mark.req("BNS-4")
+def test_an_agents_own_instance_is_unsubscribed_too(stage: Stage, era: str) -> None:
+    with stage.client(era, "resource:*:**", "private:*") as client:
+        stream = listening(client, "private://0")
+        client.call("private_flood", seconds=0.2)
+        assert next_update(stream) == "private://0"
+        before = stage.seen("private", "resources/unsubscribe")
+        stream.close()
+        if era == "legacy":
+            assert client.ask("resources/unsubscribe", {"uri": "private://0"}).result == {}
+        wait_for(lambda: stage.seen("private", "resources/unsubscribe") > before, "the server to be unsubscribed")
 
 
 @pytest.mark.req("KSI-2", "BNS-4")
