@@ -199,7 +199,7 @@ def describe_account(record: AccountRecord, config: ServerConfig | None = None) 
         "issuer": record.issuer,
         "scopes": list(record.scopes),
         "signed_in_at": record.signed_in_at,
-        "expires_at": record.expires_at,
+        "expires_at": None if record.ended else record.expires_at,
         "renewed": renewed,
         "state": state,
         "reason": reason,
