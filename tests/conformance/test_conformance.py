@@ -94,7 +94,7 @@ def test_the_legacy_server_alone_passes_the_official_suite(
     assert verdict.good, str(verdict)
 
 
-@pytest.mark.req("KSI-1", "ENG-9", "BNS-4", "BNS-11")
+@pytest.mark.req("KSI-1", "ENG-9", "BNS-4")
 async def test_the_gateway_passes_the_official_suite_in_front_of_a_legacy_server(
     leg: Leg, legacy_server: LegacyServer, daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -117,7 +117,7 @@ PASSED_BY_UNKNOWN_TOOLS = {"tools-call-error", "tools-call-simple-text"}
 """The npm server does not have their tools, but answers with a result that says so."""
 
 
-@pytest.mark.req("KSI-1", "ENG-9", "BNS-11")
+@pytest.mark.req("KSI-1", "ENG-9")
 async def test_the_gateway_passes_what_the_npm_server_passes_alone(
     leg: Leg, npm_server: str, parts: Callable[[str], list[str]], daemon: StartDaemon, tmp_path: Path
 ) -> None:

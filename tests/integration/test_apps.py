@@ -13,7 +13,7 @@ from parts.agent_clients import ERAS, AgentClient, Owner
 from parts.daemon import Daemon, StartDaemon
 from parts.raw_client import INITIALIZE, legacy_request, notice
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("BNS-11", "ENG-9")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("ENG-9")]
 
 APPS = {
     "app-map": ("show-map", "ui://cesium-map/mcp-app.html"),

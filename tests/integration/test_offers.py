@@ -127,7 +127,7 @@ def address(upstream: str, uri: str) -> str:
     return f"{upstream.replace('_', '-')}+{uri}"
 
 
-@pytest.mark.req("BNS-11", "ENG-9", "KSI-1", "KSI-9")
+@pytest.mark.req("ENG-9", "KSI-1", "KSI-9")
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
 async def test_every_client_uses_what_every_server_offers(
@@ -183,7 +183,7 @@ def _ref(ref: dict[str, str]) -> Any:
     return (PromptReference if ref["type"] == "ref/prompt" else ResourceTemplateReference).model_validate(ref)
 
 
-@pytest.mark.req("BNS-4", "BNS-11")
+@pytest.mark.req("BNS-4")
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
 async def test_a_subscriber_is_told_of_changes_until_it_unsubscribes(
@@ -215,7 +215,7 @@ async def test_a_subscriber_is_told_of_changes_until_it_unsubscribes(
         await until(lambda: fleet.seen(upstream, "resources/unsubscribe", own), "the server to be unsubscribed")
 
 
-@pytest.mark.req("BNS-11", "ENG-9")
+@pytest.mark.req("ENG-9")
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Fleet, upstream: str, way: str) -> None:
@@ -240,7 +240,7 @@ async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Flee
         assert silent.logs == []
 
 
-@pytest.mark.req("BNS-11", "ENG-9")
+@pytest.mark.req("ENG-9")
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_modern_client_gets_the_log_messages_that_its_request_asks_for(
@@ -254,7 +254,7 @@ async def test_a_modern_client_gets_the_log_messages_that_its_request_asks_for(
     assert [one for one in at.logs if one[1] == mark] == [("info", mark), ("error", mark)]
 
 
-@pytest.mark.req("BNS-11")
+@pytest.mark.req("ENG-9")
 async def test_servers_instructions_reach_clients_under_their_names(
     clients: dict[tuple[str, str], Connected], fleet: Fleet
 ) -> None:

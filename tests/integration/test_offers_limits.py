@@ -81,7 +81,7 @@ def exact(uri: str, more: bytes = b"") -> bytes:
     return EXACT.replace(b"@URI@", uri.encode()).replace(b"@MORE@", more)
 
 
-@pytest.mark.req("ENG-9", "BNS-11")
+@pytest.mark.req("ENG-9")
 def test_the_result_of_a_read_has_the_servers_bytes(stage: Stage) -> None:
     from_modern = exact("new://1", b',"resultType":"complete","ttlMs":7,"cacheScope":"public"')
     stamp = b'"resultType":"complete",'
@@ -97,7 +97,7 @@ def test_the_result_of_a_read_has_the_servers_bytes(stage: Stage) -> None:
         assert message == b'{"jsonrpc":"2.0","id":0,"result":%b}' % result
 
 
-@pytest.mark.req("BNS-11", "KSI-9")
+@pytest.mark.req("KSI-9")
 def test_what_two_servers_have_alike_is_told_apart(stage: Stage, era: str) -> None:
     with stage.client(era, "resource:*:**", "prompt:*:*") as client:
         uris = {one["uri"] for one in client.ask("resources/list").result["resources"]}
@@ -294,7 +294,7 @@ def test_batches_and_answers_of_clients_are_accepted_where_a_version_has_them(st
         assert {bridge.message()["id"], bridge.message()["id"]} == {7, 8}
 
 
-@pytest.mark.req("BNS-7", "BNS-11")
+@pytest.mark.req("BNS-7")
 def test_an_idle_server_keeps_its_resources_and_starts_for_a_read(stage: Stage, era: str) -> None:
     def idle() -> bool:
         return stage.owner.say("server:show", name="asleep")["state"] == "idle"

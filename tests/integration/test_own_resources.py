@@ -17,7 +17,7 @@ from parts.raw_client import RawConnection
 from parts.server_process import stdio_entry
 from toolcrib.testing import Say, scripted
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-10")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-6")]
 
 KEY = "sk-test-0123456789abcdef"
 ALL = ("*:*", "resource:crib:**")

@@ -19,7 +19,7 @@ from parts.daemon import Cli, Home, StartDaemon
 from toolcrib.testing.script import CallByName, Step
 from toolcrib.testing.server import ScriptedModel, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "BNS-11")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5")]
 
 
 DIRECT: dict[str, Callable[[dict[str, Any]], str]] = {
