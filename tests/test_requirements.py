@@ -13,10 +13,11 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "requirements.md"
 
 _NUMBERS_NOT_BUILT_YET = {
-    "KSI": (4,),
+    "BNS": (11,),
+    "KSI": (4, 10),
 }
 NOT_BUILT_YET = frozenset(f"{family}-{n}" for family, numbers in _NUMBERS_NOT_BUILT_YET.items() for n in numbers)
-LARGEST = 1
+LARGEST = 3
 """How long the list is now. Lower it whenever the list shrinks."""
 
 
