@@ -13,7 +13,6 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,24 +23,16 @@ from mcp.shared.exceptions import MCPError
 from integration.kept import kept_open
 from parts.agent_clients import ERAS, AgentClient
 from parts.client import at_endpoint, through_bridge
-from parts.daemon import Daemon, Home, StartDaemon
+from parts.daemon import Home, StartDaemon
 from parts.live_servers import LIMIT, until
 from parts.raw_client import RawAnswer
-from parts.server_process import StartServer, stdio_command, stdio_entry
+from parts.server_process import StartServer
+from parts.upstreams import SPELLED, UPSTREAMS, Upstreams, connect_upstreams
 from parts.waiting import wait_for
 from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = pytest.mark.slow
 
-UPSTREAMS = {
-    "stdio_modern": ("sdk_v2", "--modern-only"),
-    "stdio_legacy": ("sdk_v1",),
-    "http_modern": ("sdk_v2", "--modern-only"),
-    "http_legacy": ("sdk_v1",),
-    "sse_legacy": ("sdk_v1",),
-    "ws_legacy": ("sdk_v1",),
-}
-SPELLED = {"ws": "websocket"}
 WAYS = {"endpoint": at_endpoint, "bridge": through_bridge}
 CLIENTS = list(itertools.product(ERAS, WAYS))
 TOOLS = {"echo", "add", "fail", "boom", "progress", "slow", "big", "rich", "grow", "whoami"}
@@ -50,16 +41,9 @@ in_one_loop = pytest.mark.asyncio(loop_scope="module")
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fleet:
-    daemon: Daemon
-    seen_files: dict[str, Path]
-
+class Fleet(Upstreams):
     def seen(self, upstream: str, method: str, text: str) -> dict[str, Any] | None:
-        """The line in which the server recorded this."""
-        file = self.seen_files[upstream]
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return next((line for line in lines if line["method"] == method and text in json.dumps(line)), None)
+        return next(iter(self.all_seen(upstream, method, text)), None)
 
     async def until_seen(self, upstream: str, method: str, text: str) -> Any:
         return await until(lambda: self.seen(upstream, method, text), f"{upstream} to record {method} {text}")
@@ -76,19 +60,8 @@ def fleet(
     parts: Callable[[str], list[str]],
 ) -> Fleet:
     parts("mcp-v1")
-    servers: dict[str, Any] = {}
-    seen_files = {name: shared_home.path / f"{name}.seen" for name in UPSTREAMS}
-    for name, (program, *flags) in UPSTREAMS.items():
-        transport = name.partition("_")[0]
-        flags += ["--seen", str(seen_files[name])]
-        if transport == "stdio":
-            servers[name] = stdio_entry(program, *flags)
-        else:
-            running = start_shared_server([*stdio_command(program, *flags), "--transport", transport])
-            servers[name] = {"url": running.url(transport), "transport": SPELLED.get(transport, transport)}
-    daemon = start_shared_daemon({"servers": servers})
-    daemon.wait_until_ready(*servers)
-    return Fleet(daemon=daemon, seen_files=seen_files)
+    found = connect_upstreams(shared_home, start_shared_server, start_shared_daemon)
+    return Fleet(daemon=found.daemon, seen_files=found.seen_files)
 
 
 @dataclass(kw_only=True)

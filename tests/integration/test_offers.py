@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +25,9 @@ from parts.agent_clients import ERAS
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.raw_client import Endpoint
-from parts.server_process import StartServer, stdio_command, stdio_entry
+from parts.server_process import StartServer
 from parts.servers.sdk_tools import CONTENTS, RESOURCES
+from parts.upstreams import UPSTREAMS, Upstreams, connect_upstreams
 from parts.waiting import during, until
 
 pytestmark = [
@@ -38,30 +37,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
 ]
 
-UPSTREAMS = {
-    "stdio_modern": ("sdk_v2", "--modern-only"),
-    "stdio_legacy": ("sdk_v1",),
-    "http_modern": ("sdk_v2", "--modern-only"),
-    "http_legacy": ("sdk_v1",),
-    "sse_legacy": ("sdk_v1",),
-    "ws_legacy": ("sdk_v1",),
-}
-SPELLED = {"ws": "websocket"}
 WAYS = {"endpoint": at_endpoint, "bridge": through_bridge}
 CLIENTS = list(itertools.product(ERAS, WAYS))
 LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fleet:
-    daemon: Daemon
-    seen_files: dict[str, Path]
-
-    def seen(self, upstream: str, method: str, text: str = "") -> list[dict[str, Any]]:
-        file = self.seen_files[upstream]
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return [line for line in lines if line["method"] == method and text in json.dumps(line)]
 
 
 @pytest.fixture(scope="module")
@@ -70,21 +49,9 @@ def fleet(
     start_shared_server: StartServer,
     start_shared_daemon: StartDaemon,
     parts: Callable[[str], list[str]],
-) -> Fleet:
+) -> Upstreams:
     parts("mcp-v1")
-    servers: dict[str, Any] = {}
-    seen_files = {name: shared_home.path / f"{name}.seen" for name in UPSTREAMS}
-    for name, (program, *flags) in UPSTREAMS.items():
-        transport = name.partition("_")[0]
-        flags += ["--seen", str(seen_files[name])]
-        if transport == "stdio":
-            servers[name] = stdio_entry(program, *flags)
-        else:
-            running = start_shared_server([*stdio_command(program, *flags), "--transport", transport])
-            servers[name] = {"url": running.url(transport), "transport": SPELLED.get(transport, transport)}
-    daemon = start_shared_daemon({"servers": servers})
-    daemon.wait_until_ready(*servers)
-    return Fleet(daemon=daemon, seen_files=seen_files)
+    return connect_upstreams(shared_home, start_shared_server, start_shared_daemon)
 
 
 @dataclass(kw_only=True)
@@ -114,7 +81,7 @@ async def connected(daemon: Daemon, era: str, way: str, **more: Any) -> AsyncIte
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def clients(fleet: Fleet) -> AsyncIterator[dict[tuple[str, str], Connected]]:
+async def clients(fleet: Upstreams) -> AsyncIterator[dict[tuple[str, str], Connected]]:
     async with contextlib.AsyncExitStack() as stack:
         yield {
             (era, way): await stack.enter_async_context(kept_open(connected(fleet.daemon, era, way)))
@@ -131,7 +98,7 @@ def address(upstream: str, uri: str) -> str:
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
 async def test_every_client_uses_what_every_server_offers(
-    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Fleet
+    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Upstreams
 ) -> None:
     client, mark = clients[who].client, f"{'_'.join(who)}_{next(_numbers)}"
     listed = {str(one.uri): one for one in (await client.list_resources(cache_mode="refresh")).resources}
@@ -151,7 +118,7 @@ async def test_every_client_uses_what_every_server_offers(
         )
     note = await client.read_resource(address(upstream, f"test://note/{mark}"))
     assert note.contents[0].text == f"note {mark}"
-    assert fleet.seen(upstream, "resources/read", f"test://note/{mark}"), "the server gets its own address"
+    assert fleet.all_seen(upstream, "resources/read", f"test://note/{mark}"), "the server gets its own address"
     with pytest.raises(MCPError) as raised:
         await client.read_resource(address(upstream, "test://missing"))
     legacy_pair = who[0] == "legacy" and upstream.endswith("legacy")
@@ -164,7 +131,7 @@ async def test_every_client_uses_what_every_server_offers(
     assert prompts[f"{upstream}_greet"].arguments[0].required
     greeting = await client.get_prompt(f"{upstream}_greet", {"who": mark})
     assert greeting.messages[0].content.text == f"Greet {mark}."
-    assert fleet.seen(upstream, "prompts/get", mark)[0]["name"] == "greet"
+    assert fleet.all_seen(upstream, "prompts/get", mark)[0]["name"] == "greet"
 
     for ref, own in (
         ({"type": "ref/prompt", "name": f"{upstream}_greet"}, {"type": "ref/prompt", "name": "greet"}),
@@ -175,7 +142,7 @@ async def test_every_client_uses_what_every_server_offers(
     ):
         found = await client.complete(_ref(ref), {"name": "who", "value": mark})
         assert found.completion.values == [f"{mark}rld"]
-        seen = fleet.seen(upstream, "completion/complete", mark)[-1]["arguments"]["ref"]
+        seen = fleet.all_seen(upstream, "completion/complete", mark)[-1]["arguments"]["ref"]
         assert {key: value for key, value in seen.items() if value is not None} == own
 
 
@@ -187,7 +154,7 @@ def _ref(ref: dict[str, str]) -> Any:
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("who", CLIENTS, ids=["-".join(client) for client in CLIENTS])
 async def test_a_subscriber_is_told_of_changes_until_it_unsubscribes(
-    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Fleet
+    clients: dict[tuple[str, str], Connected], who: tuple[str, str], upstream: str, fleet: Upstreams
 ) -> None:
     at, own = clients[who], f"test://note/{next(_numbers)}"
     uri = address(upstream, own)
@@ -199,7 +166,7 @@ async def test_a_subscriber_is_told_of_changes_until_it_unsubscribes(
     if who[0] == "modern":
         async with at.client.listen(resource_subscriptions=[uri]) as subscription:
             if legacy_server:
-                assert fleet.seen(upstream, "resources/subscribe", own)
+                assert fleet.all_seen(upstream, "resources/subscribe", own)
             await touch()
             async with asyncio.timeout(60):
                 event = await anext(aiter(subscription))
@@ -207,18 +174,18 @@ async def test_a_subscriber_is_told_of_changes_until_it_unsubscribes(
     else:
         await at.client.subscribe_resource(uri)
         if legacy_server:
-            assert fleet.seen(upstream, "resources/subscribe", own)
+            assert fleet.all_seen(upstream, "resources/subscribe", own)
         await touch()
         await until(lambda: at.updates(uri), "the notice of the change")
         await at.client.unsubscribe_resource(uri)
     if legacy_server:
-        await until(lambda: fleet.seen(upstream, "resources/unsubscribe", own), "the server to be unsubscribed")
+        await until(lambda: fleet.all_seen(upstream, "resources/unsubscribe", own), "the server to be unsubscribed")
 
 
 @pytest.mark.req("ENG-9")
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Fleet, upstream: str, way: str) -> None:
+async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Upstreams, upstream: str, way: str) -> None:
     mark = f"log_{next(_numbers)}"
     levels = {"levels": ["debug", "info", "error"], "text": mark}
     async with (
@@ -229,7 +196,9 @@ async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Flee
         await detailed.client.set_logging_level("debug")
         await terse.client.set_logging_level("error")
         if upstream.endswith("legacy"):
-            await until(lambda: fleet.seen(upstream, "logging/setLevel", "debug"), "the server to be told the level")
+            await until(
+                lambda: fleet.all_seen(upstream, "logging/setLevel", "debug"), "the server to be told the level"
+            )
         await detailed.client.call_tool(f"{upstream}_say", levels)
         await until(lambda: ("error", mark) in detailed.logs, "the log messages")
         assert detailed.logs == [("debug", mark), ("info", mark), ("error", mark)], "each of them once"
@@ -244,7 +213,7 @@ async def test_each_legacy_client_gets_log_messages_of_its_own_level(fleet: Flee
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_modern_client_gets_the_log_messages_that_its_request_asks_for(
-    clients: dict[tuple[str, str], Connected], fleet: Fleet, upstream: str, way: str
+    clients: dict[tuple[str, str], Connected], fleet: Upstreams, upstream: str, way: str
 ) -> None:
     at, mark = clients["modern", way], f"log_{next(_numbers)}"
     levels = {"levels": ["debug", "info", "error"], "text": mark}
@@ -256,7 +225,7 @@ async def test_a_modern_client_gets_the_log_messages_that_its_request_asks_for(
 
 @pytest.mark.req("ENG-9")
 async def test_servers_instructions_reach_clients_under_their_names(
-    clients: dict[tuple[str, str], Connected], fleet: Fleet
+    clients: dict[tuple[str, str], Connected], fleet: Upstreams
 ) -> None:
     found = [clients["legacy", way].client.instructions for way in WAYS]
     found.append((await during(Endpoint(fleet.daemon).modern, "server/discover")).result["instructions"])
