@@ -179,7 +179,9 @@ def test_a_run_reads_only_in_its_folder_no_logs_and_no_files_named_in_the_prompt
     assert_nothing_was_read(ran, "/review")
     own = {tool.name for tool in ran.model.offered if not tool.name.startswith("mcp_toolcrib_")}
     if own_tools is OwnTools.READ:
-        assert own == {"glob", "grep_search", "list_directory", "read_file", "write_todos"}
+        # The last two read resources of servers, through Toolcrib.
+        files = {"glob", "grep_search", "list_directory", "read_file", "write_todos"}
+        assert own == files | {"list_mcp_resources", "read_mcp_resource"}
     inside, *outside = ran.model.results
     assert ("as it was" in inside) is (own_tools is not OwnTools.NONE)
     assert len(outside) == 7

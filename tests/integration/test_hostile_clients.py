@@ -86,7 +86,7 @@ HOSTILE: dict[int, dict[str, tuple[bytes, str]]] = {
         "an empty batch": (b"[]", "single"),
         "a string": (b'"tools/list"', "single"),
         "null": (b"null", "single"),
-        "an answer": (b'{"jsonrpc":"2.0","id":1,"result":{}}', "no method"),
+        "an answer to nothing": (b'{"jsonrpc":"2.0","result":{}}', "no method"),
         "no version": (b'{"id":1,"method":"tools/list"}', "jsonrpc"),
         "a method that is no text": (b'{"jsonrpc":"2.0","id":1,"method":5}', "single"),
         **{f"the id {id}": (call("{}", id=id), "id") for id in ("null", "1.5", "true", '{"a":1}')},

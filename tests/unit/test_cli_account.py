@@ -101,7 +101,7 @@ def test_a_sign_in_and_a_connection_load_the_sdk_at_the_same_time():
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from toolcrib.servers.account import _load_sign_in
-from toolcrib.servers.server import _load_transports
+from toolcrib.servers.supervisor import _load_transports
 begin = threading.Barrier(2)
 def loaded(load):
     begin.wait()

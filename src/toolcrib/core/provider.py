@@ -29,7 +29,7 @@ from toolcrib.config.model import NameStyle
 from toolcrib.core.offer_source import PROMPT_METHOD, READ_METHOD
 from toolcrib.core.resources import Prompt, PromptMessages, Resource, ResourceContents
 from toolcrib.core.results import Result
-from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, UnknownServer, UsageError
+from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, UnknownOffer, UnknownServer, UsageError
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.servers.model import ServerAnswer, ServerState, ServerStatus
 
@@ -144,13 +144,13 @@ class ToolProvider(ABC):
         params = {"arguments": _encoded(name, arguments)} if arguments else {}
         return PromptMessages.of(await self._request(_offer_request(PROMPT_METHOD, name, params, timeout)))
 
-    @abstractmethod
     def _offers(self) -> OfferCatalog:
-        """All current resources and prompts."""
+        """All current resources and prompts; none by default."""
+        return OfferCatalog()
 
-    @abstractmethod
     async def _request(self, request: CallRequest) -> ServerAnswer:
-        """Reads a resource or gets a prompt."""
+        """Reads a resource or gets a prompt. Raises `UnknownOffer`, by default always."""
+        raise UnknownOffer(f"There is no {request.tool[:200]!r}.")
 
     def tools(
         self,
