@@ -16,6 +16,7 @@ from toolcrib.config.paths import Paths, project_of
 from toolcrib.core.crib import Crib
 from toolcrib.core.kit import Kit
 from toolcrib.policy import RuleOrigin, Verdict, rule_from
+from toolcrib.servers.model import Offers
 from toolcrib.servers.server import Server
 from toolcrib.store import servers as tools
 from toolcrib.store.database import Store
@@ -107,5 +108,5 @@ def test_the_tools_of_a_kit_have_their_servers_folder(
 ) -> None:
     config = ServerConfig(name="s", transport=transport, source=ConfigSource(layer=Layer.USER), cwd=cwd)
     kit = Kit([config], root=Path("/root"))
-    kit._servers["s"] = cast(Server, SimpleNamespace(config=config, tools=(b'{"name": "read"}',)))
+    kit._servers["s"] = cast(Server, SimpleNamespace(config=config, tools=(b'{"name": "read"}',), offers=Offers()))
     assert [tool.folder for tool in kit._built(None).tools] == [folder]

@@ -24,7 +24,7 @@ from toolcrib.config.launchers import PackageLaunch, launch_of
 from toolcrib.config.model import Retry, ServerConfig
 from toolcrib.core.kit import Kit
 from toolcrib.errors import ServerUnavailable
-from toolcrib.servers import installing, server, transports
+from toolcrib.servers import installing, supervisor, transports
 from toolcrib.servers.installing import Installation
 from toolcrib.servers.model import Era, ServerState
 from toolcrib.servers.stdio import ChildProcess
@@ -298,7 +298,7 @@ def test_a_server_that_is_being_installed_is_listed_with_its_seconds(capsys):
 
 
 async def test_the_tools_of_a_server_that_is_being_installed_come_with_its_beginning(npx, tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "CONNECT_LIMIT", 0.05)
+    monkeypatch.setattr(supervisor, "CONNECT_LIMIT", 0.05)
     entry = {"command": str(npx.program), "args": npx.words, "env": npx.env}
     async with opened(tmp_path / "commands", entry) as commands:
         await until(npx.did)
