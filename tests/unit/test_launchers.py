@@ -24,7 +24,7 @@ from toolcrib.config.launchers import PackageLaunch, launch_of
 from toolcrib.config.model import Retry, ServerConfig
 from toolcrib.core.kit import Kit
 from toolcrib.errors import ServerUnavailable
-from toolcrib.servers import installing, supervisor, transports
+from toolcrib.servers import installing, server, supervisor, transports
 from toolcrib.servers.installing import Installation
 from toolcrib.servers.model import Era, ServerState
 from toolcrib.servers.stdio import ChildProcess
