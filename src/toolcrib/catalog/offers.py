@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _UI = "ui://"
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
 _LONGEST_ADDRESS = 4096
+_IGNORED_BY_PARSERS = re.compile(r"^\s|\s$|[\x00-\x1f\x7f]")
+"""What no address has, and parsers remove: `file:///a/.<tab>./b` would be another one for a rule than for a server."""
 _SHOWN = 200
 
 
@@ -47,20 +49,22 @@ def spellings(uri: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def loose_spellings(uri: str) -> frozenset[str]:
-    """Also without what a server may ignore: a query, a fragment, line breaks, a final slash, `localhost`."""
+    """Also without what a server may ignore: a query, a fragment, line breaks, a final slash, a file's host."""
     found = _spellings(uri, lambda one: (one, _address(one)))
     for ignored, instead in _IGNORED:
         found |= {ignored.sub(instead, one) for one in found}
     return found
 
 
-_ODD = re.compile(r"[%\\?#\s]|//|/\.|^\.|/$|^localhost", re.IGNORECASE)
+_ODD = re.compile(r"[%\\?#\s]|//|/\.|^\.|/$")
 """What makes an address have several spellings."""
+_HOST_OF_FILE = re.compile(r"^file://[^/]", re.IGNORECASE)
 _UP = re.compile(r"[/\\]\.\.")
 _MOST_ENCODED = 5
 _IGNORED = (
     (re.compile(r"[\t\r\n]"), ""),
-    (re.compile(r"^file:/+(?:localhost(?=/))?/*", re.IGNORECASE), "file:///"),
+    (re.compile(r"^file:/+", re.IGNORECASE), "file:///"),
+    (re.compile(r"^file://[^/]*/+", re.IGNORECASE), "file:///"),
     (re.compile(r"(?<=[^/])/+$"), ""),
 )
 
@@ -68,7 +72,7 @@ _IGNORED = (
 def _spellings(uri: str, parts: Callable[[str], Iterable[str]]) -> frozenset[str]:
     _, slashes, path = uri.partition("://")
     found = {uri}
-    if slashes and not _ODD.search(path):
+    if slashes and not _ODD.search(path) and not _HOST_OF_FILE.match(uri):
         return frozenset(found)
     plain = uri
     for _ in range(_MOST_ENCODED + 1):
@@ -250,7 +254,7 @@ class OfferCatalog:
             if (listed := self._by_uri.get(uri)) is not None:
                 return listed.tool
             server, own = self._place(uri, linked_by, shown)
-            if server:
+            if server and not _IGNORED_BY_PARSERS.search(own):
                 return self._of_server(server, own)
         raise UnknownOffer(
             f"No server offers the resource {uri[:_SHOWN]!r}.", remedy="List the resources to see their addresses."
