@@ -4,7 +4,7 @@ In: each server's `Offers`, and the addresses of apps in its tools. Out: an immu
 server of an address, and a prompt by its name. Resources and prompts are `Tool`s of another kind, so that `policy` and
 `calls` treat them alike. `core` builds it together with the `Catalog`.
 
-An address stays as its server wrote it while only one server offers it. Otherwise each server's gets a prefix:
+An address stays as its server wrote it while only one server can mean it. Otherwise each server's gets a prefix:
 `files+file:///a`, and `ui://map+view` for apps, because their hosts look for this scheme.
 """
 
@@ -176,7 +176,7 @@ class OfferCatalog:
     """Different for each catalog of this process."""
     _apps: Mapping[str, frozenset[str]] = field(default_factory=dict)
     _shared: frozenset[str] = frozenset()
-    """The addresses of several servers."""
+    """The addresses that are shown with their servers' prefixes."""
     _prefixes: Mapping[str, str] = field(default_factory=dict)
     _by_uri: Mapping[str, Offer] = field(default_factory=dict)
     _by_name: Mapping[str, Offer] = field(default_factory=dict)
@@ -198,10 +198,11 @@ class OfferCatalog:
         prefixes = prefixes_of(offers)
         reused = {(one.tool.kind, one.tool.server, one.tool.raw()): one.tool for one in previous.everything()}
         read = _read("resources", "uri", offers, reused)
-        shared = _shared((*read, *((server, uri) for server, uris in apps.items() for uri in uris)))
+        shared = _shared((*read, *((server, uri) for server, uris in apps.items() for uri in uris)), prefixes)
         resources = _shown("uri", read, shared, prefixes, previous.resources)
         read_templates = _read("templates", "uriTemplate", offers, reused)
-        templates = _shown("uriTemplate", read_templates, _shared(read_templates), prefixes, previous.templates)
+        unclear = _shared(read_templates, prefixes)
+        templates = _shown("uriTemplate", read_templates, unclear, prefixes, previous.templates)
         prompts = _as_before(_prompts(offers, style, limit, reused), previous.prompts)
         return cls(
             style=style,
@@ -385,11 +386,17 @@ def _read(which: str, key: str, offers: Mapping[str, Offers], reused: _Reused) -
     return found
 
 
-def _shared(addresses: Iterable[tuple[str, str]]) -> frozenset[str]:
+def _shared(addresses: Iterable[tuple[str, str]], prefixes: Mapping[str, str]) -> frozenset[str]:
+    """Those of several servers, and those that look like another server's with its prefix."""
     holders: dict[str, set[str]] = {}
     for server, uri in addresses:
         holders.setdefault(uri, set()).add(server)
-    return frozenset(uri for uri, servers in holders.items() if len(servers) > 1)
+    taken = set(prefixes.values())
+    return frozenset(
+        uri
+        for uri, servers in holders.items()
+        if len(servers) > 1 or ((split := without_server(uri)) is not None and split[0] in taken)
+    )
 
 
 def _shown(
