@@ -294,6 +294,21 @@ def test_batches_and_answers_of_clients_are_accepted_where_a_version_has_them(st
         assert {bridge.message()["id"], bridge.message()["id"]} == {7, 8}
 
 
+@pytest.mark.req("BNS-4", "KSI-1")
+def test_a_resource_that_is_subscribed_to_twice_at_once_is_unsubscribed_from_once(stage: Stage) -> None:
+    with stage.client("legacy", "resource:*:**") as client:
+        stream = listening(client, "old://0")
+        endpoint = client.endpoint
+        headers = ("Mcp-Session-Id", client.session), ("MCP-Protocol-Version", "2025-03-26")
+        twice = [legacy_request("resources/subscribe", {"uri": "old://t/twice"}, id=n) for n in (7, 8)]
+        body = b"[" + b",".join(twice) + b"]"
+        answers = endpoint.exchange(endpoint.raw(endpoint.usual(body, *headers), body)).json
+        assert [one["result"] for one in answers] == [{}, {}]
+        assert client.ask("resources/unsubscribe", {"uri": "old://t/twice"}).result == {}
+        wait_for(lambda: stage.seen("old", "resources/unsubscribe", "old://t/twice"), "the server to be unsubscribed")
+        stream.close()
+
+
 @pytest.mark.req("BNS-7")
 def test_an_idle_server_keeps_its_resources_and_starts_for_a_read(stage: Stage, era: str) -> None:
     def idle() -> bool:

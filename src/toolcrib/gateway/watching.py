@@ -75,7 +75,12 @@ class Watching:
         request = CallRequest(tool=uri, method="resources/subscribe")
         made = await door.call(self._context, request)
         if made.answer.error is None:
-            self._resources[uri] = made.tool, self._watch_of(made.tool.server)
+            watch = self._watch_of(made.tool.server)
+            if uri in self._resources and watch is not None:
+                # The client has subscribed twice at once.
+                await watch.remove(made.tool.name)
+                return None
+            self._resources[uri] = made.tool, watch
             if self._closed:
                 self.drop(uri)
         return made.answer.error
