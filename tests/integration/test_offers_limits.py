@@ -222,6 +222,16 @@ def test_a_lost_permission_ends_a_subscription(stage: Stage, era: str) -> None:
         stream.close()
 
 
+@pytest.mark.req("KSI-7", "BNS-4")
+def test_changes_of_parts_that_an_agent_may_not_read_are_not_announced(stage: Stage, era: str) -> None:
+    with stage.client(era, "resource:old:**", "old:*") as client:
+        stage.owner.deny(client.name, "resource:old:old://0/secret*")
+        stream = listening(client, "old://0")
+        client.call("old_announce", announced=[{"uri": "old://0/secret/plan"}, {"uri": "old://0/open"}])
+        assert next_update(stream) == "old://0/open"
+        stream.close()
+
+
 @pytest.mark.req("BNS-4")
 @pytest.mark.parametrize("server", ["old", "new"])
 def test_a_subscription_survives_the_servers_restart(stage: Stage, era: str, server: str) -> None:

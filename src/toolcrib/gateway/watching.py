@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.offers import resource_or_prompt
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.commands.own_resources import JOBS
 from toolcrib.config.masking import printable
@@ -175,6 +176,9 @@ class Watching:
         for public, (tool, _) in self._resources.items():
             # A server may announce a part of a resource.
             if tool.server == server and (uri == tool.name or uri.startswith(f"{tool.name}/")):
+                part = tool if uri == tool.name else resource_or_prompt(OfferKind.RESOURCE, server, uri, {})
+                if not self._context.principal.permission().shows(part):
+                    return
                 shown = public + uri.removeprefix(tool.name)
                 self._send(tagged(RESOURCE_UPDATED, {**params, "uri": shown}, self._tag))
                 return
