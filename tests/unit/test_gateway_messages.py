@@ -127,6 +127,12 @@ async def test_bodies_with_too_many_values_are_not_parsed(unit: bytes, monkeypat
     assert caught.value.message == f"The body has more than {MAX_VALUES} values."
 
 
+@pytest.mark.parametrize("meta", [None, 1, "x", []])
+def test_a_servers_invalid_meta_is_replaced_in_a_subscription(meta: Any) -> None:
+    told = json.loads(protocol.tagged("notifications/resources/updated", {"uri": "x://1", "_meta": meta}, b"7"))
+    assert told["params"] == {"uri": "x://1", "_meta": {protocol.SUBSCRIPTION_KEY: 7}}
+
+
 @pytest.mark.req("BNS-10")
 async def test_a_batch_may_have_as_many_values_as_one_message() -> None:
     for body in (b"[" + b"1," * MAX_VALUES + b"1]", b"[" + b",".join([b"[" + b"1," * 70_000 + b"1]"] * 2) + b"]"):
