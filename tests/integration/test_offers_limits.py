@@ -222,6 +222,16 @@ def test_a_lost_permission_ends_a_subscription(stage: Stage, era: str) -> None:
         stream.close()
 
 
+@pytest.mark.req("KSI-7", "BNS-4")
+def test_changes_of_parts_that_an_agent_may_not_read_are_not_announced(stage: Stage, era: str) -> None:
+    with stage.client(era, "resource:old:**", "old:*") as client:
+        stage.owner.deny(client.name, "resource:old:old://0/secret*")
+        stream = listening(client, "old://0")
+        client.call("old_announce", announced=[{"uri": "old://0/secret/plan"}, {"uri": "old://0/open"}])
+        assert next_update(stream) == "old://0/open"
+        stream.close()
+
+
 @pytest.mark.req("BNS-4")
 @pytest.mark.parametrize("server", ["old", "new"])
 def test_a_subscription_survives_the_servers_restart(stage: Stage, era: str, server: str) -> None:
@@ -292,6 +302,21 @@ def test_batches_and_answers_of_clients_are_accepted_where_a_version_has_them(st
         assert bridge.ask(legacy_request("initialize", initialize))["result"]["protocolVersion"] == "2025-03-26"
         bridge.send(b"[" + b",".join([*batch, b'{"jsonrpc":"2.0","id":1,"result":{}}']) + b"]")
         assert {bridge.message()["id"], bridge.message()["id"]} == {7, 8}
+
+
+@pytest.mark.req("BNS-4", "KSI-1")
+def test_a_resource_that_is_subscribed_to_twice_at_once_is_unsubscribed_from_once(stage: Stage) -> None:
+    with stage.client("legacy", "resource:*:**") as client:
+        stream = listening(client, "old://0")
+        endpoint = client.endpoint
+        headers = ("Mcp-Session-Id", client.session), ("MCP-Protocol-Version", "2025-03-26")
+        twice = [legacy_request("resources/subscribe", {"uri": "old://t/twice"}, id=n) for n in (7, 8)]
+        body = b"[" + b",".join(twice) + b"]"
+        answers = endpoint.exchange(endpoint.raw(endpoint.usual(body, *headers), body)).json
+        assert [one["result"] for one in answers] == [{}, {}]
+        assert client.ask("resources/unsubscribe", {"uri": "old://t/twice"}).result == {}
+        wait_for(lambda: stage.seen("old", "resources/unsubscribe", "old://t/twice"), "the server to be unsubscribed")
+        stream.close()
 
 
 @pytest.mark.req("BNS-7")

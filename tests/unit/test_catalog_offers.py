@@ -322,8 +322,30 @@ def test_the_spellings_of_an_address(uri: str, read_as: str) -> None:
 def test_loose_spellings_leave_out_what_servers_ignore() -> None:
     for uri in ("file:/etc/x", "FILE://localhost/etc/x", "file:///etc/x?a", "file:///etc/x#b", "file:///etc/x/"):
         assert "file:///etc/x" in loose_spellings(uri), uri
+    for host in ("localhost", "localhost:80", "other.example", "user@localhost"):
+        assert "file:///etc/x" in loose_spellings(f"file://{host}/etc/x")
     assert "file:///etc/x" in loose_spellings("file:///e\ntc/x")
     assert spellings("x://a/b.txt") == loose_spellings("x://a/b.txt") == {"x://a/b.txt"}
+
+
+def test_no_server_takes_the_prefixed_addresses_of_another() -> None:
+    own = offers("x://1", "ui://view")
+    taking = offers("x://1", "a+x://1", "a+x://2", "ui://view", "ui://a+view", templates=("a+x://{id}",))
+    made = source(a=own, z=taking)
+    assert read(made, "a+x://1") == ("a", "x://1")
+    assert read(made, "ui://a+view") == ("a", "ui://view")
+    for shown in ("z+a+x://1", "z+a+x://2", "ui://z+a+view"):
+        assert shown in uris(made.offers)
+        assert read(made, shown) == ("z", without_server(shown)[1])  # type: ignore[index]
+    assert "z+a+x://{id}" in uris(made.offers)
+
+
+@pytest.mark.parametrize("uri", [" file:///etc/x", "\0file:///etc/x", "file:///src/.\t./etc/x", "file:///etc/x\u00a0"])
+def test_letters_that_parsers_remove_make_an_address_unknown(uri: str) -> None:
+    made = source(files=offers("file:///etc/x", templates=("{+uri}",)))
+    for spelled in (uri, f"files+{uri}"):
+        with pytest.raises(UnknownOffer, match="No server offers the resource"):
+            read(made, spelled)
 
 
 @given(st.text(max_size=60), st.text(alphabet="./%2e5c\\?#:a", max_size=200))

@@ -22,6 +22,7 @@ from toolcrib.gateway.messages import (
     MAX_VALUES,
     ReadLimiter,
     Rejected,
+    batched,
     error_message,
     read_limited,
     read_message,
@@ -124,6 +125,19 @@ async def test_bodies_with_too_many_values_are_not_parsed(unit: bytes, monkeypat
     with pytest.raises(Rejected, match="too large") as caught:
         await read_limited(body, "a", ReadLimiter())
     assert caught.value.message == f"The body has more than {MAX_VALUES} values."
+
+
+@pytest.mark.parametrize("meta", [None, 1, "x", []])
+def test_a_servers_invalid_meta_is_replaced_in_a_subscription(meta: Any) -> None:
+    told = json.loads(protocol.tagged("notifications/resources/updated", {"uri": "x://1", "_meta": meta}, b"7"))
+    assert told["params"] == {"uri": "x://1", "_meta": {protocol.SUBSCRIPTION_KEY: 7}}
+
+
+@pytest.mark.req("BNS-10")
+async def test_a_batch_may_have_as_many_values_as_one_message() -> None:
+    for body in (b"[" + b"1," * MAX_VALUES + b"1]", b"[" + b",".join([b"[" + b"1," * 70_000 + b"1]"] * 2) + b"]"):
+        with pytest.raises(Rejected, match="too large"):
+            await batched(body)
 
 
 @pytest.mark.req("BNS-10")

@@ -4,7 +4,7 @@ In: each server's `Offers`, and the addresses of apps in its tools. Out: an immu
 server of an address, and a prompt by its name. Resources and prompts are `Tool`s of another kind, so that `policy` and
 `calls` treat them alike. `core` builds it together with the `Catalog`.
 
-An address stays as its server wrote it while only one server offers it. Otherwise each server's gets a prefix:
+An address stays as its server wrote it while only one server can mean it. Otherwise each server's gets a prefix:
 `files+file:///a`, and `ui://map+view` for apps, because their hosts look for this scheme.
 """
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _UI = "ui://"
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
 _LONGEST_ADDRESS = 4096
+_IGNORED_BY_PARSERS = re.compile(r"^\s|\s$|[\x00-\x1f\x7f]")
+"""What no address has, and parsers remove: `file:///a/.<tab>./b` would be another one for a rule than for a server."""
 _SHOWN = 200
 
 
@@ -47,20 +49,22 @@ def spellings(uri: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def loose_spellings(uri: str) -> frozenset[str]:
-    """Also without what a server may ignore: a query, a fragment, line breaks, a final slash, `localhost`."""
+    """Also without what a server may ignore: a query, a fragment, line breaks, a final slash, a file's host."""
     found = _spellings(uri, lambda one: (one, _address(one)))
     for ignored, instead in _IGNORED:
         found |= {ignored.sub(instead, one) for one in found}
     return found
 
 
-_ODD = re.compile(r"[%\\?#\s]|//|/\.|^\.|/$|^localhost", re.IGNORECASE)
+_ODD = re.compile(r"[%\\?#\s]|//|/\.|^\.|/$")
 """What makes an address have several spellings."""
+_HOST_OF_FILE = re.compile(r"^file://[^/]", re.IGNORECASE)
 _UP = re.compile(r"[/\\]\.\.")
 _MOST_ENCODED = 5
 _IGNORED = (
     (re.compile(r"[\t\r\n]"), ""),
-    (re.compile(r"^file:/+(?:localhost(?=/))?/*", re.IGNORECASE), "file:///"),
+    (re.compile(r"^file:/+", re.IGNORECASE), "file:///"),
+    (re.compile(r"^file://[^/]*/+", re.IGNORECASE), "file:///"),
     (re.compile(r"(?<=[^/])/+$"), ""),
 )
 
@@ -68,7 +72,7 @@ _IGNORED = (
 def _spellings(uri: str, parts: Callable[[str], Iterable[str]]) -> frozenset[str]:
     _, slashes, path = uri.partition("://")
     found = {uri}
-    if slashes and not _ODD.search(path):
+    if slashes and not _ODD.search(path) and not _HOST_OF_FILE.match(uri):
         return frozenset(found)
     plain = uri
     for _ in range(_MOST_ENCODED + 1):
@@ -172,7 +176,7 @@ class OfferCatalog:
     """Different for each catalog of this process."""
     _apps: Mapping[str, frozenset[str]] = field(default_factory=dict)
     _shared: frozenset[str] = frozenset()
-    """The addresses of several servers."""
+    """The addresses that are shown with their servers' prefixes."""
     _prefixes: Mapping[str, str] = field(default_factory=dict)
     _by_uri: Mapping[str, Offer] = field(default_factory=dict)
     _by_name: Mapping[str, Offer] = field(default_factory=dict)
@@ -194,10 +198,11 @@ class OfferCatalog:
         prefixes = prefixes_of(offers)
         reused = {(one.tool.kind, one.tool.server, one.tool.raw()): one.tool for one in previous.everything()}
         read = _read("resources", "uri", offers, reused)
-        shared = _shared((*read, *((server, uri) for server, uris in apps.items() for uri in uris)))
+        shared = _shared((*read, *((server, uri) for server, uris in apps.items() for uri in uris)), prefixes)
         resources = _shown("uri", read, shared, prefixes, previous.resources)
         read_templates = _read("templates", "uriTemplate", offers, reused)
-        templates = _shown("uriTemplate", read_templates, _shared(read_templates), prefixes, previous.templates)
+        unclear = _shared(read_templates, prefixes)
+        templates = _shown("uriTemplate", read_templates, unclear, prefixes, previous.templates)
         prompts = _as_before(_prompts(offers, style, limit, reused), previous.prompts)
         return cls(
             style=style,
@@ -250,7 +255,7 @@ class OfferCatalog:
             if (listed := self._by_uri.get(uri)) is not None:
                 return listed.tool
             server, own = self._place(uri, linked_by, shown)
-            if server:
+            if server and not _IGNORED_BY_PARSERS.search(own):
                 return self._of_server(server, own)
         raise UnknownOffer(
             f"No server offers the resource {uri[:_SHOWN]!r}.", remedy="List the resources to see their addresses."
@@ -381,11 +386,17 @@ def _read(which: str, key: str, offers: Mapping[str, Offers], reused: _Reused) -
     return found
 
 
-def _shared(addresses: Iterable[tuple[str, str]]) -> frozenset[str]:
+def _shared(addresses: Iterable[tuple[str, str]], prefixes: Mapping[str, str]) -> frozenset[str]:
+    """Those of several servers, and those that look like another server's with its prefix."""
     holders: dict[str, set[str]] = {}
     for server, uri in addresses:
         holders.setdefault(uri, set()).add(server)
-    return frozenset(uri for uri, servers in holders.items() if len(servers) > 1)
+    taken = set(prefixes.values())
+    return frozenset(
+        uri
+        for uri, servers in holders.items()
+        if len(servers) > 1 or ((split := without_server(uri)) is not None and split[0] in taken)
+    )
 
 
 def _shown(

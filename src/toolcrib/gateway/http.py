@@ -186,11 +186,11 @@ class HttpGateway:
             # The body isn't even received until the agent's previous one has been read.
             async with self._auth.reads.of(admitted.principal.name) as turn:
                 body = await read_body(admitted, receive, large=True)
-                batch = batched(body) if batches else None
+                batch = await batched(body) if batches else None
                 messages = [await turn.read(one) for one in batch or [body]]
         else:
             body = await read_body(admitted, receive, large=False)
-            batch = batched(body) if batches else None
+            batch = await batched(body) if batches else None
             messages = list(map(read_message, batch or [body]))
         if batch is not None:
             await self._batch(messages, admitted, send)

@@ -191,10 +191,14 @@ MAX_BATCH = 100
 """Messages in one body."""
 
 
-def batched(body: bytes) -> list[bytes] | None:
-    """The messages of a batch, which protocol 2025-03-26 has; None for a single message. Raises `Rejected`."""
+async def batched(body: bytes) -> list[bytes] | None:
+    """The messages of a batch, which protocol 2025-03-26 has; None for a single message. Raises `Rejected`.
+
+    All together may have as many values as one message."""
     if body.lstrip()[:1] != b"[":
         return None
+    if len(body) > SMALL_BODY:
+        await count_values(body)
     try:
         found = msgspec.json.decode(body, type=list[Raw])
     except (msgspec.MsgspecError, RecursionError) as error:

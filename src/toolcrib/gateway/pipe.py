@@ -109,7 +109,7 @@ class PipeConnection:
     async def _take_all(self, line: bytes) -> None:
         """A legacy client may send a batch. Each of its requests gets its own answer."""
         try:
-            batch = batched(line) if self._era is Era.LEGACY else None
+            batch = await batched(line) if self._era is Era.LEGACY else None
         except Rejected as rejected:
             self._send(rejected.reply().body)
             return

@@ -262,7 +262,8 @@ def listen_acknowledged(request_id: bytes, kinds: frozenset[OfferKind], uris: Se
 def tagged(method: str, params: Mapping[str, Any], request_id: bytes | None) -> bytes:
     """A notification; on the stream of a modern subscription, it names the subscription."""
     if request_id is not None:
-        params = {**params, "_meta": {**params.get("_meta", {}), **_tag(request_id)}}
+        meta = params.get("_meta")
+        params = {**params, "_meta": {**(meta if isinstance(meta, dict) else {}), **_tag(request_id)}}
     return notification(method, params or None)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.offers import resource_or_prompt
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.commands.own_resources import JOBS
 from toolcrib.config.masking import printable
@@ -75,7 +76,12 @@ class Watching:
         request = CallRequest(tool=uri, method="resources/subscribe")
         made = await door.call(self._context, request)
         if made.answer.error is None:
-            self._resources[uri] = made.tool, self._watch_of(made.tool.server)
+            watch = self._watch_of(made.tool.server)
+            if uri in self._resources and watch is not None:
+                # The client has subscribed twice at once.
+                await watch.remove(made.tool.name)
+                return None
+            self._resources[uri] = made.tool, watch
             if self._closed:
                 self.drop(uri)
         return made.answer.error
@@ -170,6 +176,9 @@ class Watching:
         for public, (tool, _) in self._resources.items():
             # A server may announce a part of a resource.
             if tool.server == server and (uri == tool.name or uri.startswith(f"{tool.name}/")):
+                part = tool if uri == tool.name else resource_or_prompt(OfferKind.RESOURCE, server, uri, {})
+                if not self._context.principal.permission().shows(part):
+                    return
                 shown = public + uri.removeprefix(tool.name)
                 self._send(tagged(RESOURCE_UPDATED, {**params, "uri": shown}, self._tag))
                 return

@@ -22,6 +22,10 @@ EXACT = b'{"contents":[ {"uri":"@URI@","text":"h\\u00e9 \\ud83d\\ude00","n":1.0,
 STEP = 0.001
 
 
+UPDATED = "notifications/resources/updated"
+TOOLS = ("flood", "exit", "ok", "announce")
+
+
 class OffersServer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -82,9 +86,7 @@ class OffersServer:
             case "server/discover":
                 return {"supportedVersions": [MODERN], "capabilities": capabilities}
             case "tools/list":
-                return {
-                    "tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("flood", "exit", "ok")]
-                }
+                return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]}
             case "resources/list":
                 return {"resources": [{"uri": self.uri(n), "name": str(n)} for n in range(self.options.resources)]}
             case "resources/templates/list":
@@ -108,6 +110,8 @@ class OffersServer:
     def call(self, id: Any, name: str, arguments: dict[str, Any]) -> None:
         if name == "exit":
             os._exit(0)
+        for params in arguments.get("announced", ()):
+            self.put(json.dumps({"jsonrpc": "2.0", "method": UPDATED, "params": params}).encode())
         if name == "flood":
             threading.Thread(target=self.flood, args=(arguments["seconds"],), daemon=True).start()
         self.answer(id, {"content": [{"type": "text", "text": self.options.scheme}]})
@@ -116,12 +120,12 @@ class OffersServer:
         due = time.monotonic()
         end = due + seconds
         while due < end:
-            self.notify("notifications/resources/updated", uri=self.uri(0))
+            self.notify(UPDATED, uri=self.uri(0))
             self.notify("notifications/resources/list_changed")
             due += STEP
             time.sleep(max(0.0, due - time.monotonic()))
         self.note("the flood has ended")
-        self.notify("notifications/resources/updated", uri=self.uri(0))
+        self.notify(UPDATED, uri=self.uri(0))
 
 
 def main() -> None:
