@@ -131,7 +131,9 @@ class Watching:
         """Tells the level to servers that do not know it yet."""
         for name in self._context.project.servers if self.level is not None else ():
             watch = self._watch_of(name)
-            if watch is not None and self._level_at.get(name) is not watch:
+            if watch is not None and (before := self._level_at.get(name)) is not watch:
+                if before is not None:
+                    self._spawn(before.change_level(self.level, None))
                 self._level_at[name] = watch
                 self._spawn(watch.change_level(None, self.level))
 
@@ -142,6 +144,9 @@ class Watching:
             now = self._watch_of(tool.server)
             if now is not watch and now is not None:
                 self._resources[uri] = tool, now
+                if watch is not None:
+                    # Another project may still use it.
+                    self._spawn(watch.remove(tool.name))
                 self._spawn(now.add(tool.name))
 
     def permission_changed(self) -> None:
@@ -169,7 +174,7 @@ class Watching:
         uri = params.get("uri")
         if not isinstance(uri, str):
             return
-        if server == COMMANDS and self._tag is None and uri.startswith(JOBS):
+        if server == COMMANDS and self._tag is None and self._kinds and uri.startswith(JOBS):
             # A job reports to its submitter without being asked. Modern clients get only what they name.
             self._send(tagged(RESOURCE_UPDATED, params, None))
             return
