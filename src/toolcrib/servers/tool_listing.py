@@ -21,7 +21,7 @@ from toolcrib.config.masking import printable, storable
 from toolcrib.errors import METHOD_NOT_FOUND, ProtocolViolation, ServerFailure, ServerUnavailable
 from toolcrib.servers import wire
 from toolcrib.servers.link import ServerLink
-from toolcrib.servers.model import Era, Offers
+from toolcrib.servers.model import LONGEST_ADDRESS, Era, Offers
 from toolcrib.servers.param_headers import header_fault
 from toolcrib.servers.wire import MAX_DEPTH, deeper_than
 
@@ -186,6 +186,8 @@ def _take(link: ServerLink, kind: _List, raw: bytes, tools: dict[str, bytes]) ->
         name = msgspec.json.decode(msgspec.json.decode(raw, type=dict[str, Raw]).get(kind.named_by, b"null"), type=str)
         if kind is not _TOOLS and deeper_than(MAX_DEPTH, raw):
             raise msgspec.ValidationError(f"nested deeper than {MAX_DEPTH} levels")
+        if kind is not _TOOLS and len(name) > LONGEST_ADDRESS:
+            raise msgspec.ValidationError(f"its {kind.named_by} has more than {LONGEST_ADDRESS} characters")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         log.warning("%s: skipped an invalid %s: %s", link.name, kind.what, printable(str(error)))
         return
