@@ -12,6 +12,7 @@ from parts.waiting import until as eventually
 from toolcrib.calls.door import CallAnswer
 from toolcrib.catalog.offers import resource_or_prompt
 from toolcrib.catalog.tool import OfferKind
+from toolcrib.errors import Denied
 from toolcrib.gateway.http import LegacyConnections
 from toolcrib.gateway.watching import ALL_KINDS, Watching
 from toolcrib.servers.link import RESOURCE_UPDATED
@@ -49,8 +50,8 @@ class Place:
         return CallAnswer(answer, resource_or_prompt(OfferKind.RESOURCE, "s", request.tool, {}))
 
 
-def watching_in(place: Place, sent: list[bytes], **more: Any) -> Watching:
-    context: Any = SimpleNamespace(project=place, principal=SimpleNamespace(name="a"))
+def watching_in(place: Place, sent: list[bytes], permission: Any = None, **more: Any) -> Watching:
+    context: Any = SimpleNamespace(project=place, principal=SimpleNamespace(name="a", permission=permission))
     return Watching(context, sent.append, **more)
 
 
@@ -68,6 +69,28 @@ async def test_a_replaced_server_that_others_still_use_is_unsubscribed_from() ->
     assert (before.uris, before.level) == ((), None)
     watching.close()
     await eventually(lambda: (place.watch.uris, place.watch.level) == ((), None))
+
+
+async def test_what_is_no_longer_permitted_when_a_stream_begins_is_dropped() -> None:
+    place, permitted = Place(), {URI, "x://2"}
+
+    class Door:
+        async def call(self, context: Any, request: Any) -> CallAnswer:
+            permitted.discard(URI)
+            return await place.call(context, request)
+
+    def permission() -> Any:
+        if not permitted:
+            raise Denied("The agent has ended.")
+        return SimpleNamespace(shows=lambda tool: tool.name in permitted)
+
+    door: Any = Door()
+    watching = watching_in(place, [], permission)
+    assert await watching.watch_all(door, [URI, "x://2"]) == ["x://2"]
+    await eventually(lambda: place.watch.uris == ("x://2",))
+    permitted.clear()
+    with pytest.raises(Denied):
+        await watching_in(place, [], permission).watch_all(door, [URI])
 
 
 async def test_one_connection_of_a_client_reports_its_jobs() -> None:

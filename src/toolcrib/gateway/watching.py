@@ -87,16 +87,17 @@ class Watching:
         return made.answer.error
 
     async def watch_all(self, door: Door, uris: Sequence[str]) -> list[str]:
-        """Returns those that are watched; the client asks why by reading one of the others."""
-        watched = []
+        """Returns those that are watched; the client asks why by reading one of the others. Raises `ToolcribError` if
+        the agent has ended meanwhile."""
         for uri in uris[:MAX_RESOURCES]:
             try:
-                if await self.watch(door, uri) is None:
-                    watched.append(uri)
+                await self.watch(door, uri)
             except ToolcribError as error:
                 log.info("%s is not watched: %s", printable(uri[:200]), error.text())
+        # It may take long, and a stream that has not begun hears of no change.
+        self._drop_lost()
         self._begun = True
-        return watched
+        return list(self._resources)
 
     @property
     def agent(self) -> str:
@@ -151,13 +152,16 @@ class Watching:
 
     def permission_changed(self) -> None:
         """Lists may differ now, and resources may not be permitted any more."""
+        self._drop_lost()
+        offers = self._context.project.offers
+        listed = {one.tool.kind for one in offers.everything() if one.tool.server not in RESERVED_SERVER_NAMES}
+        self._changed(frozenset({OfferKind.TOOL, *listed}))
+
+    def _drop_lost(self) -> None:
         permission = self._context.principal.permission()
         for uri, (tool, _) in tuple(self._resources.items()):
             if not permission.shows(tool):
                 self.drop(uri)
-        offers = self._context.project.offers
-        listed = {one.tool.kind for one in offers.everything() if one.tool.server not in RESERVED_SERVER_NAMES}
-        self._changed(frozenset({OfferKind.TOOL, *listed}))
 
     def _changed(self, changes: Changes) -> None:
         self._follow()
