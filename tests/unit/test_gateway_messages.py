@@ -127,6 +127,14 @@ async def test_bodies_with_too_many_values_are_not_parsed(unit: bytes, monkeypat
     assert caught.value.message == f"The body has more than {MAX_VALUES} values."
 
 
+def test_a_lifetime_inside_a_result_is_not_the_results() -> None:
+    inside = b'{"resultType":"complete","contents":[{"uri":"x://1","text":"","_meta":{"ttlMs":5}}]}'
+    read = json.loads(protocol.read_result(inside, client=Era.MODERN))
+    assert (read["ttlMs"], read["cacheScope"]) == (0, "private")
+    own = b'{"resultType":"complete","ttlMs":5,"cacheScope":"private","contents":[]}'
+    assert protocol.read_result(own, client=Era.MODERN) == own
+
+
 @pytest.mark.parametrize("meta", [None, 1, "x", []])
 def test_a_servers_invalid_meta_is_replaced_in_a_subscription(meta: Any) -> None:
     told = json.loads(protocol.tagged("notifications/resources/updated", {"uri": "x://1", "_meta": meta}, b"7"))

@@ -27,13 +27,12 @@ from toolcrib.catalog.names import Names, folded_name, name_tools
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
 from toolcrib.errors import UnknownOffer
-from toolcrib.servers.model import Offers
+from toolcrib.servers.model import LONGEST_ADDRESS, Offers
 
 log = logging.getLogger(__name__)
 
 _UI = "ui://"
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
-_LONGEST_ADDRESS = 4096
 _IGNORED_BY_PARSERS = re.compile(r"^\s|\s$|[\x00-\x1f\x7f]")
 """What no address has, and parsers remove: `file:///a/.<tab>./b` would be another one for a rule than for a server."""
 _SHOWN = 200
@@ -251,7 +250,7 @@ class OfferCatalog:
     def resource(self, uri: str, linked_by: str = "", shown: Callable[[Tool], bool] | None = None) -> Tool:
         """The resource of this address. Of several servers that may have it, `linked_by` is preferred, the server whose
         result had it; otherwise only those whose resource is `shown` count. Raises `UnknownOffer`."""
-        if len(uri) <= _LONGEST_ADDRESS:
+        if len(uri) <= LONGEST_ADDRESS:
             if (listed := self._by_uri.get(uri)) is not None:
                 return listed.tool
             server, own = self._place(uri, linked_by, shown)

@@ -207,7 +207,7 @@ def read_result(result: bytes, *, client: Era) -> bytes:
     if client is Era.LEGACY:
         return result if result_type(result) is None else _without_members(result, _MODERN_MEMBERS)
     made = tool_result(result, client=client)
-    if b'"ttlMs"' in made:
+    if b'"ttlMs"' in made and _has_member(made, "ttlMs"):
         return made
     return _with_members(made, b'"ttlMs":0,"cacheScope":"private"')
 
@@ -215,6 +215,14 @@ def read_result(result: bytes, *, client: Era) -> bytes:
 def _without_members(result: bytes, members: frozenset[str]) -> bytes:
     fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
     return msgspec.json.encode({key: value for key, value in fields.items() if key not in members})
+
+
+def _has_member(result: bytes, name: str) -> bool:
+    """Whether the result itself has it, not something in it."""
+    try:
+        return name in msgspec.json.decode(result, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return True
 
 
 def _with_members(result: bytes, members: bytes) -> bytes:

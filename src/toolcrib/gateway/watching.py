@@ -87,16 +87,17 @@ class Watching:
         return made.answer.error
 
     async def watch_all(self, door: Door, uris: Sequence[str]) -> list[str]:
-        """Returns those that are watched; the client asks why by reading one of the others."""
-        watched = []
+        """Returns those that are watched; the client asks why by reading one of the others. Raises `ToolcribError` if
+        the agent has ended meanwhile."""
         for uri in uris[:MAX_RESOURCES]:
             try:
-                if await self.watch(door, uri) is None:
-                    watched.append(uri)
+                await self.watch(door, uri)
             except ToolcribError as error:
                 log.info("%s is not watched: %s", printable(uri[:200]), error.text())
+        # It may take long, and a stream that has not begun hears of no change.
+        self._drop_lost()
         self._begun = True
-        return watched
+        return list(self._resources)
 
     @property
     def agent(self) -> str:
@@ -131,7 +132,9 @@ class Watching:
         """Tells the level to servers that do not know it yet."""
         for name in self._context.project.servers if self.level is not None else ():
             watch = self._watch_of(name)
-            if watch is not None and self._level_at.get(name) is not watch:
+            if watch is not None and (before := self._level_at.get(name)) is not watch:
+                if before is not None:
+                    self._spawn(before.change_level(self.level, None))
                 self._level_at[name] = watch
                 self._spawn(watch.change_level(None, self.level))
 
@@ -142,17 +145,23 @@ class Watching:
             now = self._watch_of(tool.server)
             if now is not watch and now is not None:
                 self._resources[uri] = tool, now
+                if watch is not None:
+                    # Another project may still use it.
+                    self._spawn(watch.remove(tool.name))
                 self._spawn(now.add(tool.name))
 
     def permission_changed(self) -> None:
         """Lists may differ now, and resources may not be permitted any more."""
+        self._drop_lost()
+        offers = self._context.project.offers
+        listed = {one.tool.kind for one in offers.everything() if one.tool.server not in RESERVED_SERVER_NAMES}
+        self._changed(frozenset({OfferKind.TOOL, *listed}))
+
+    def _drop_lost(self) -> None:
         permission = self._context.principal.permission()
         for uri, (tool, _) in tuple(self._resources.items()):
             if not permission.shows(tool):
                 self.drop(uri)
-        offers = self._context.project.offers
-        listed = {one.tool.kind for one in offers.everything() if one.tool.server not in RESERVED_SERVER_NAMES}
-        self._changed(frozenset({OfferKind.TOOL, *listed}))
 
     def _changed(self, changes: Changes) -> None:
         self._follow()
@@ -169,7 +178,7 @@ class Watching:
         uri = params.get("uri")
         if not isinstance(uri, str):
             return
-        if server == COMMANDS and self._tag is None and uri.startswith(JOBS):
+        if server == COMMANDS and self._tag is None and self._kinds and uri.startswith(JOBS):
             # A job reports to its submitter without being asked. Modern clients get only what they name.
             self._send(tagged(RESOURCE_UPDATED, params, None))
             return

@@ -54,6 +54,8 @@ class LogWish(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     connection."""
 
 
+LONGEST_ADDRESS = 4096
+"""Characters of a resource's address. Rules compare many spellings of each."""
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri", "resources/subscribe": "uri"}
 """The requests that concern one of a server's offers, and the member of their params that names it."""
 

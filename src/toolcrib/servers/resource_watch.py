@@ -113,6 +113,8 @@ class ResourceWatch:
     async def repeat(self) -> None:
         """Repeats earlier wishes to a legacy server, which has forgotten them."""
         for uri in self._forgotten:
+            if uri not in self._wanted:
+                continue
             await self._tell("resources/subscribe", {"uri": uri})
         await self._tell_level()
 

@@ -21,7 +21,7 @@ from toolcrib.config.masking import printable, storable
 from toolcrib.errors import METHOD_NOT_FOUND, ProtocolViolation, ServerFailure, ServerUnavailable
 from toolcrib.servers import wire
 from toolcrib.servers.link import ServerLink
-from toolcrib.servers.model import Era, Offers
+from toolcrib.servers.model import LONGEST_ADDRESS, Era, Offers
 from toolcrib.servers.param_headers import header_fault
 from toolcrib.servers.wire import MAX_DEPTH, deeper_than
 
@@ -31,7 +31,9 @@ MAX_PAGES = 1000
 MAX_TOOLS = 5000
 """Per server. Building a catalog of this size blocks all other requests for some tenths of a second."""
 MAX_OTHERS = 20_000
-"""Resources, templates or prompts per server."""
+"""Resources or prompts per server."""
+MAX_TEMPLATES = 1000
+"""Per server. Each address that no list has is compared with all of them."""
 LARGEST_LISTING = 16 * 1024 * 1024
 """Bytes of all pages together."""
 _MAX_VALUES = 500_000
@@ -66,6 +68,7 @@ _RESOURCES = _List(method="resources/list", key="resources", named_by="uri", wha
 _TEMPLATES = _List(
     method="resources/templates/list", key="resourceTemplates", named_by="uriTemplate", what="resource template"
 )
+_MOST = {"tools": MAX_TOOLS, "resourceTemplates": MAX_TEMPLATES}
 _PROMPTS = _List(method="prompts/list", key="prompts", named_by="name", what="prompt")
 
 
@@ -127,7 +130,7 @@ async def _listed(link: ServerLink, kind: _List, limit: float) -> tuple[bytes, .
         size += length
         if size > LARGEST_LISTING:
             raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
-        most = MAX_TOOLS if kind is _TOOLS else MAX_OTHERS
+        most = _MOST.get(kind.key, MAX_OTHERS)
         if len(tools) + len(page.items) > most:
             raise _too_much(link, f"{most:,} {kind.what}s")
         for raw in page.items:
@@ -186,6 +189,8 @@ def _take(link: ServerLink, kind: _List, raw: bytes, tools: dict[str, bytes]) ->
         name = msgspec.json.decode(msgspec.json.decode(raw, type=dict[str, Raw]).get(kind.named_by, b"null"), type=str)
         if kind is not _TOOLS and deeper_than(MAX_DEPTH, raw):
             raise msgspec.ValidationError(f"nested deeper than {MAX_DEPTH} levels")
+        if kind is not _TOOLS and len(name) > LONGEST_ADDRESS:
+            raise msgspec.ValidationError(f"its {kind.named_by} has more than {LONGEST_ADDRESS} characters")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         log.warning("%s: skipped an invalid %s: %s", link.name, kind.what, printable(str(error)))
         return
