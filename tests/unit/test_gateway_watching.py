@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -133,3 +134,40 @@ async def test_a_late_request_does_not_forget_the_connection_that_followed() -> 
     late.streams.add(stream)
     connections.release(early)
     assert connections.at("session") is late
+
+
+class RefusingLink:
+    """A legacy server's, which refuses a subscription once it is let go on."""
+
+    name = "s"
+    peer = SimpleNamespace(era=Era.LEGACY, capabilities=frozenset({"resources", "subscribe"}))
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def request(self, method: str, *_: Any, **__: Any) -> ServerAnswer:
+        self.asked.append(method)
+        await self.goes_on.wait()
+        return ServerAnswer(error=b'{"code":-32602,"message":"no"}')
+
+
+async def test_a_refused_subscription_is_refused_to_all_who_asked_for_it_meanwhile() -> None:
+    watch, link = ResourceWatch(), RefusingLink()
+    watch.attach(link)  # type: ignore[arg-type]
+    asking = [asyncio.create_task(watch.add(URI)) for _ in range(3)]
+    await eventually(lambda: link.asked)
+    link.goes_on.set()
+    assert all(answer.error is not None for answer in await asyncio.gather(*asking))
+    assert watch.uris == ()
+    assert link.asked.count("resources/subscribe") == 1
+
+
+async def test_only_changes_of_wanted_resources_and_their_parts_are_reported() -> None:
+    reported: list[Any] = []
+    watch = ResourceWatch(lambda params: reported.append(params["uri"]))
+    await watch.add(URI)
+    for uri in (URI, f"{URI}/part", f"{URI}0", "x://", "y://1", f"{URI}{'/p' * 100}"):
+        watch.updated({"uri": uri})
+    await eventually(lambda: len(reported) == 2)
+    assert reported == [URI, f"{URI}/part"]

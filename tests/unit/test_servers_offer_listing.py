@@ -10,7 +10,7 @@ import pytest
 
 from toolcrib.servers.link import Peer
 from toolcrib.servers.model import LONGEST_ADDRESS, Era, ServerAnswer
-from toolcrib.servers.tool_listing import MAX_TEMPLATES, list_offers
+from toolcrib.servers.tool_listing import MAX_ODD, MAX_TEMPLATES, list_offers
 
 
 def link_to(listed: dict[str, Any]) -> Any:
@@ -46,3 +46,12 @@ async def test_more_templates_than_an_address_can_be_compared_with_are_refused()
         found = await list_offers(link_to(listed), 1.0)
         assert len(found.templates) == (0 if more else MAX_TEMPLATES)
         assert len(found.resources) == len(resources)
+
+
+@pytest.mark.req("BNS-4", "BNS-10")
+async def test_only_so_many_addresses_with_many_spellings_are_listed() -> None:
+    odd = [{"uri": f"x://a/../{n}%252e"} for n in range(MAX_ODD + 10)]
+    plain = [{"uri": f"https://h/%20{n}"} for n in range(MAX_ODD + 10)]
+    listed = {"resources/list": {"resources": odd + plain}, "resources/templates/list": {"resourceTemplates": []}}
+    found = await list_offers(link_to(listed), 1.0)
+    assert len(found.resources) == MAX_ODD + len(plain)

@@ -400,7 +400,10 @@ def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
 def _is_unchanged(record: CallRecord, request: CallRequest) -> bool:
     """The caller's name for the tool may be ambiguous by now; its `server:tool` name still means this tool."""
     if record.tool.kind is not OfferKind.TOOL:
-        return True
+        with contextlib.suppress(ToolcribError):
+            found = record.context.project.find_offer(request.method, request.tool, record.agent)
+            return (found.server, found.name) == (record.tool.server, record.tool.name)
+        return False
     for name in (request.tool, record.tool_name):
         try:
             found = record.context.project.find(name, lambda _: False)

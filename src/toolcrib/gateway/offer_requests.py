@@ -6,6 +6,7 @@ Reads, prompts and completions go through the door like calls. Used by `dispatch
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 from toolcrib.calls import CallRequest, Door
 from toolcrib.core.offer_source import COMPLETE_METHOD, PROMPT_METHOD, READ_METHOD, TEMPLATE_REFERENCE
 from toolcrib.core.project import Project
-from toolcrib.errors import ErrorCase
+from toolcrib.errors import ErrorCase, UnknownOffer
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification
 from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
@@ -48,7 +49,9 @@ async def forward(
     if not project.offers.lists(name):
         await project.wait_for_new_servers(CALL_WAIT_SECONDS)
     if ref is not None:
-        params["ref"] = ref.naming(project.find_offer(method, name, context.principal.name).name)
+        # The door refuses and records what does not exist.
+        with contextlib.suppress(UnknownOffer):
+            params["ref"] = ref.naming(project.find_offer(method, name, context.principal.name).name)
     asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,

@@ -28,6 +28,7 @@ _LIMIT = 10.0
 _REPORTED_WITHIN = 2.0
 _REPORT_AFTER = 0.05
 """Seconds in which several changes of a resource count as one."""
+_MOST_PARTS = 64
 _MAX_UPDATES = 1000
 """Resources that are reported at once; what a server changes beyond them is a flood."""
 
@@ -43,6 +44,8 @@ class ResourceWatch:
         self.wishes: list[LogWish] = []
         """What they want of log messages."""
         self._wanted: Counter[str] = Counter()
+        self._asked: dict[str, asyncio.Future[ServerAnswer]] = {}
+        """A legacy server's answers to subscriptions."""
         self._levels: Counter[str] = Counter()
         self._changed: asyncio.Future[None] | None = None
         self._link: ServerLink | None = None
@@ -93,12 +96,18 @@ class ResourceWatch:
     def updated(self, params: Mapping[str, Any]) -> None:
         """A server may change a resource a thousand times a second; its clients read it as fast as they can."""
         uri = params.get("uri")
-        if not self._wanted or not isinstance(uri, str):
+        if not isinstance(uri, str) or not self._is_wanted(uri):
             return
         if not self._updates:
             asyncio.get_running_loop().call_later(_REPORT_AFTER, self._report)
         if len(self._updates) < _MAX_UPDATES:
             self._updates[uri] = params
+
+    def _is_wanted(self, uri: str) -> bool:
+        """A server may announce a part of a resource."""
+        if uri in self._wanted or not self._wanted or uri.count("/") > _MOST_PARTS:
+            return uri in self._wanted
+        return any(uri[:at] in self._wanted for at, letter in enumerate(uri) if letter == "/")
 
     def _report(self) -> None:
         updates, self._updates = self._updates, {}
@@ -141,12 +150,16 @@ class ResourceWatch:
         if link is not None and link.peer.era is Era.MODERN and "subscribe" in link.peer.capabilities:
             await self._until_reported(uri)
             return _DONE
-        return _DONE if self._wanted[uri] > 1 else await self._tell("resources/subscribe", {"uri": uri})
+        if uri not in self._asked:
+            self._asked[uri] = asyncio.ensure_future(self._tell("resources/subscribe", {"uri": uri}))
+        # All who want it get the server's answer to the first.
+        return await asyncio.shield(self._asked[uri])
 
     async def remove(self, uri: str) -> None:
         self._wanted[uri] -= 1
         if self._wanted[uri] <= 0:
             del self._wanted[uri]
+            self._asked.pop(uri, None)
             self._announce()
             await self._tell("resources/unsubscribe", {"uri": uri})
 

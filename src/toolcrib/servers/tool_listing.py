@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,9 @@ MAX_TEMPLATES = 1000
 """Per server. Each address that no list has is compared with all of them."""
 LARGEST_LISTING = 16 * 1024 * 1024
 """Bytes of all pages together."""
+MAX_ODD = 100
+"""Resources per server whose addresses can be read in many ways: each costs every rule a millisecond."""
+_ODD_ADDRESS = re.compile(r"%25|\\|/\.{1,2}(?:/|$)|(?<!:)//")
 _MAX_VALUES = 500_000
 """JSON values in one page."""
 _STEP = 64 * 1024
@@ -122,6 +126,7 @@ async def list_offers(link: ServerLink, limit: float) -> Offers:
 
 async def _listed(link: ServerLink, kind: _List, limit: float) -> tuple[bytes, ...]:
     tools: dict[str, bytes] = {}
+    odd: set[str] = set()
     cursors: set[str] = set()
     params: dict[str, Any] = {}
     size = 0
@@ -134,7 +139,7 @@ async def _listed(link: ServerLink, kind: _List, limit: float) -> tuple[bytes, .
         if len(tools) + len(page.items) > most:
             raise _too_much(link, f"{most:,} {kind.what}s")
         for raw in page.items:
-            _take(link, kind, bytes(raw), tools)
+            _take(link, kind, bytes(raw), tools, odd)
         cursor = page.nextCursor
         if cursor is None:
             return tuple(tools.values())
@@ -182,7 +187,8 @@ def _too_much(link: ServerLink, what: str) -> ProtocolViolation:
     )
 
 
-def _take(link: ServerLink, kind: _List, raw: bytes, tools: dict[str, bytes]) -> None:
+def _take(link: ServerLink, kind: _List, raw: bytes, tools: dict[str, bytes], odd: set[str]) -> None:
+    """`odd` has the addresses that can be read in many ways."""
     try:
         # A raw value is not checked, and invalid UTF-8 in one would break a client.
         raw.decode()
@@ -191,6 +197,10 @@ def _take(link: ServerLink, kind: _List, raw: bytes, tools: dict[str, bytes]) ->
             raise msgspec.ValidationError(f"nested deeper than {MAX_DEPTH} levels")
         if kind is not _TOOLS and len(name) > LONGEST_ADDRESS:
             raise msgspec.ValidationError(f"its {kind.named_by} has more than {LONGEST_ADDRESS} characters")
+        if kind is _RESOURCES and _ODD_ADDRESS.search(name):
+            odd.add(name)
+            if len(odd) > MAX_ODD:
+                raise msgspec.ValidationError(f"more than {MAX_ODD} addresses have `..`, `//`, a backslash or %25")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         log.warning("%s: skipped an invalid %s: %s", link.name, kind.what, printable(str(error)))
         return
