@@ -143,7 +143,8 @@ async def test_a_websocket_with_too_many_fragments_or_messages_is_ended_with_the
         await until(lambda times=lost: len(small.reasons()) >= times, "the loss to be noticed")
         await until(lambda: server.status.state is ServerState.READY, "the server to reconnect")
         flood = asyncio.create_task(server.call(call("flood", what=what)))
-        assert await calls_until(flood, quiet) >= 2
+        # A flood of pings may end within the time of two calls.
+        assert await calls_until(flood, quiet) >= 1
         with pytest.raises(ServerFailure, match="sends far more"):
             await flood
 
