@@ -230,6 +230,7 @@ def test_prompts_have_names_in_every_style_and_differ_by_case() -> None:
     assert len({name.lower() for name in names}) == 4
     assert [get(name) for name in names] == [(one.tool.server, one.tool.name) for one in made.offers.prompts]
     assert get("prompt:a:Review") == ("a", "Review")
+    assert get("a:Review") == ("a", "Review")
     assert get("prompt:a:review") == ("a", "review")
     assert get("b_review") == get("B_REVIEW") == ("b", "review")
     assert get("mcp_b_review") == ("b", "review")

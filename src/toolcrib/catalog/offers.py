@@ -216,7 +216,11 @@ class OfferCatalog:
             _by_name={
                 name: one
                 for one in prompts
-                for name in (one.tool.display, *(folded_name(one.tool.names.of(style)) for style in NameStyle))
+                for name in (
+                    f"{one.tool.server}:{one.tool.name}",
+                    one.tool.display,
+                    *(folded_name(one.tool.names.of(style)) for style in NameStyle),
+                )
             },
         )
 
@@ -232,7 +236,7 @@ class OfferCatalog:
         return {server: tuple(tools) for server, tools in found.items()}
 
     def prompt(self, name: str) -> Tool:
-        """By its name in any style, or `prompt:server:name`. Raises `UnknownOffer`."""
+        """By its name in any style, `server:name` or `prompt:server:name`. Raises `UnknownOffer`."""
         found = self._by_name.get(name) or self._by_name.get(folded_name(name))
         if found is None:
             raise UnknownOffer(f"There is no prompt {name[:_SHOWN]!r}.", remedy="List the prompts to see their names.")
