@@ -112,8 +112,11 @@ def _started(chromedriver: str, folder: Path) -> Iterator[str]:
 
 def _programs() -> tuple[str, str]:
     names = ("chromium", "chromedriver")
-    if not all(map(shutil.which, names)) and os.geteuid() == 0 and shutil.which("apt-get"):
-        words = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium", "chromium-driver"]
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium", "chromium-driver"]
+    # A fresh machine may have no list of packages, or an old one.
+    for words in (install, ["apt-get", "update", "-qq"], install):
+        if all(map(shutil.which, names)) or os.geteuid() != 0 or not shutil.which("apt-get"):
+            break
         with contextlib.suppress(subprocess.TimeoutExpired):
             environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
             subprocess.run(words, capture_output=True, timeout=APT_LIMIT, check=False, env=environ)
