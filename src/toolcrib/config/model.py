@@ -91,6 +91,25 @@ class ShareMode(enum.StrEnum):
     """Nobody: each agent has its own."""
 
 
+class SamplingMode(enum.StrEnum):
+    """Whether a server may ask the client's model."""
+
+    DENY = "deny"
+    ASK = "ask"
+    """The owner approves each request before the client gets it."""
+    ALLOW = "allow"
+
+
+class RootsMode(enum.StrEnum):
+    """The folders that a server learns when it asks for roots."""
+
+    NONE = "none"
+    PROJECT = "project"
+    """The root of the caller's project."""
+    CLIENT = "client"
+    """The client's roots inside that project."""
+
+
 class NameStyle(enum.StrEnum):
     PLAIN = "plain"
     MCP = "mcp"
@@ -211,6 +230,8 @@ class ServerConfig:
     """Minutes without a call after which it stops until the next one; 0 means never. None: see `idle_seconds`."""
     share: ShareMode | None = None
     """None: one instance per project if it depends on the project, otherwise one for all."""
+    sampling: SamplingMode = SamplingMode.DENY
+    roots: RootsMode = RootsMode.PROJECT
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values with `${VAR}`, as written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
     supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
@@ -273,7 +294,7 @@ class ServerConfig:
     def limits(self) -> tuple[object, ...]:
         """If two projects use the same server with different limits, each has its own connection."""
         of_calls = self.call_timeout, tuple(sorted(self.call_timeouts.items())), self.max_waiting_calls
-        lifetime = self.start, self.idle_minutes, self.share
+        lifetime = self.start, self.idle_minutes, self.share, self.sampling, self.roots
         return self.connect_timeout, *of_calls, self.max_message_mb, self.retry, *lifetime
 
     @property

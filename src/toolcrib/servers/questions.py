@@ -1,0 +1,287 @@
+"""What a server asks in the middle of a call: elicitation, sampling and roots, in both protocol generations.
+
+In: a server's `Question` and its configuration. Out: our own answer to it, or the question as its `Asker` may pass it
+on; the input that a modern result asks for (`needed_input`). `link` and `server` call this for questions of either
+generation; `gateway.asking`, `identity.approvals` and the library implement `Asker`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.config.masking import printable
+from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
+from toolcrib.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+
+ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
+METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
+INPUT_REQUIRED = "input_required"
+MAX_ROUNDS = 10
+"""How often a modern server may ask during one call."""
+MAX_QUESTIONS = 32
+"""In one round, or at the same time over one connection."""
+LONGEST_MESSAGE = 16 * 1024
+REFUSED_BY_PERSON = -1
+"""The code that the specification has for sampling that a person refuses."""
+
+CANCEL: Mapping[str, Any] = {"action": "cancel"}
+DECLINE: Mapping[str, Any] = {"action": "decline"}
+
+
+class QuestionRefused(ProtocolViolation):
+    """A question that is not passed on, or that its reader could not answer. `json_code` is for the server."""
+
+    def __init__(self, message: str, *, remedy: str = "", json_code: int = INVALID_PARAMS) -> None:
+        super().__init__(message, remedy=remedy)
+        self.json_code = json_code
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    server: str
+    """The name of the server that asks."""
+    method: str
+    """One of `METHODS`."""
+    params: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """As the server sent them, except that the message names the server."""
+    needs_approval: bool = False
+    """Whether the owner must approve it before it is passed on: `sampling: ask`."""
+
+    @property
+    def mode(self) -> str:
+        """`form`, `url`, `sampling` or `roots`."""
+        if self.method == ELICITATION:
+            return "url" if self.params.get("mode") == "url" else "form"
+        return "sampling" if self.method == SAMPLING else "roots"
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Of the form; empty without one."""
+        schema = self.params.get("requestedSchema")
+        return schema if isinstance(schema, dict) else {}
+
+    @property
+    def digest(self) -> str:
+        """Of the form's schema, or of the address to open, for the audit log."""
+        about = self.params.get("url") if self.mode == "url" else self.schema
+        return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:16]
+
+
+class Asker(Protocol):
+    """Passes a server's questions to someone who can answer."""
+
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
+        ...
+
+    @property
+    def root(self) -> Path | None:
+        """The caller's project."""
+        ...
+
+    async def ask(self, question: Question) -> Mapping[str, Any]:
+        """The result of the question. Raises `QuestionRefused`."""
+        ...
+
+
+def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
+    held = capabilities.get(question.method.partition("/")[0])
+    if not isinstance(held, Mapping):
+        return False
+    # An empty capability means forms, as before there were addresses to open.
+    return question.mode not in ("form", "url") or question.mode in held or (question.mode == "form" and not held)
+
+
+def offered_capabilities(config: ServerConfig, capabilities: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a server is told that it may ask. None: before any caller is known."""
+    known = (
+        {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}} if capabilities is None else capabilities
+    )
+    offered = {name: known[name] for name in ("elicitation", "sampling", "roots") if name in known}
+    if config.sampling is SamplingMode.DENY:
+        offered.pop("sampling", None)
+    if config.roots is RootsMode.NONE:
+        offered.pop("roots", None)
+    elif config.roots is RootsMode.PROJECT or capabilities is None:
+        offered["roots"] = {}
+    return offered
+
+
+def prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Question:
+    """The question as it may be passed on. Raises `QuestionRefused`."""
+    name = config.name
+    if method not in METHODS:
+        raise QuestionRefused(f"Server '{name}' asked for {printable(method)[:80]!r}.", json_code=METHOD_NOT_FOUND)
+    question = Question(server=name, method=method, params=params)
+    match question.mode:
+        case "sampling" if config.sampling is SamplingMode.DENY:
+            raise QuestionRefused(
+                f"Server '{name}' asked for a model's answer, which its entry does not permit.",
+                remedy="Set `sampling: ask` or `sampling: allow` in its entry to permit it.",
+                json_code=METHOD_NOT_FOUND,
+            )
+        case "sampling":
+            return msgspec.structs.replace(question, needs_approval=config.sampling is SamplingMode.ASK)
+        case "roots" if config.roots is RootsMode.NONE:
+            raise QuestionRefused(
+                f"Server '{name}' asked for roots, which it does not get.",
+                remedy="Set `roots: project` in its entry to permit it.",
+                json_code=METHOD_NOT_FOUND,
+            )
+        case "form":
+            _refuse_secrets(question)
+        case "url":
+            _check_address(question)
+    return question if question.mode == "roots" else msgspec.structs.replace(question, params=_naming(question))
+
+
+def own_answer(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any] | None:
+    """The answer that needs nobody: the project's root. None for all others."""
+    if question.method != ROOTS or config.roots is not RootsMode.PROJECT:
+        return None
+    return roots_result(root)
+
+
+def roots_result(root: Path | None) -> dict[str, Any]:
+    return {"roots": [] if root is None else [{"uri": root.as_uri(), "name": root.name or str(root)}]}
+
+
+def roots_inside(result: Mapping[str, Any], root: Path | None) -> dict[str, Any]:
+    """A client's roots, as far as they are inside the caller's project. Reads the disk."""
+    kept = []
+    roots = result.get("roots")
+    for one in roots if isinstance(roots, list) and root is not None else ():
+        path = _local_path(one.get("uri")) if isinstance(one, dict) else None
+        if path is not None and root is not None and path.resolve().is_relative_to(root.resolve()):
+            kept.append(one)
+    return {"roots": kept}
+
+
+def _local_path(uri: Any) -> Path | None:
+    try:
+        parts = urlsplit(uri) if isinstance(uri, str) else None
+    except ValueError:
+        return None
+    if parts is None or parts.scheme != "file" or parts.netloc not in ("", "localhost") or "\0" in uri:
+        return None
+    path = Path(unquote(parts.path))
+    return path if path.is_absolute() else None
+
+
+_SECRET = (
+    r"(?:pass ?(?:word|wd|phrase|code)s?|secrets?|credentials?|(?:api|private|access|secret|signing|encryption) ?keys?"
+    r"|tokens?|cvv|cvc|security code|card number|pin(?: code)?|otp|one ?time (?:code|password)|seed phrase|ssn)\b"
+    r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|managers?|stores?|path|file|scopes?|length|policy|expiry))"
+)
+_SECRET_NAME = re.compile(rf"\b{_SECRET}")
+_SECRET_WISH = re.compile(rf"\b(?:enter|type|paste|provide|supply|give|your)\b[^.?!]{{0,40}}\b{_SECRET}")
+_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_COUNTS = re.compile(r"\b(?:max|min|total|number of|num)\b[^.]{0,20}\btokens\b")
+
+
+def _words(text: Any) -> str:
+    return re.sub(r"[\W_]+", " ", _CASE.sub(" ", text)).lower()[:LONGEST_MESSAGE] if isinstance(text, str) else ""
+
+
+def _refuse_secrets(question: Question) -> None:
+    """The specification forbids forms for secrets, which would pass through clients and models."""
+    properties = question.schema.get("properties")
+    fields = properties.items() if isinstance(properties, dict) else ()
+    free = [
+        (name, one) for name, one in fields if isinstance(one, dict) and not {"enum", "oneOf", "const"} & one.keys()
+    ]
+    free = [(name, one) for name, one in free if one.get("type") not in ("boolean", "array")]
+    for name, one in free:
+        named = any(
+            _SECRET_NAME.search(text) and not _COUNTS.search(text) for text in map(_words, (name, one.get("title")))
+        )
+        wished = _SECRET_WISH.search(_words(one.get("description")))
+        if named or wished or one.get("format") == "password" or one.get("writeOnly") is True:
+            raise _for_secret(question, f"its field {printable(str(name))[:80]!r} is for a secret")
+    if len(free) == 1 and _SECRET_WISH.search(_words(question.params.get("message"))):
+        raise _for_secret(question, "its message asks for a secret")
+
+
+def _for_secret(question: Question, why: str) -> QuestionRefused:
+    return QuestionRefused(
+        f"Toolcrib refused a form of server '{question.server}': {why}. Forms must not ask for passwords, keys or other "
+        "secrets, because their answers pass through clients and models.",
+        remedy="The server must ask for it on a page of its own (URL elicitation).",
+    )
+
+
+def _check_address(question: Question) -> None:
+    url = question.params.get("url")
+    if not isinstance(url, str) or not url.isprintable() or host_of(url) == "":
+        raise QuestionRefused(
+            f"Toolcrib refused an address that server '{question.server}' asked to open: it is not an http(s) URL."
+        )
+
+
+def host_of(url: str) -> str:
+    """The host that a URL leads to, in ASCII; empty if it is no http(s) URL with only a host before its path."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        host.encode("ascii")
+    except (ValueError, UnicodeError):
+        return ""
+    return host if parts.scheme in ("http", "https") and "@" not in parts.netloc and "\\" not in url else ""
+
+
+def _naming(question: Question) -> dict[str, Any]:
+    """The params with the server's name in front of what a person or a model reads."""
+    params = dict(question.params)
+    name = printable(question.server)
+    if question.mode == "sampling":
+        system = params.get("systemPrompt")
+        return {**params, "systemPrompt": f"This request is from the MCP server '{name}'. {system or ''}".rstrip()}
+    message = params.get("message")
+    said = message if isinstance(message, str) else ""
+    if question.mode == "url":
+        host = host_of(params["url"])
+        odd = " (check this name: it contains other letters than it seems to)" if "xn--" in host else ""
+        return {
+            **params,
+            "message": f"Server '{name}' asks you to open a page of {host}{odd}: {said[:LONGEST_MESSAGE]}",
+        }
+    return {**params, "message": f"Server '{name}' asks: {said[:LONGEST_MESSAGE]}"}
+
+
+class NeededInput(msgspec.Struct, frozen=True):
+    """A modern result that asks for input."""
+
+    requests: dict[str, _InputRequest] = msgspec.field(name="inputRequests", default_factory=dict)
+    state: str | None = msgspec.field(name="requestState", default=None)
+
+
+class _InputRequest(msgspec.Struct, frozen=True):
+    method: str
+    params: dict[str, Any] = {}
+
+
+def needed_input(server: str, result: bytes) -> NeededInput:
+    """Raises `ProtocolViolation`."""
+    try:
+        needed = msgspec.json.decode(result, type=NeededInput)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolViolation(f"Server '{server}' asked for input in an invalid form: {error}.") from None
+    if len(needed.requests) > MAX_QUESTIONS:
+        raise ProtocolViolation(f"Server '{server}' asked more than {MAX_QUESTIONS} questions at once.")
+    return needed
+
+
+def with_input(params: Mapping[str, Raw], answers: Mapping[str, Any], state: str | None) -> dict[str, Raw]:
+    """The params of the next round."""
+    rest = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
+    if answers:
+        rest["inputResponses"] = Raw(msgspec.json.encode(answers))
+    return rest if state is None else {**rest, "requestState": Raw(msgspec.json.encode(state))}
