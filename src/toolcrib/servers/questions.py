@@ -176,7 +176,7 @@ def _local_path(uri: Any) -> Path | None:
     return path if path.is_absolute() else None
 
 
-_SECRET = (
+_SECRET = (  # noqa: S105 - a pattern
     r"(?:pass ?(?:word|wd|phrase|code)s?|secrets?|credentials?|(?:api|private|access|secret|signing|encryption) ?keys?"
     r"|tokens?|cvv|cvc|security code|card number|pin(?: code)?|otp|one ?time (?:code|password)|seed phrase|ssn)\b"
     r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|managers?|stores?|path|file|scopes?|length|policy|expiry))"
@@ -212,8 +212,8 @@ def _refuse_secrets(question: Question) -> None:
 
 def _for_secret(question: Question, why: str) -> QuestionRefused:
     return QuestionRefused(
-        f"Toolcrib refused a form of server '{question.server}': {why}. Forms must not ask for passwords, keys or other "
-        "secrets, because their answers pass through clients and models.",
+        f"Toolcrib refused a form of server '{question.server}': {why}. Forms must not ask for passwords, keys or "
+        "other secrets, because their answers pass through clients and models.",
         remedy="The server must ask for it on a page of its own (URL elicitation).",
     )
 
