@@ -11,6 +11,8 @@ an exit code, using the attributes here.
     │   ├── UnknownTool
     │   └── UnknownCommand
     ├── InvalidArguments       arguments that do not fit the tool's schema
+    ├── InvalidHandle          a handle that Toolcrib did not make, or not for this agent
+    │   └── HandleExpired
     ├── Denied                 refused by the policy, or by a person
     ├── ServerFailure          the server could not answer
     │   ├── ServerUnavailable  not connected now
@@ -122,6 +124,15 @@ class InvalidArguments(ToolcribError):
     code = INVALID_PARAMS
     http_status = 400
     exit_code = 2
+
+
+class InvalidHandle(ToolcribError):
+    code = INVALID_PARAMS
+    http_status = 400
+
+
+class HandleExpired(InvalidHandle):
+    pass
 
 
 class Denied(ToolcribError):

@@ -76,6 +76,9 @@ class FakeLink(ServerLink):
     def _abandon(self, request_id: str, reason: str) -> None:
         raise AssertionError("no request is abandoned here")
 
+    async def _reply(self, message: bytes) -> None:
+        raise AssertionError("the server asks nothing here")
+
 
 class FakeServer:
     def __init__(self, name: str) -> None:

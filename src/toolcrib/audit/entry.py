@@ -22,6 +22,8 @@ class EntryKind(enum.StrEnum):
     """A call is about to be sent to its server: from here on it may have run."""
     OUTCOME = "outcome"
     """The result of a call. It repeats the intent's fields, since a call stopped at the door has only an outcome."""
+    QUESTION = "question"
+    """A server asked something during a call. `outcome` is what the person did; what was said is not stored."""
     CHANGE = "change"
     """A permission changed; `outcome` describes how."""
     GAP = "gap"

@@ -15,12 +15,13 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.audit.chain import ChainKeys, read_key
+from toolcrib.audit.chain import ChainKeys
 from toolcrib.audit.entry import MAX_PARSED_BYTES, AuditEntry, LargeArguments
 from toolcrib.audit.row import MAX_COUNTED_BYTES
 from toolcrib.audit.verify import ChainBroken, ChainWalk, VerifyReport, anchored, expected
 from toolcrib.audit.writer import AuditWriter, Retention
 from toolcrib.config.masking import Masker
+from toolcrib.credentials.key_file import read_key
 from toolcrib.errors import StoreError
 from toolcrib.store import audit
 from toolcrib.store.audit import AuditFilter

@@ -20,10 +20,11 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor, make_key, read_key
+from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.row import RowMaker, TokenCount
 from toolcrib.config.masking import Masker
+from toolcrib.credentials.key_file import make_key, read_key
 from toolcrib.store import audit
 from toolcrib.store.clock import ExpiryClock
 from toolcrib.store.commits import GroupCommit, LostItems

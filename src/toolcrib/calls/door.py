@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
-from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord
+from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord, RecordedAsker
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import NameStyle
@@ -48,11 +48,14 @@ from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from toolcrib.audit.log import AuditLog
     from toolcrib.identity.approvals import Approvals
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry
     from toolcrib.servers.account import Account
+    from toolcrib.servers.questions import Asker
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,11 @@ class CallTarget(Protocol):
 
 class ToolSource(Protocol):
     """Resolves names: one project's catalog and its servers."""
+
+    @property
+    def root(self) -> Path:
+        """The project's folder."""
+        ...
 
     def find_offer(self, method: str, name: str, agent: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
         """The resource or prompt that an agent's request other than tools/call names; an ambiguous address means one
@@ -105,8 +113,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """`arguments` and all other params except `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    asker: Asker | None = None
+    """Passes on what the server asks during the call; None: nobody can be asked."""
     takes_input: bool = False
-    """Whether the caller can answer a tool's questions (`input_required`)."""
+    """Whether the caller answers a modern server's questions itself (`input_required`), in a call of its own."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
     logs: LogWish | None = None
@@ -282,15 +292,16 @@ class Door:
     async def _forward(self, record: CallRecord, request: CallRequest, params: Mapping[str, Raw]) -> ServerAnswer:
         tool, context = record.tool, record.context
         audit = None if tool.reads_only else self._audit
-        headers = tool.param_headers(record.checked)
         call = ToolCall(
             name=tool.name,
             method=request.method,
             params=params,
             meta=request.meta,
-            headers=headers,
+            headers=tool.param_headers(record.checked),
             logs=request.logs,
             agent=record.agent,
+            asker=RecordedAsker(record, request.asker),
+            takes_input=request.takes_input,
         )
         record.intend()
         if audit is not None:

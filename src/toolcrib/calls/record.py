@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
@@ -28,6 +29,7 @@ from toolcrib.events import (
 )
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Permission, Verdict
+from toolcrib.servers.questions import CANCEL, Asker, Question
 
 if TYPE_CHECKING:
     from toolcrib.audit.log import AuditLog
@@ -117,6 +119,14 @@ class CallRecord:
         if CallIntended in self._bus.heard:
             self._bus.publish(CallIntended(**self._event_fields()))
 
+    def note_question(self, question: Question, action: str) -> None:
+        """What became of a server's question: its kind and its digest, not what was said."""
+        if self._audit is not None:
+            entry = self._entry(EntryKind.QUESTION)
+            entry.arguments, entry.outcome = None, action
+            entry.detail = {"asks": question.mode, "digest": question.digest}
+            self._audit.note(entry)
+
     def finish(self, outcome: CallOutcome, result: bytes = b"", *, failure: str = "") -> None:
         duration = time.monotonic() - self._began
         session = self.context.session
@@ -169,6 +179,31 @@ class CallRecord:
             mode="full" if session is None else session.mode,
             arguments=None if self._noted else self.taken,
         )
+
+
+class RecordedAsker:
+    """Passes a server's questions on, and records what became of them."""
+
+    def __init__(self, record: CallRecord, asker: Asker | None) -> None:
+        self._record = record
+        self._asker = asker
+
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        return {} if self._asker is None else self._asker.capabilities
+
+    @property
+    def root(self) -> Path | None:
+        root: Path | None = self._record.context.project.root
+        return root
+
+    async def ask(self, question: Question) -> Mapping[str, Any]:
+        if self._asker is None:
+            return CANCEL
+        return await self._asker.ask(question)
+
+    def note(self, question: Question, action: str) -> None:
+        self._record.note_question(question, action)
 
 
 AGENT_ENDED = Decision(Verdict.DENY, "the agent has ended or its token was replaced")

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from toolcrib.audit.chain import make_key, read_key
 from toolcrib.config.paths import PROJECT_FOLDER, RUNS, Paths
+from toolcrib.credentials.key_file import make_key, read_key
 from toolcrib.errors import StoreError
 from toolcrib.workspace.confined_open import file_kind, open_child
 

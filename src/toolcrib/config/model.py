@@ -92,11 +92,10 @@ class ShareMode(enum.StrEnum):
 
 
 class SamplingMode(enum.StrEnum):
-    """Whether a server may ask the client's model."""
+    """Whether a server may ask the client's model. `ask`: the owner approves each request first."""
 
     DENY = "deny"
     ASK = "ask"
-    """The owner approves each request before the client gets it."""
     ALLOW = "allow"
 
 
@@ -294,8 +293,8 @@ class ServerConfig:
     def limits(self) -> tuple[object, ...]:
         """If two projects use the same server with different limits, each has its own connection."""
         of_calls = self.call_timeout, tuple(sorted(self.call_timeouts.items())), self.max_waiting_calls
-        lifetime = self.start, self.idle_minutes, self.share, self.sampling, self.roots
-        return self.connect_timeout, *of_calls, self.max_message_mb, self.retry, *lifetime
+        rest = self.retry, self.start, self.idle_minutes, self.share, self.sampling, self.roots
+        return self.connect_timeout, *of_calls, self.max_message_mb, *rest
 
     @property
     def max_message(self) -> int:

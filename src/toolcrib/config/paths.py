@@ -107,6 +107,11 @@ class Paths:
         return self.state_dir / "agents"
 
     @property
+    def handles_key(self) -> Path:
+        """The key of the handles that clients get."""
+        return self.state_dir / "handles.key"
+
+    @property
     def runs_key(self) -> Path:
         """The key that identifies run logs written by this user's Toolcrib."""
         return self.state_dir / "runs.key"

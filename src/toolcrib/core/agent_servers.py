@@ -1,4 +1,5 @@
-"""The instances of one project's servers that agents have for themselves: `share: agent`.
+"""The instances of one project's servers that agents have for themselves: `share: agent`, and servers that ask on a
+stream that their callers share.
 
 In: a server as the project lists it, and an agent's first call. Out: that agent's own instance, which shows the listed
 tools until it has connected. `Project` routes calls here; `Projects` releases the instances.
@@ -25,9 +26,10 @@ class AgentServers:
         """The agent's instance of this server; its first call starts it."""
         key = listed.name, agent
         if key not in self._held:
-            self._held[key] = self._pool.acquire(
+            own = self._held[key] = self._pool.acquire(
                 listed.config, self._root, agent=agent, known_tools=listed.tools, known_offers=listed.offers
             )
+            own.asks = listed.asks
         return self._held[key]
 
     def by_agent(self, server: str) -> dict[str, Server]:

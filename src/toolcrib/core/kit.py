@@ -72,7 +72,7 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         self.bus = Bus()
         self._configs = configs_of(servers)
         _refuse_same_names(self._configs)
-        self._root = root or Path.cwd()
+        self.root = root or Path.cwd()
         self._limit = connect_limit
         self._door = Door(self.bus)
         vault = Vault(Paths.of_user(os.environ))
@@ -115,7 +115,7 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         allowed = config.connect_timeout if launch_of(config.command, config.args) else limit
         eager = replace(config, connect_timeout=allowed, start=StartMode.EAGER)
         server = self._installing.pop(config.name, None) or self._pool.acquire(
-            eager, self._root, known_tools=before.tools if before else None
+            eager, self.root, known_tools=before.tools if before else None
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
@@ -264,11 +264,11 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         made = self._built(before)
         if made.tools != before.tools or self.offers is not offers:
             self._catalog = made
-            self.bus.publish(CatalogChanged(root=str(self._root), version=made.version))
+            self.bus.publish(CatalogChanged(root=str(self.root), version=made.version))
 
     def _built(self, previous: Catalog | None) -> Catalog:
         self._version += 1
-        folders = {name: server.config.reads_from(self._root) for name, server in self._servers.items()}
+        folders = {name: server.config.reads_from(self.root) for name, server in self._servers.items()}
         made = Catalog.build(
             {
                 name: without_tools(server.tools or (), server.config.disabled_tools)
@@ -306,7 +306,7 @@ class Client:
 
     def __init__(self, config: ServerConfig | DeclaredServer, *, root: Path | None = None) -> None:
         self.config = config_of(config)
-        self._root = root
+        self.root = root
         self._kit: Kit | None = None
         self._turn = asyncio.Lock()
         """Held while it connects or disconnects, so that two simultaneous connects start one process."""
@@ -329,7 +329,7 @@ class Client:
         if self.is_connected:
             return
         await self._leave()
-        kit = Kit([self.config], root=self._root, connect_limit=self.config.connect_timeout)
+        kit = Kit([self.config], root=self.root, connect_limit=self.config.connect_timeout)
         self._kit = await kit.__aenter__()
         if reason := kit.missing.get(self.config.name):
             await self._leave()

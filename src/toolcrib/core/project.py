@@ -24,7 +24,7 @@ from toolcrib.calls.door import CallTarget
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import OfferKind, Tool
-from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode, ShareMode
+from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode
 from toolcrib.config.paths import slug
 from toolcrib.core.agent_servers import AgentServers
 from toolcrib.core.offer_source import OfferSource
@@ -340,7 +340,7 @@ class Project(OfferSource):
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
-        if found.config.share is ShareMode.AGENT and request.principal.name != OWNER.name:
+        if found.is_per_agent and request.principal.name != OWNER.name:
             own = self.agent_servers.of(found, request.principal.name)
             if own.status.state is ServerState.READY:
                 return _OwnTarget(own, found.tools)
@@ -352,7 +352,7 @@ class Project(OfferSource):
     def instance(self, server: str, agent: str) -> Server | None:
         """The agent's own instance of a server, or the one that all share; None without one."""
         found = self.servers.get(server)
-        if found is not None and found.config.share is ShareMode.AGENT and agent != OWNER.name:
+        if found is not None and found.is_per_agent and agent != OWNER.name:
             return self.agent_servers.by_agent(server).get(agent)
         return found
 

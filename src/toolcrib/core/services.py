@@ -26,11 +26,13 @@ from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens
 from toolcrib.identity.approvals import Approvals
+from toolcrib.identity.handles import Handles
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
 from toolcrib.servers.model import Offers
 from toolcrib.servers.server import Server
+from toolcrib.servers.supervisor import ASKS
 from toolcrib.store import servers
 from toolcrib.store.clock import ExpiryClock, watch
 from toolcrib.store.clock import load as load_clock
@@ -66,7 +68,9 @@ class LastKnownTools:
             return
         try:
             root = str(server.root) if server.config.depends_on_project else None
-            offers = msgspec.msgpack.encode(server.offers)
+            asks = {ASKS} if server.asks else set()
+            kept = msgspec.structs.replace(server.offers, capabilities=server.offers.capabilities | asks)
+            offers = msgspec.msgpack.encode(kept)
             await self._store.write(servers.remember_tools, server.config.identity, root, server.tools, offers)
         except StoreError as error:
             log.warning("could not store the tools of %s: %s", server.name, error.text())
@@ -87,6 +91,7 @@ class Services:
     sessions: SessionRegistry
     approvals: Approvals
     door: Door
+    handles: Handles
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
     """Writes a change into the audit log; durable on return."""
@@ -150,6 +155,7 @@ async def open_services(
             sessions=sessions,
             approvals=approvals,
             door=door,
+            handles=Handles(paths.handles_key),
             clock=clock,
             record=record,
         )

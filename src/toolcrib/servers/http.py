@@ -259,9 +259,10 @@ class HttpLink(ServerLink):
             raise self._violation(str(error)) from None
         if envelope.method is UNSET:
             return envelope.answer() if envelope.id in (request_id, None, UNSET) else None
-        if envelope.id is UNSET:
-            self.notice(envelope.method, wire.params_object(envelope.params), request_id)
-        elif self._sdk_session is not None:
+        params = wire.params_object(envelope.params)
+        if not isinstance(envelope.id, str | int | float):
+            self.notice(envelope.method, params, request_id)
+        elif not self.asked(envelope.id, envelope.method, params, request_id) and self._sdk_session is not None:
             self.budget.charge(FORWARD_COST)
             self._sdk_session.feed(message)
         return None
@@ -295,12 +296,15 @@ class HttpLink(ServerLink):
             self._in_background(self._send_cancelled(request_id, reason))
 
     async def _send_cancelled(self, request_id: str, reason: str) -> None:
+        await self._reply(wire.cancelled(request_id, reason))
+
+    async def _reply(self, message: bytes) -> None:
         try:
             async with asyncio.timeout(_CANCEL):
-                with await self._post(wire.cancelled(request_id, reason), self._head + _JSON_AND_EVENTS) as response:
+                with await self._post(message, self._head + _JSON_AND_EVENTS) as response:
                     await response.read()
         except (OSError, ServerUnavailable) as error:
-            log.debug("%s: could not send the cancellation: %s", self.name, type(error).__name__)
+            log.debug("%s: could not send a message: %s", self.name, type(error).__name__)
 
     def _violation(self, why: str) -> ProtocolViolation:
         return ProtocolViolation(
@@ -371,6 +375,7 @@ async def open_http(
 
     async with web.shared_post_client(verify=config.verify_tls) as lease:
         link = HttpLink(config, lease, proxy=proxy, account=context.account, on_lists_changed=on_lists_changed)
+        link.questions = context.questions
         try:
             async with open_http_session(
                 config.url,
@@ -379,8 +384,8 @@ async def open_http(
                 proxy=proxy,
                 observer=observer,
                 check=check,
-                notice=link.notice,
-                budget=link.budget,
+                link=link,
+                capabilities=context.questions.capabilities,
             ) as session:
                 peer = await _negotiate(session, context.known_era, probe_limit, observer, check, config)
                 link.negotiated(peer, observer.session_id, session)

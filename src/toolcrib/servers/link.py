@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolcrib import __version__
-from toolcrib.errors import CallTimeout, ServerUnavailable
+from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, CallTimeout, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer
+from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.questions import MAX_QUESTIONS, METHODS, OpenCall, QuestionRefused, ServerQuestions
 
 PIECE = 4096
 """Bytes processed at once: a few milliseconds, whatever their content."""
@@ -102,6 +103,7 @@ LOG_MESSAGE = "notifications/message"
 FORWARDED = frozenset({RESOURCE_UPDATED, LOG_MESSAGE})
 """Notifications for clients that asked for them."""
 PROGRESS = "notifications/progress"
+CANCELLED = "notifications/cancelled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,7 @@ class LinkContext:
     on_lists_changed: Callable[[], None]
     resources: ResourceWatch
     """The resources whose changes are wanted."""
+    questions: ServerQuestions
     known_era: Era | None = None
     """The era negotiated last time; None to probe."""
     account: Account | None = None
@@ -143,14 +146,17 @@ class SessionExpired(ServerUnavailable):
 
 
 class TaskTimeout:
-    """A time limit for the current task, like `asyncio.timeout` at a third of the cost."""
+    """A time limit for the current task, like `asyncio.timeout` at a third of the cost. It can be paused."""
 
-    __slots__ = ("_cancelling", "_expired", "_over", "_task", "_timer")
+    __slots__ = ("_cancelling", "_expired", "_left", "_loop", "_over", "_pauses", "_task", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
         task = asyncio.current_task(loop)
         if task is None:
             raise RuntimeError("a request must run in a task")
+        self._loop = loop
+        self._pauses = 0
+        self._left = 0.0
         self._task = task
         self._cancelling = task.cancelling()
         self._timer = loop.call_later(limit, self.expire)
@@ -165,6 +171,18 @@ class TaskTimeout:
         if not (self._over or self._expired):
             self._expired = True
             self._task.cancel()
+
+    def pause(self) -> None:
+        """Each `pause` needs one `resume`."""
+        self._pauses += 1
+        if self._pauses == 1:
+            self._left = max(0.0, self.ends - self._loop.time())
+            self._timer.cancel()
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if not (self._pauses or self._over):
+            self._timer = self._loop.call_later(self._left, self.expire)
 
     def caught(self) -> bool:
         """Whether the cancellation came from this clock alone."""
@@ -207,6 +225,10 @@ class ServerLink(abc.ABC):
         self._progress: dict[str, OnProgress] = {}
         self._logs: dict[str, LogWish] = {}
         """By request in flight."""
+        self.questions: ServerQuestions | None = None
+        """Set before negotiation."""
+        self._asked: dict[str | int | float, asyncio.Task[None]] = {}
+        """The server's questions being answered, by their ids."""
         self._clocks: set[TaskTimeout] = set()
         self._ended = ""
         self._background: set[asyncio.Task[None]] = set()
@@ -232,10 +254,13 @@ class ServerLink(abc.ABC):
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
         logs: LogWish | None = None,
+        call: ToolCall | None = None,
+        task: str = "",
     ) -> ServerAnswer:
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server.
 
-        `setting` is where the limit comes from.
+        `setting` is where the limit comes from. `call` is the caller's, who may be asked; `task` is the server's id of
+        the task that the request waits for.
         """
         peer = self._peer or self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
@@ -249,6 +274,9 @@ class ServerLink(abc.ABC):
         body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
         clock = TaskTimeout(self._loop, limit)
         self._clocks.add(clock)
+        asking = None
+        if call is not None and peer.era is Era.LEGACY and self.questions is not None:
+            asking = self.questions.calls[request_id] = OpenCall(call.agent, call.asker, clock, task)
         try:
             return await self._exchange(request_id, method, params, body, headers or {})
         except asyncio.CancelledError:
@@ -270,6 +298,50 @@ class ServerLink(abc.ABC):
                 self._progress.pop(token, None)
             if logs is not None:
                 self._logs.pop(request_id, None)
+            if asking is not None and self.questions is not None:
+                del self.questions.calls[request_id]
+                asking.end()
+
+    def asked(self, id: str | int | float, method: str, params: Mapping[str, Any], request_id: str = "") -> bool:
+        """Answers a request from the server, if it is one for the caller of a call. Returns whether it is.
+
+        `request_id` is the request on whose stream it came; empty where that is unknown.
+        """
+        if method not in METHODS or self.questions is None:
+            return False
+        self.budget.charge(FORWARD_COST)
+        if len(self._asked) >= MAX_QUESTIONS:
+            error = {"code": INVALID_REQUEST, "message": f"at most {MAX_QUESTIONS} questions can be open"}
+            self._in_background(self._reply(wire.reply(id, error=error)))
+        elif id not in self._asked:
+            call = self.questions.call_of(method, params, request_id)
+            asked = self._asked[id] = self._in_background(self._answered(id, method, params, call))
+            if call is not None:
+                call.pending.add(asked)
+        return True
+
+    async def _answered(
+        self, id: str | int | float, method: str, params: Mapping[str, Any], call: OpenCall | None
+    ) -> None:
+        try:
+            if self.questions is None:
+                return
+            try:
+                reply = wire.reply(id, result=await self.questions.answer(method, params, call))
+            except QuestionRefused as refused:
+                reply = wire.reply(id, error={"code": refused.json_code, "message": refused.text()})
+            except Exception:
+                log.exception("%s: a question could not be answered", self.name)
+                reply = wire.reply(id, error={"code": INTERNAL_ERROR, "message": "the question could not be answered"})
+            await self._reply(reply)
+        finally:
+            self._asked.pop(id, None)
+            if call is not None and (task := asyncio.current_task()) is not None:
+                call.pending.discard(task)
+
+    @abc.abstractmethod
+    async def _reply(self, message: bytes) -> None:
+        """Sends an answer to a request from the server. Never raises for a lost connection."""
 
     @abc.abstractmethod
     async def _exchange(
@@ -301,6 +373,11 @@ class ServerLink(abc.ABC):
         if method in LISTS_CHANGED:
             self._on_lists_changed()
             return True
+        if method == CANCELLED:
+            asked = self._asked.get(params.get("requestId", ""))
+            if asked is not None:
+                asked.cancel()
+            return asked is not None
         if method in FORWARDED:
             if self._forward_notice(method, params, request_id):
                 self.budget.charge(FORWARD_COST, asked=True)
@@ -342,11 +419,12 @@ class ServerLink(abc.ABC):
         """Whether the server may be unable to answer because it runs a call within its time limit."""
         return bool(self._clocks) or self._loop.time() < self.excused_until
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs a task that nothing awaits, and keeps a reference to it."""
         task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def stop(self, limit: float) -> None:
         """Closes the connection. Background tasks get `limit` seconds, then they are cancelled."""

@@ -11,10 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
+
+if TYPE_CHECKING:
+    from toolcrib.servers.questions import CallAsker
 
 MODERN_VERSION = "2026-07-28"
 
@@ -73,6 +76,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     logs: LogWish | None = None
     agent: str = ""
     """The caller's name."""
+    asker: CallAsker | None = None
+    """Passes on what the server asks."""
+    takes_input: bool = False
+    """Whether the caller answers a modern server's questions itself (`input_required`), in a call of its own."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
 

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from toolcrib.config.masking import printable
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.link import FORWARD_COST, FORWARDED, LISTS_CHANGED, PROGRESS, Peer, ServerLink
+from toolcrib.servers.link import CANCELLED, FORWARD_COST, FORWARDED, LISTS_CHANGED, PROGRESS, Peer, ServerLink
 from toolcrib.servers.model import ServerAnswer
 from toolcrib.servers.wire import TooLarge
 
@@ -114,7 +114,12 @@ class PipeLink(ServerLink):
             self._listener.feed(message)
 
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
-        if envelope.id is not UNSET or method.startswith(_FOR_THE_SDK):
+        if isinstance(envelope.id, str | int | float):
+            if not self.asked(envelope.id, method, wire.params_object(envelope.params)):
+                self._forward(message)
+        elif method == CANCELLED and self.notice(method, wire.params_object(envelope.params)):
+            return
+        elif envelope.id is not UNSET or method.startswith(_FOR_THE_SDK):
             self._forward(message)
         elif method == PROGRESS or method in LISTS_CHANGED or method in FORWARDED:
             self.notice(method, wire.params_object(envelope.params))
@@ -143,6 +148,12 @@ class PipeLink(ServerLink):
             return await future
         finally:
             del self._pending[request_id]
+
+    async def _reply(self, message: bytes) -> None:
+        try:
+            await self.send(message)
+        except ServerUnavailable as error:
+            log.debug("%s: could not send an answer: %s", self.name, error)
 
     def _abandon(self, request_id: str, reason: str) -> None:
         if not self.lost.done():

@@ -7,9 +7,10 @@ generation; `gateway.asking`, `identity.approvals` and the library implement `As
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -24,6 +25,7 @@ from toolcrib.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
 INPUT_REQUIRED = "input_required"
+RELATED_TASK = "io.modelcontextprotocol/related-task"
 MAX_ROUNDS = 10
 """How often a modern server may ask during one call."""
 MAX_QUESTIONS = 32
@@ -82,14 +84,156 @@ class Asker(Protocol):
         """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
         ...
 
+    async def ask(self, question: Question) -> Mapping[str, Any]:
+        """The result of the question. Raises `QuestionRefused`."""
+        ...
+
+
+class CallAsker(Asker, Protocol):
+    """The asker of one call."""
+
     @property
     def root(self) -> Path | None:
         """The caller's project."""
         ...
 
-    async def ask(self, question: Question) -> Mapping[str, Any]:
-        """The result of the question. Raises `QuestionRefused`."""
+    def note(self, question: Question, action: str) -> None:
+        """What became of a question: the person's action, `answered`, or why nobody was asked."""
         ...
+
+
+class Clock(Protocol):
+    """The time limit of a call, which stands still while a person is asked."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class OpenCall:
+    """A call in flight that questions may belong to."""
+
+    __slots__ = ("agent", "asker", "clock", "pending", "task")
+
+    def __init__(self, agent: str, asker: CallAsker | None, clock: Clock, task: str = "") -> None:
+        self.agent = agent
+        self.asker = asker
+        self.clock = clock
+        self.task = task
+        """The server's id of the task whose result it waits for."""
+        self.pending: set[asyncio.Task[None]] = set()
+        """Questions being answered."""
+
+    def end(self) -> None:
+        for question in self.pending:
+            question.cancel()
+
+
+class ServerQuestions:
+    """The questions of one connection to a legacy server, and the calls that they may belong to."""
+
+    def __init__(self, config: ServerConfig, root: Path | None, on_untagged: Callable[[], None]) -> None:
+        """`on_untagged` is called for a question that names no call."""
+        self.config = config
+        self._root = root
+        self._on_untagged = on_untagged
+        self.calls: dict[str, OpenCall] = {}
+        """By the id of our request."""
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        """What the server is told when the connection begins, before any caller is known."""
+        return offered_capabilities(self.config, None)
+
+    def call_of(self, method: str, params: Mapping[str, Any], request_id: str) -> OpenCall | None:
+        """The call that a question belongs to. On a shared stream it names none: while one agent's calls are in flight,
+        it is about these; while several agents' are, nobody can be asked."""
+        if request_id:
+            return self.calls.get(request_id)
+        if task := _related_task(params):
+            return next((call for call in self.calls.values() if call.task == task), None)
+        if method != ROOTS:
+            self._on_untagged()
+        agents = {call.agent for call in self.calls.values()}
+        return next(iter(self.calls.values())) if len(agents) == 1 else None
+
+    async def answer(self, method: str, params: Mapping[str, Any], call: OpenCall | None) -> Mapping[str, Any]:
+        """Raises `QuestionRefused`."""
+        question = prepared(self.config, method, params, None if call is None else call.asker)
+        if call is None:
+            return await settled(self.config, question, None, self._root)
+        call.clock.pause()
+        try:
+            return await settled(self.config, question, call.asker, self._root)
+        finally:
+            call.clock.resume()
+
+
+def _related_task(params: Mapping[str, Any]) -> str:
+    meta = params.get("_meta")
+    related = meta.get(RELATED_TASK) if isinstance(meta, Mapping) else None
+    task = related.get("taskId") if isinstance(related, Mapping) else None
+    return task if isinstance(task, str) else ""
+
+
+async def settled(
+    config: ServerConfig, question: Question, asker: CallAsker | None, root: Path | None
+) -> Mapping[str, Any]:
+    """The answer: our own, or the asker's. `root` is that of the server's instance. Raises `QuestionRefused`."""
+    if root is None and asker is not None:
+        root = asker.root
+    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+        return _roots_of(root)
+    if asker is None:
+        return _unasked(question, root)
+    try:
+        if not can_answer(asker.capabilities, question):
+            result = _unasked(question, root)
+            asker.note(question, NOBODY)
+            return result
+        result = await asker.ask(question)
+    except QuestionRefused:
+        asker.note(question, REFUSED)
+        raise
+    except asyncio.CancelledError:
+        asker.note(question, UNANSWERED)
+        raise
+    asker.note(question, action_in(question, result))
+    if question.method == ROOTS:
+        return await asyncio.to_thread(_roots_inside, result, root)
+    return result
+
+
+NOBODY, REFUSED, UNANSWERED, ANSWERED = "nobody could be asked", "refused", "unanswered", "answered"
+
+
+def action_in(question: Question, result: Any) -> str:
+    """What the person did: `accept`, `decline` or `cancel`; `answered` for questions without such a choice."""
+    action = result.get("action") if isinstance(result, Mapping) and question.method == ELICITATION else None
+    return action if action in ("accept", "decline", "cancel") else ANSWERED
+
+
+def _unasked(question: Question, root: Path | None) -> Mapping[str, Any]:
+    """The answer where nobody can be asked."""
+    match question.method:
+        case "roots/list":
+            return _roots_of(root)
+        case "elicitation/create":
+            return CANCEL
+        case _:
+            raise QuestionRefused(
+                f"Server '{question.server}' asked for a model's answer, and the caller has no model to ask.",
+                json_code=METHOD_NOT_FOUND,
+            )
+
+
+async def all_settled(
+    config: ServerConfig, needed: NeededInput, asker: CallAsker | None, root: Path | None
+) -> dict[str, Mapping[str, Any]]:
+    """The answers to all questions of one round, asked together. Raises `QuestionRefused`."""
+    prepared_ones = {key: prepared(config, one.method, one.params, asker) for key, one in needed.requests.items()}
+    answers = await asyncio.gather(*(settled(config, one, asker, root) for one in prepared_ones.values()))
+    return dict(zip(prepared_ones, answers, strict=True))
 
 
 def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
@@ -115,8 +259,17 @@ def offered_capabilities(config: ServerConfig, capabilities: Mapping[str, Any] |
     return offered
 
 
-def prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Question:
+def prepared(config: ServerConfig, method: str, params: Mapping[str, Any], asker: CallAsker | None = None) -> Question:
     """The question as it may be passed on. Raises `QuestionRefused`."""
+    try:
+        return _prepared(config, method, params)
+    except QuestionRefused:
+        if asker is not None:
+            asker.note(Question(server=config.name, method=method, params=params), REFUSED)
+        raise
+
+
+def _prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Question:
     name = config.name
     if method not in METHODS:
         raise QuestionRefused(f"Server '{name}' asked for {printable(method)[:80]!r}.", json_code=METHOD_NOT_FOUND)
@@ -143,18 +296,11 @@ def prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Qu
     return question if question.mode == "roots" else msgspec.structs.replace(question, params=_naming(question))
 
 
-def own_answer(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any] | None:
-    """The answer that needs nobody: the project's root. None for all others."""
-    if question.method != ROOTS or config.roots is not RootsMode.PROJECT:
-        return None
-    return roots_result(root)
-
-
-def roots_result(root: Path | None) -> dict[str, Any]:
+def _roots_of(root: Path | None) -> dict[str, Any]:
     return {"roots": [] if root is None else [{"uri": root.as_uri(), "name": root.name or str(root)}]}
 
 
-def roots_inside(result: Mapping[str, Any], root: Path | None) -> dict[str, Any]:
+def _roots_inside(result: Mapping[str, Any], root: Path | None) -> dict[str, Any]:
     """A client's roots, as far as they are inside the caller's project. Reads the disk."""
     kept = []
     roots = result.get("roots")

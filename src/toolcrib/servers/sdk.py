@@ -1,9 +1,8 @@
 """The only module in `servers` that imports the MCP SDK, including its provisional parts.
 
 In: a function that sends bytes, and received bytes (`open_session`); or an address (`open_http_session`). Out: an
-`SdkSession`: the SDK's `ClientSession` for negotiation in both eras, answers to requests from servers (ping is
-answered; sampling, elicitation and roots are declined), legacy GET streams, and modern subscriptions. Calls and lists
-don't pass through here.
+`SdkSession`: the SDK's `ClientSession` for negotiation in both eras, answers to pings, legacy GET streams, and modern
+subscriptions. Calls, lists and servers' questions don't pass through here.
 
 The SDK takes half a second to import. Only `http` and `transports` import this module, and `server` imports those
 late: in a thread, when the first server connects.
@@ -33,8 +32,10 @@ from mcp_types import (
     METHOD_NOT_FOUND,
     REQUEST_TIMEOUT,
     UNSUPPORTED_PROTOCOL_VERSION,
+    ClientCapabilities,
     Implementation,
     JSONRPCNotification,
+    JSONRPCRequest,
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
@@ -42,7 +43,7 @@ from pydantic import ValidationError
 from toolcrib.config.masking import printable
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.account import Account, AccountUnusable
-from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, pieces, running_beside
+from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, ServerLink, pieces, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.post_client import LARGEST_HEAD
 from toolcrib.servers.resource_watch import ResourceWatch
@@ -79,6 +80,11 @@ class _ProbingSession(ClientSession):
     """None for a second probe: the server has named the modern version by then."""
     check: Callable[[], None] = staticmethod(lambda: None)
     """Raises if continuing is pointless."""
+    offered: Mapping[str, Any] = {}
+    """The capabilities that a server is told."""
+
+    def _build_capabilities(self, version: str) -> ClientCapabilities:
+        return ClientCapabilities.model_validate(self.offered)
 
     async def send_discover(self, version: str) -> dict[str, Any]:
         try:
@@ -273,11 +279,14 @@ class _Outbox:
 
 
 @contextlib.asynccontextmanager
-async def open_session(send: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[SdkSession]:
+async def open_session(
+    send: Callable[[bytes], Awaitable[None]], capabilities: Mapping[str, Any]
+) -> AsyncIterator[SdkSession]:
     """The SDK's half of a connection whose messages we read and write."""
     inbox, unread = anyio.create_memory_object_stream[SessionMessage | Exception](_INBOX)
     with contextlib.closing(inbox), contextlib.closing(unread):
         async with _ProbingSession(unread, _Outbox(send), client_info=_CLIENT_INFO) as session:
+            session.offered = capabilities
             yield SdkSession(session, inbox)
 
 
@@ -319,15 +328,16 @@ async def open_http_session(
     proxy: str | None,
     observer: HttpObserver,
     check: Callable[[], None],
-    notice: Callable[[str, Mapping[str, Any]], bool],
-    budget: InputBudget,
+    link: ServerLink,
+    capabilities: Mapping[str, Any],
 ) -> AsyncIterator[SdkSession]:
-    """The SDK's half of a Streamable HTTP connection. `check` raises if continuing is pointless."""
+    """The SDK's half of a Streamable HTTP connection. `check` raises if continuing is pointless; `link` gets what it
+    handles itself."""
     client = httpx2.AsyncClient(
         transport=_ForgivingTransport(
             httpx2.AsyncHTTPTransport(verify=tls, proxy=proxy, socket_options=KEEPALIVE, trust_env=False),
             observer,
-            budget,
+            link.budget,
         ),
         # Decompression has no size limit, so servers that compress anyway are refused.
         headers={**headers, "Accept-Encoding": "identity"},
@@ -339,7 +349,9 @@ async def open_http_session(
     async def pump(read: Any) -> None:
         async for item in read:
             message = getattr(item, "message", None)
-            if isinstance(message, JSONRPCNotification) and notice(message.method, message.params or {}):
+            if isinstance(message, JSONRPCNotification) and link.notice(message.method, message.params or {}):
+                continue
+            if isinstance(message, JSONRPCRequest) and link.asked(message.id, message.method, message.params or {}):
                 continue
             await inbox.send(item)
         inbox.close()
@@ -353,7 +365,7 @@ async def open_http_session(
         with contextlib.closing(inbox), contextlib.closing(unread):
             read, write = streams
             async with _ProbingSession(unread, write, client_info=_CLIENT_INFO) as session:
-                session.check = check
+                session.check, session.offered = check, capabilities
                 async with running_beside(pump(read)):
                     yield SdkSession(session, inbox)
 

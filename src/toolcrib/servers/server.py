@@ -14,19 +14,31 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from toolcrib.config.model import ShareMode
+from toolcrib.errors import ProtocolViolation
 from toolcrib.servers import health, refused_calls
 from toolcrib.servers.installing import STOP_PATIENCE
 from toolcrib.servers.link import ServerLink, SessionExpired
 from toolcrib.servers.model import (
     NAMED_BY,
+    Era,
     OnProgress,
     ServerAnswer,
     ServerHealth,
     ServerState,
     ToolCall,
 )
+from toolcrib.servers.questions import (
+    INPUT_REQUIRED,
+    MAX_ROUNDS,
+    all_settled,
+    needed_input,
+    offered_capabilities,
+    with_input,
+)
 from toolcrib.servers.resource_watch import LOG_LEVEL_KEY
 from toolcrib.servers.supervisor import Supervisor
+from toolcrib.servers.wire import CLIENT_CAPABILITIES_KEY, result_type
 
 _INSTALLING_CALL = 30.0
 """Seconds that a call waits for a server that is being installed."""
@@ -35,7 +47,17 @@ _RETIRES = 0.05
 _ALIVE = frozenset({ServerState.CONNECTING, ServerState.READY})
 
 
+def _asks_input(answer: ServerAnswer) -> bool:
+    result = answer.result
+    return result is not None and b'"input_required"' in result and result_type(result) == INPUT_REQUIRED
+
+
 class Server(Supervisor):
+    @property
+    def is_per_agent(self) -> bool:
+        """Whether each agent has its own instance."""
+        return self.config.share is ShareMode.AGENT or (self.asks and self.config.share is None)
+
     @property
     def was_used(self) -> bool:
         """Whether any call was made."""
@@ -105,10 +127,8 @@ class Server(Supervisor):
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
         wish, told = call.logs, False
-        key = NAMED_BY.get(call.method)
-        params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
         meta = call.meta if wish is None else {**call.meta, LOG_LEVEL_KEY: wish.level}
-        how: Any = {"meta": meta, "limit": limit, "setting": setting}
+        how: Any = {"meta": meta, "limit": limit, "setting": setting, "call": call}
         how |= {"headers": call.headers, "on_progress": on_progress, "logs": wish}
         listed = self.tools
         self.calls += 1
@@ -125,11 +145,7 @@ class Server(Supervisor):
                 await self.watch.change_level(None, wish.level)
             if call.method == "resources/subscribe":
                 return await self.watch.add(call.name)
-            return await link.request(call.method, params, **how)
-        except SessionExpired:
-            # The server did not know the session, so the call did not run and can be sent again.
-            link = await self._connected_for(call, listed)
-            return await link.request(call.method, params, **how)
+            return await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
@@ -140,6 +156,45 @@ class Server(Supervisor):
                 self.watch.wishes.remove(wish)
                 if told:
                     await self.watch.change_level(wish.level, None)
+
+    async def _sent_alone(
+        self, link: ServerLink, call: ToolCall, listed: tuple[bytes, ...] | None, how: dict[str, Any]
+    ) -> ServerAnswer:
+        """While it runs, every question is about this call."""
+        async with self._one_at_a_time:
+            if link.lost.done():
+                link = await self._connected_for(call, listed)
+            return await self._sent(link, call, listed, how)
+
+    async def _sent(
+        self, link: ServerLink, call: ToolCall, listed: tuple[bytes, ...] | None, how: dict[str, Any]
+    ) -> ServerAnswer:
+        key = NAMED_BY.get(call.method)
+        params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
+        if link.peer.era is Era.MODERN:
+            how["meta"] = self._declaring(call, how["meta"])
+        try:
+            answer = await link.request(call.method, params, **how)
+        except SessionExpired:
+            # The server did not know the session, so the call did not run and can be sent again.
+            link = await self._connected_for(call, listed)
+            answer = await link.request(call.method, params, **how)
+        rounds = 0
+        while not call.takes_input and _asks_input(answer):
+            rounds += 1
+            if rounds > MAX_ROUNDS:
+                raise ProtocolViolation(f"Server '{self.name}' asked more than {MAX_ROUNDS} times during one call.")
+            needed = needed_input(self.name, answer.result or b"")
+            answers = await all_settled(self.config, needed, call.asker, self.root)
+            answer = await link.request(call.method, with_input(params, answers, needed.state), **how)
+        return answer
+
+    def _declaring(self, call: ToolCall, meta: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The request's `_meta` with what this caller can be asked."""
+        offered = offered_capabilities(self.config, call.asker.capabilities if call.asker is not None else {})
+        if not offered:
+            return meta
+        return {**meta, CLIENT_CAPABILITIES_KEY: {**meta.get(CLIENT_CAPABILITIES_KEY, {}), **offered}}
 
     async def _connected_for(self, call: ToolCall, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.errors import ServerFailure, ServerUnavailable
@@ -45,6 +47,7 @@ from toolcrib.servers.model import (
     ServerStatus,
     remember_error,
 )
+from toolcrib.servers.questions import ServerQuestions
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.resource_watch import ResourceWatch
 from toolcrib.servers.stdio import StderrLog
@@ -61,6 +64,8 @@ KEPT_ERRORS = 10
 _STOP = (3.0, 0.5, 0.5)
 """Seconds to wait for a connection to close. It is cancelled again after each, because a cancellation can get lost."""
 _NO_OFFERS = Offers()
+ASKS = "asks"
+"""Stored among a server's capabilities: it asks on a stream that its callers share."""
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED, ServerState.IDLE})
 
 OnNotice = Callable[[str, Mapping[str, Any], str | None], None]
@@ -99,8 +104,11 @@ class Supervisor:
         self.root = root
         self.tools = known_tools
         """Last known raw definitions; None if never listed."""
-        self.offers = known_offers
+        self.offers = msgspec.structs.replace(known_offers, capabilities=known_offers.capabilities - {ASKS})
         """Last known, of everything else."""
+        self.asks = ASKS in known_offers.capabilities
+        """Whether it has asked on a stream that all its callers share, so that a question names no call. From then on
+        each agent has its own instance, and one call at a time."""
         self.watch = ResourceWatch(lambda params: self.on_notice(RESOURCE_UPDATED, params, None))
         self.on_notice: OnNotice = lambda method, params, agent: None
         """Gets changes of resources, and log messages that name no request."""
@@ -137,9 +145,8 @@ class Supervisor:
         self._released = False
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._tools_changed = asyncio.Event()
-        self._listing = asyncio.Lock()
+        self._wake, self._tools_changed = asyncio.Event(), asyncio.Event()
+        self._listing, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
         self._idle = IdleTimer(config.idle_seconds, lambda: self.calls > 0 or bool(self.watch), self.rest_soon)
         self._resting: asyncio.Task[None] | None = None
 
@@ -290,6 +297,7 @@ class Supervisor:
             on_lists_changed=self._tools_changed.set,
             known_era=era,
             resources=self.watch,
+            questions=ServerQuestions(self.config, self.root, self._note_asking),
             account=self.account,
         )
         async with self._installation.turn(), contextlib.AsyncExitStack() as stack:
@@ -353,6 +361,11 @@ class Supervisor:
                     wish.receive(params)
             self.on_notice(method, params, next(iter(self.watch.callers), None))
         return wanted
+
+    def _note_asking(self) -> None:
+        if not self.asks:
+            self.asks = True
+            self._publish_tools()
 
     async def _list_on_change(self, link: ServerLink) -> None:
         """Lists the tools after a change, one list at a time, however many notifications arrive."""

@@ -64,7 +64,7 @@ async def _opened(config: ServerConfig, context: LinkContext) -> AsyncIterator[t
         return
     # The modern era has no SSE transport.
     known = Era.LEGACY if transport is Transport.SSE else context.known_era
-    async with _pipe(config, transport, context) as link, _negotiated(link, known, probe_limit) as session:
+    async with _pipe(config, transport, context) as link, _negotiated(link, known, probe_limit, context) as session:
         yield link, session
 
 
@@ -91,7 +91,7 @@ async def _over_http(
                 raise rejection from None
             pipe.transport = Transport.SSE.value
             link = pipe
-            session = await stack.enter_async_context(_negotiated(pipe, Era.LEGACY, probe_limit))
+            session = await stack.enter_async_context(_negotiated(pipe, Era.LEGACY, probe_limit, context))
         yield link, session
 
 
@@ -112,8 +112,11 @@ def _pipe(
 
 
 @contextlib.asynccontextmanager
-async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[SdkSession]:
-    async with open_session(link.send) as session:
+async def _negotiated(
+    link: PipeLink, known: Era | None, probe_limit: float, context: LinkContext
+) -> AsyncIterator[SdkSession]:
+    link.questions = context.questions
+    async with open_session(link.send, context.questions.capabilities) as session:
         link.listen(session)
         try:
             link.negotiated(await session.negotiate(known=known, probe_limit=probe_limit))

@@ -176,6 +176,12 @@ def request(request_id: str, method: str, params: Mapping[str, Any]) -> bytes:
     return encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
 
 
+def reply(
+    id: str | int | float, *, result: Mapping[str, Any] | None = None, error: Mapping[str, Any] | None = None
+) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": id, **({"result": result} if error is None else {"error": error})})
+
+
 def cancelled(request_id: str, reason: str) -> bytes:
     params = {"requestId": request_id, "reason": reason}
     return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})

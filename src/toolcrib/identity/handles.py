@@ -1,0 +1,67 @@
+"""Sealed texts that a client keeps for the gateway and sends back: the state of a question, the id of a task.
+
+In: a purpose, the agent that gets the handle, and what it refers to. Out: a text that only this agent can use, only for
+this purpose, and only until it expires. A client can neither read nor change it. The key outlives the process, so a
+handle is still recognized after a restart.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from toolcrib.credentials.key_file import make_key, read_key
+from toolcrib.credentials.sealing import seal, unseal
+from toolcrib.errors import HandleExpired, InvalidHandle
+
+ContentT = TypeVar("ContentT")
+_PREFIX = "crib_"
+_LONGEST = 256 * 1024
+
+
+class _Sealed(msgspec.Struct, array_like=True):
+    until: float
+    content: msgspec.Raw
+
+
+class Handles:
+    def __init__(self, key_file: Path) -> None:
+        self._key_file = key_file
+        self._key = b""
+
+    def seal(self, purpose: str, agent: str, content: object, *, lives: float) -> str:
+        """`lives`: in how many seconds it expires."""
+        sealed = _Sealed(time.time() + lives, msgspec.Raw(msgspec.msgpack.encode(content)))
+        made = seal(msgspec.msgpack.encode(sealed), self._read_key(), _bound_to(purpose, agent))
+        return _PREFIX + base64.urlsafe_b64encode(made).decode().rstrip("=")
+
+    def open(self, purpose: str, agent: str, handle: str, kind: type[ContentT]) -> ContentT:
+        """Raises `InvalidHandle`, and `HandleExpired` for one that was valid."""
+        if not handle.startswith(_PREFIX) or len(handle) > _LONGEST:
+            raise InvalidHandle(f"This {purpose} is not from Toolcrib.")
+        text = handle.removeprefix(_PREFIX)
+        try:
+            raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raw = b""
+        plain = unseal(raw, self._read_key(), _bound_to(purpose, agent))
+        if plain is None:
+            raise InvalidHandle(f"This {purpose} was changed, or belongs to another agent.")
+        sealed = msgspec.msgpack.decode(plain, type=_Sealed)
+        if sealed.until < time.time():
+            raise HandleExpired(f"This {purpose} has expired.")
+        return msgspec.msgpack.decode(sealed.content, type=kind)
+
+    def _read_key(self) -> bytes:
+        if not self._key:
+            self._key = read_key(self._key_file) or make_key(self._key_file)
+        return self._key
+
+
+def _bound_to(purpose: str, agent: str) -> bytes:
+    return msgspec.msgpack.encode((purpose, agent))
