@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry
     from toolcrib.servers.account import Account
-    from toolcrib.servers.questions import Asker
+    from toolcrib.servers.questions import AskedQuestion, Asker
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,9 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     asker: Asker | None = None
     """Passes on what the server asks during the call; None: nobody can be asked."""
     takes_input: bool = False
-    """Whether the caller answers a modern server's questions itself (`input_required`), in a call of its own."""
+    """Whether the caller answers a modern server's questions itself, in a call of its own."""
+    answered: Sequence[tuple[AskedQuestion, str]] = ()
+    """The questions that this call answers, and what the person did."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
     logs: LogWish | None = None
@@ -304,6 +306,8 @@ class Door:
             takes_input=request.takes_input,
         )
         record.intend()
+        for asked, action in request.answered:
+            record.note_question(asked, action)
         if audit is not None:
             try:
                 await audit.flush()
@@ -329,8 +333,7 @@ class Door:
         finally:
             self.in_flight -= 1
             self.finished += 1
-        if not request.takes_input:
-            answer = _refuse_unfinished(answer, tool)
+        answer = _refuse_unfinished(answer, tool)
         if answer.result is not None and b'"resource_link"' in answer.result:
             context.project.remember_links(record.agent, tool.server, answer.result)
         outcome, failure = _ended(answer)
@@ -462,13 +465,11 @@ def _failure(error: BaseException) -> CallOutcome:
 
 
 def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
-    """Turns an answer that isn't the final result (`input_required`, a task) into a failure; the caller would take it
-    for the result."""
+    """Turns an answer that isn't the final result into a failure; the caller would take it for the result."""
     kind = None if answer.result is None else result_type(answer.result)
     if kind in (None, "complete"):
         return answer
-    why = "it asks for input first" if kind == "input_required" else f"its answer is of the type {kind!r:.80}"
-    text = f"{tool.display} gave no result: {why}, which this client does not support."
+    text = f"{tool.display} gave no result: its answer is of the type {kind!r:.80}, which Toolcrib does not support."
     if tool.kind is not OfferKind.TOOL:
         return ServerAnswer(error=msgspec.json.encode({"code": SERVER_UNAVAILABLE, "message": text}))
     return ServerAnswer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
@@ -487,7 +488,7 @@ _MAX_INSPECTED_BYTES = 4 * 1024 * 1024
 def _ended(answer: ServerAnswer) -> tuple[CallOutcome, str]:
     """The outcome, and the tool's report if the program that it ran failed."""
     if answer.result is None:
-        return CallOutcome.ERROR, ""
+        return CallOutcome.ERROR if answer.questions is None else CallOutcome.ASKED, ""
     if len(answer.result) > _MAX_INSPECTED_BYTES:
         return CallOutcome.OK, ""
     try:
