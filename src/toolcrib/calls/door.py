@@ -24,14 +24,13 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.calls.outcome import outcome_of, outcome_of_error, refuse_unfinished
 from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord, RecordedAsker
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import (
-    SERVER_UNAVAILABLE,
     AuditUnwritable,
-    CallTimeout,
     Denied,
     InvalidArguments,
     NotFound,
@@ -43,9 +42,7 @@ from toolcrib.errors import (
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
-from toolcrib.run_events import failure_in
 from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, ToolCall
-from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -328,15 +325,15 @@ class Door:
             except ServerUnavailable as error:
                 answer = await _repeated(record, request, call, error)
         except BaseException as error:
-            record.finish(CallOutcome.DENIED if record.stopped else _failure(error))
+            record.finish(CallOutcome.DENIED if record.stopped else outcome_of_error(error))
             raise
         finally:
             self.in_flight -= 1
             self.finished += 1
-        answer = _refuse_unfinished(answer, tool)
+        answer = refuse_unfinished(answer, tool)
         if answer.result is not None and b'"resource_link"' in answer.result:
             context.project.remember_links(record.agent, tool.server, answer.result)
-        outcome, failure = _ended(answer)
+        outcome, failure = outcome_of(answer)
         record.finish(outcome, answer.result or answer.error or b"", failure=failure)
         if audit is not None:
             # The call has run, so the answer is returned even if its outcome can only be written later.
@@ -450,52 +447,3 @@ def _not_written(record: CallRecord, error: StoreError) -> AuditUnwritable:
         f"{error.message}",
         remedy=error.remedy,
     )
-
-
-def _failure(error: BaseException) -> CallOutcome:
-    match error:
-        case asyncio.CancelledError():
-            return CallOutcome.CANCELLED
-        case CallTimeout():
-            return CallOutcome.TIMEOUT
-        case ServerFailure():
-            return CallOutcome.UNAVAILABLE
-        case _:
-            return CallOutcome.ERROR
-
-
-def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
-    """Turns an answer that isn't the final result into a failure; the caller would take it for the result."""
-    kind = None if answer.result is None else result_type(answer.result)
-    if kind in (None, "complete"):
-        return answer
-    text = f"{tool.display} gave no result: its answer is of the type {kind!r:.80}, which Toolcrib does not support."
-    if tool.kind is not OfferKind.TOOL:
-        return ServerAnswer(error=msgspec.json.encode({"code": SERVER_UNAVAILABLE, "message": text}))
-    return ServerAnswer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
-
-
-class _Flagged(msgspec.Struct):
-    failed: Any = msgspec.field(name="isError", default=False)
-    meta: Any = msgspec.field(name="_meta", default=None)
-
-
-_flagged = msgspec.json.Decoder(_Flagged).decode
-_MAX_INSPECTED_BYTES = 4 * 1024 * 1024
-"""Larger results aren't parsed for `isError`: no error message is that long."""
-
-
-def _ended(answer: ServerAnswer) -> tuple[CallOutcome, str]:
-    """The outcome, and the tool's report if the program that it ran failed."""
-    if answer.result is None:
-        return CallOutcome.ERROR if answer.questions is None else CallOutcome.ASKED, ""
-    if len(answer.result) > _MAX_INSPECTED_BYTES:
-        return CallOutcome.OK, ""
-    try:
-        flagged = _flagged(answer.result)
-    except (msgspec.MsgspecError, RecursionError):
-        return CallOutcome.OK, ""
-    if flagged.failed is True:
-        return CallOutcome.TOOL_ERROR, ""
-    failure = failure_in(flagged.meta) if flagged.meta else ""
-    return (CallOutcome.FAILED, failure) if failure else (CallOutcome.OK, "")
