@@ -275,7 +275,7 @@ async def settle_round(
 
 
 def _is_for_caller(config: ServerConfig, question: Question, asker: CallAsker | None) -> bool:
-    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+    if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return False
     return asker is not None and can_answer(asker.capabilities, question)
 
