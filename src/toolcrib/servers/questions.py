@@ -20,12 +20,14 @@ from msgspec import Raw
 
 from toolcrib.config.masking import printable
 from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
-from toolcrib.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
 INPUT_REQUIRED = "input_required"
 RELATED_TASK = "io.modelcontextprotocol/related-task"
+QUESTION_SECONDS = 600.0
+"""How long a question waits for an answer."""
 MAX_ROUNDS = 10
 """How often a modern server may ask during one call."""
 MAX_QUESTIONS = 32
@@ -64,6 +66,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return "sampling" if self.method == SAMPLING else "roots"
 
     @property
+    def client_params(self) -> dict[str, Any]:
+        """The params for a client. The server's `_meta` is about its own connection."""
+        return {key: value for key, value in self.params.items() if key != "_meta"}
+
+    @property
     def schema(self) -> Mapping[str, Any]:
         """Of the form; empty without one."""
         schema = self.params.get("requestedSchema")
@@ -90,10 +97,8 @@ class AskedQuestion(msgspec.Struct, frozen=True, array_like=True):
 class Asker(Protocol):
     """Passes a server's questions to someone who can answer."""
 
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
-        ...
+    capabilities: Mapping[str, Any]
+    """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
         """The result of the question. Raises `QuestionRefused`."""
@@ -219,6 +224,13 @@ async def settled(
         raise
     asker.note(question, action)
     return result
+
+
+def unanswered(question: Question) -> Mapping[str, Any]:
+    """The answer where somebody was asked and gave none. Raises `QuestionRefused`."""
+    if question.method == ELICITATION:
+        return CANCEL
+    raise QuestionRefused(f"The client did not answer {question.method}.", json_code=INTERNAL_ERROR)
 
 
 NOBODY, REFUSED, UNANSWERED, ANSWERED = "nobody could be asked", "refused", "unanswered", "answered"
