@@ -29,7 +29,7 @@ from toolcrib.events import (
 )
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Permission, Verdict
-from toolcrib.servers.questions import CANCEL, Asker, Question
+from toolcrib.servers.questions import CANCEL, REFUSED_BY_PERSON, AskedQuestion, Asker, Question, QuestionRefused
 
 if TYPE_CHECKING:
     from toolcrib.audit.log import AuditLog
@@ -119,12 +119,12 @@ class CallRecord:
         if CallIntended in self._bus.heard:
             self._bus.publish(CallIntended(**self._event_fields()))
 
-    def note_question(self, question: Question, action: str) -> None:
-        """What became of a server's question: its kind and its digest, not what was said."""
+    def note_question(self, asked: AskedQuestion, action: str) -> None:
+        """What became of a server's question, not what was said."""
         if self._audit is not None:
             entry = self._entry(EntryKind.QUESTION)
             entry.arguments, entry.outcome = None, action
-            entry.detail = {"asks": question.mode, "digest": question.digest}
+            entry.detail = {"asks": asked.mode, "digest": asked.digest}
             self._audit.note(entry)
 
     def finish(self, outcome: CallOutcome, result: bytes = b"", *, failure: str = "") -> None:
@@ -143,7 +143,7 @@ class CallRecord:
             self._audit.note(entry)
         if self._sessions is not None and session is not None:
             self._sessions.count(session, outcome, len(result))
-        kind = CallFinished if outcome is CallOutcome.OK else CallFailed
+        kind = CallFinished if outcome in (CallOutcome.OK, CallOutcome.ASKED) else CallFailed
         if kind in self._bus.heard:
             fields = self._event_fields()
             self._bus.publish(
@@ -202,8 +202,11 @@ class RecordedAsker:
             return CANCEL
         return await self._asker.ask(question)
 
+    async def permit(self, question: Question) -> None:
+        raise QuestionRefused("The owner cannot be asked.", json_code=REFUSED_BY_PERSON)
+
     def note(self, question: Question, action: str) -> None:
-        self._record.note_question(question, action)
+        self._record.note_question(question.asked, action)
 
 
 AGENT_ENDED = Decision(Verdict.DENY, "the agent has ended or its token was replaced")
