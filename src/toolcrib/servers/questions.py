@@ -216,6 +216,7 @@ async def settled(
         result = await asker.ask(question)
         result = await asyncio.to_thread(roots_inside, result, root) if question.method == ROOTS else result
         action = action_in(question.mode, result)
+        result = _with_defaults(question, result) if action == "accept" else result
     except QuestionRefused:
         asker.note(question, REFUSED)
         raise
@@ -245,6 +246,16 @@ def action_in(mode: str, result: Mapping[str, Any]) -> str:
     if action not in ("accept", "decline", "cancel"):
         raise QuestionRefused("The client's answer to a question is not valid: it has no action.")
     return str(action)
+
+
+def _with_defaults(question: Question, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An accepted form, with the schema's defaults for the fields that it leaves out."""
+    properties = question.schema.get("properties")
+    fields = properties.items() if question.mode == "form" and isinstance(properties, dict) else ()
+    defaults = {name: one["default"] for name, one in fields if isinstance(one, dict) and "default" in one}
+    content = result.get("content")
+    given = content if isinstance(content, dict) else {}
+    return {**result, "content": {**defaults, **given}} if defaults.keys() - given.keys() else result
 
 
 def _unasked(question: Question, root: Path | None) -> Mapping[str, Any]:
