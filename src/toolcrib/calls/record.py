@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import NotFound
@@ -29,7 +31,7 @@ from toolcrib.events import (
 )
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Permission, Verdict
-from toolcrib.servers.questions import CANCEL, Asker, Question
+from toolcrib.servers.questions import CANCEL, REFUSED_BY_PERSON, Asker, Question, QuestionRefused
 
 if TYPE_CHECKING:
     from toolcrib.audit.log import AuditLog
@@ -182,11 +184,12 @@ class CallRecord:
 
 
 class RecordedAsker:
-    """Passes a server's questions on, and records what became of them."""
+    """Passes a server's questions on, if the owner permits those that need it, and records what became of them."""
 
-    def __init__(self, record: CallRecord, asker: Asker | None) -> None:
+    def __init__(self, record: CallRecord, asker: Asker | None, approvals: Approvals | None) -> None:
         self._record = record
         self._asker = asker
+        self._approvals = approvals
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
@@ -200,6 +203,16 @@ class RecordedAsker:
     async def ask(self, question: Question) -> Mapping[str, Any]:
         if self._asker is None:
             return CANCEL
+        record = self._record
+        question = msgspec.structs.replace(question, tool=record.tool_name)
+        if question.needs_approval:
+            if self._approvals is None:
+                raise QuestionRefused(
+                    f"Server '{question.server}' may ask for a model's answer only with a person's approval, which is "
+                    "not available here.",
+                    json_code=REFUSED_BY_PERSON,
+                )
+            await self._approvals.ask_permission(question, agent=record.agent, conversation=record.context.conversation)
         return await self._asker.ask(question)
 
     def note(self, question: Question, action: str) -> None:

@@ -25,8 +25,9 @@ from toolcrib.calls import CallRequest
 from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
+from toolcrib.config.model import ConfigSource, Layer, RootsMode, ServerConfig, Transport
 from toolcrib.config.paths import Paths, project_of
+from toolcrib.core.answers import Answer, ServerQuestion, program_asker
 from toolcrib.core.daemon_catalog import DaemonCatalog, DaemonServerStates, daemon_offers
 from toolcrib.core.offer_source import PROMPT_METHOD
 from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
@@ -40,6 +41,7 @@ from toolcrib.errors import (
     Denied,
     InvalidArguments,
     NotFound,
+    ProtocolViolation,
     ServerFailure,
     ServerUnavailable,
     ToolcribError,
@@ -51,8 +53,10 @@ from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CallOut
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.servers.model import Offers, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.pool import ServerPool
-from toolcrib.servers.server import Server
+from toolcrib.servers.questions import ELICITATION, MAX_ROUNDS, needed_input, with_input
+from toolcrib.servers.server import Server, asks_input
 from toolcrib.servers.web import explain_status
+from toolcrib.servers.wire import CLIENT_CAPABILITIES_KEY
 
 _OUTCOME_OF_ERROR: tuple[tuple[type[BaseException], CallOutcome], ...] = (
     (asyncio.CancelledError, CallOutcome.CANCELLED),
@@ -133,10 +137,12 @@ class Connection(AsyncResource, ToolProvider):
         paths: Paths | None = None,
         environ: Mapping[str, str] | None = None,
         parent: str | None = None,
+        answer: Answer | None = None,
     ) -> None:
         """Connects as `agent` (its token is in this user's files) or with `token`. Otherwise leases an agent with
         `profile` (default `developer`) and `workdir` (default: the current folder), which ends with the connection;
-        `parent` limits its permissions.
+        `parent` limits its permissions. `answer` gets what servers ask during a call; without it, the questions of a
+        leased agent wait for the owner (`toolcrib approvals`), and others are cancelled.
         """
         if (agent or token) and (profile or workdir or parent):
             raise UsageError(
@@ -144,6 +150,7 @@ class Connection(AsyncResource, ToolProvider):
                 remedy="Omit profile, workdir and parent, or omit agent and token.",
             )
         self.bus = Bus()
+        self.own_asker = program_asker(answer)
         self.agent = agent or ""
         """Our agent's name in the daemon."""
         self._token = token or ""
@@ -155,6 +162,7 @@ class Connection(AsyncResource, ToolProvider):
             conversation=secrets.token_hex(5),
             lives=_AGENT_LIFETIME,
             parent=parent or "",
+            unattended=answer is None,
         )
         self._calls = itertools.count(1)
         self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed)
@@ -251,6 +259,8 @@ class Connection(AsyncResource, ToolProvider):
             # The daemon limits the calls of each server.
             max_waiting_calls=1_000_000,
             max_message_mb=_LARGEST_ANSWER_MB,
+            # The daemon knows the agent's project.
+            roots=RootsMode.NONE,
         )
 
     @property
@@ -326,15 +336,15 @@ class Connection(AsyncResource, ToolProvider):
             server="" if tool is None else tool.server,
             arguments=bytes(call.params.get("arguments", b"{}")),
         ) as finished:
-            answer = await self._answered(call, timeout)
+            answer = await self._answered(call, tool, timeout)
             result = read_answer(answer)
         finished(result)
         return answer, result
 
-    async def _answered(self, call: ToolCall, timeout: float | None) -> ServerAnswer:
+    async def _answered(self, call: ToolCall, tool: Tool | None, timeout: float | None) -> ServerAnswer:
         try:
             with self._advising(timeout):
-                answer = await self._live().call(call, timeout=timeout)
+                answer = await self._with_input(call, tool, timeout)
         except ServerUnavailable as error:
             if self._over:
                 raise ServerUnavailable(f"{self._over} The call did not run.", remedy="Connect again.") from error
@@ -342,6 +352,29 @@ class Connection(AsyncResource, ToolProvider):
         match msgspec.json.decode(answer.error or b"null"):
             case {"data": {"kind": str()}} as error:
                 raise error_from(error)
+        return answer
+
+    async def _with_input(self, call: ToolCall, tool: Tool | None, timeout: float | None) -> ServerAnswer:
+        """The last answer of a call, during which the program may answer what the server asks."""
+        asker, rounds = self.asker, 0
+        if asker is None:
+            return await self._live().call(call, timeout=timeout)
+        meta = {**call.meta, CLIENT_CAPABILITIES_KEY: asker.capabilities}
+        call = msgspec.structs.replace(call, meta=meta, takes_input=True)
+        while asks_input(answer := await self._live().call(call, timeout=timeout)):
+            rounds += 1
+            if rounds > MAX_ROUNDS:
+                raise ProtocolViolation(f"{call.name} asked more than {MAX_ROUNDS} times during one call.")
+            needed = needed_input(DAEMON, answer.result or b"")
+            for asked in needed.requests.values():
+                if asked.method != ELICITATION:
+                    raise ProtocolViolation(f"{call.name} asked for {asked.method!r}, which a program does not have.")
+            server, name = ("", call.name) if tool is None else (tool.server, tool.display)
+            answers = {
+                key: await asker.answered(ServerQuestion.of(server, name, one.params))
+                for key, one in needed.requests.items()
+            }
+            call = msgspec.structs.replace(call, params=with_input(call.params, answers, needed.state))
         return answer
 
     def _state_changed(self, server: str, state: ServerState) -> None:

@@ -55,6 +55,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """As the server sent them, except that the message names the server."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
+    tool: str = ""
+    """`server:tool`: the call that it belongs to, once that is known."""
 
     @property
     def mode(self) -> str:

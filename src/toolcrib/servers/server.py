@@ -47,7 +47,7 @@ _RETIRES = 0.05
 _ALIVE = frozenset({ServerState.CONNECTING, ServerState.READY})
 
 
-def _asks_input(answer: ServerAnswer) -> bool:
+def asks_input(answer: ServerAnswer) -> bool:
     result = answer.result
     return result is not None and b'"input_required"' in result and result_type(result) == INPUT_REQUIRED
 
@@ -180,7 +180,7 @@ class Server(Supervisor):
             link = await self._connected_for(call, listed)
             answer = await link.request(call.method, params, **how)
         rounds = 0
-        while not call.takes_input and _asks_input(answer):
+        while not call.takes_input and asks_input(answer):
             rounds += 1
             if rounds > MAX_ROUNDS:
                 raise ProtocolViolation(f"Server '{self.name}' asked more than {MAX_ROUNDS} times during one call.")
