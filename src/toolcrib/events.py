@@ -72,6 +72,8 @@ class CallOutcome(enum.StrEnum):
     DENIED = "denied"
     INVALID = "invalid"
     UNKNOWN = "unknown"
+    ASKED = "asked"
+    """The server asks something; the caller's next call has the answers."""
     REFUSED = "refused"
     """It may change something, and the audit log could not be written."""
 

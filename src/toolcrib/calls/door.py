@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,14 +24,13 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.calls.outcome import outcome_of, outcome_of_error, refuse_unfinished
 from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord, RecordedAsker
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import (
-    SERVER_UNAVAILABLE,
     AuditUnwritable,
-    CallTimeout,
     Denied,
     InvalidArguments,
     NotFound,
@@ -43,9 +42,7 @@ from toolcrib.errors import (
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
-from toolcrib.run_events import failure_in
 from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, ToolCall
-from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry
     from toolcrib.servers.account import Account
-    from toolcrib.servers.questions import Asker
+    from toolcrib.servers.questions import AskedQuestion, Asker
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +113,9 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     asker: Asker | None = None
     """Passes on what the server asks during the call; None: nobody can be asked."""
     takes_input: bool = False
-    """Whether the caller answers a modern server's questions itself (`input_required`), in a call of its own."""
+    """Whether the caller answers a modern server's questions itself, in a call of its own."""
+    answered: Sequence[tuple[AskedQuestion, str]] = ()
+    """The questions that this call answers, and what the person did."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
     logs: LogWish | None = None
@@ -304,6 +303,8 @@ class Door:
             takes_input=request.takes_input,
         )
         record.intend()
+        for asked, action in request.answered:
+            record.note_question(asked, action)
         if audit is not None:
             try:
                 await audit.flush()
@@ -324,16 +325,15 @@ class Door:
             except ServerUnavailable as error:
                 answer = await _repeated(record, request, call, error)
         except BaseException as error:
-            record.finish(CallOutcome.DENIED if record.stopped else _failure(error))
+            record.finish(CallOutcome.DENIED if record.stopped else outcome_of_error(error))
             raise
         finally:
             self.in_flight -= 1
             self.finished += 1
-        if not request.takes_input:
-            answer = _refuse_unfinished(answer, tool)
+        answer = refuse_unfinished(answer, tool)
         if answer.result is not None and b'"resource_link"' in answer.result:
             context.project.remember_links(record.agent, tool.server, answer.result)
-        outcome, failure = _ended(answer)
+        outcome, failure = outcome_of(answer)
         record.finish(outcome, answer.result or answer.error or b"", failure=failure)
         if audit is not None:
             # The call has run, so the answer is returned even if its outcome can only be written later.
@@ -447,54 +447,3 @@ def _not_written(record: CallRecord, error: StoreError) -> AuditUnwritable:
         f"{error.message}",
         remedy=error.remedy,
     )
-
-
-def _failure(error: BaseException) -> CallOutcome:
-    match error:
-        case asyncio.CancelledError():
-            return CallOutcome.CANCELLED
-        case CallTimeout():
-            return CallOutcome.TIMEOUT
-        case ServerFailure():
-            return CallOutcome.UNAVAILABLE
-        case _:
-            return CallOutcome.ERROR
-
-
-def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
-    """Turns an answer that isn't the final result (`input_required`, a task) into a failure; the caller would take it
-    for the result."""
-    kind = None if answer.result is None else result_type(answer.result)
-    if kind in (None, "complete"):
-        return answer
-    why = "it asks for input first" if kind == "input_required" else f"its answer is of the type {kind!r:.80}"
-    text = f"{tool.display} gave no result: {why}, which this client does not support."
-    if tool.kind is not OfferKind.TOOL:
-        return ServerAnswer(error=msgspec.json.encode({"code": SERVER_UNAVAILABLE, "message": text}))
-    return ServerAnswer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
-
-
-class _Flagged(msgspec.Struct):
-    failed: Any = msgspec.field(name="isError", default=False)
-    meta: Any = msgspec.field(name="_meta", default=None)
-
-
-_flagged = msgspec.json.Decoder(_Flagged).decode
-_MAX_INSPECTED_BYTES = 4 * 1024 * 1024
-"""Larger results aren't parsed for `isError`: no error message is that long."""
-
-
-def _ended(answer: ServerAnswer) -> tuple[CallOutcome, str]:
-    """The outcome, and the tool's report if the program that it ran failed."""
-    if answer.result is None:
-        return CallOutcome.ERROR, ""
-    if len(answer.result) > _MAX_INSPECTED_BYTES:
-        return CallOutcome.OK, ""
-    try:
-        flagged = _flagged(answer.result)
-    except (msgspec.MsgspecError, RecursionError):
-        return CallOutcome.OK, ""
-    if flagged.failed is True:
-        return CallOutcome.TOOL_ERROR, ""
-    failure = failure_in(flagged.meta) if flagged.meta else ""
-    return (CallOutcome.FAILED, failure) if failure else (CallOutcome.OK, "")

@@ -31,7 +31,7 @@ from toolcrib.events import (
 )
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Permission, Verdict
-from toolcrib.servers.questions import CANCEL, REFUSED_BY_PERSON, Asker, Question, QuestionRefused
+from toolcrib.servers.questions import CANCEL, REFUSED_BY_PERSON, AskedQuestion, Asker, Question, QuestionRefused
 
 if TYPE_CHECKING:
     from toolcrib.audit.log import AuditLog
@@ -121,12 +121,12 @@ class CallRecord:
         if CallIntended in self._bus.heard:
             self._bus.publish(CallIntended(**self._event_fields()))
 
-    def note_question(self, question: Question, action: str) -> None:
-        """What became of a server's question: its kind and its digest, not what was said."""
+    def note_question(self, asked: AskedQuestion, action: str) -> None:
+        """What became of a server's question, not what was said."""
         if self._audit is not None:
             entry = self._entry(EntryKind.QUESTION)
             entry.arguments, entry.outcome = None, action
-            entry.detail = {"asks": question.mode, "digest": question.digest}
+            entry.detail = {"asks": asked.mode, "digest": asked.digest}
             self._audit.note(entry)
 
     def finish(self, outcome: CallOutcome, result: bytes = b"", *, failure: str = "") -> None:
@@ -145,7 +145,7 @@ class CallRecord:
             self._audit.note(entry)
         if self._sessions is not None and session is not None:
             self._sessions.count(session, outcome, len(result))
-        kind = CallFinished if outcome is CallOutcome.OK else CallFailed
+        kind = CallFinished if outcome in (CallOutcome.OK, CallOutcome.ASKED) else CallFailed
         if kind in self._bus.heard:
             fields = self._event_fields()
             self._bus.publish(
@@ -184,7 +184,7 @@ class CallRecord:
 
 
 class RecordedAsker:
-    """Passes a server's questions on, if the owner permits those that need it, and records what became of them."""
+    """Passes a server's questions on, and records what became of them."""
 
     def __init__(self, record: CallRecord, asker: Asker | None, approvals: Approvals | None) -> None:
         self._record = record
@@ -203,20 +203,25 @@ class RecordedAsker:
     async def ask(self, question: Question) -> Mapping[str, Any]:
         if self._asker is None:
             return CANCEL
+        return await self._asker.ask(self._of_this_call(question))
+
+    async def permit(self, question: Question) -> None:
+        if self._approvals is None:
+            raise QuestionRefused(
+                f"Server '{question.server}' needs a person's approval to ask for a model's answer, which is not "
+                "available here.",
+                json_code=REFUSED_BY_PERSON,
+            )
         record = self._record
-        question = msgspec.structs.replace(question, tool=record.tool_name)
-        if question.needs_approval:
-            if self._approvals is None:
-                raise QuestionRefused(
-                    f"Server '{question.server}' may ask for a model's answer only with a person's approval, which is "
-                    "not available here.",
-                    json_code=REFUSED_BY_PERSON,
-                )
-            await self._approvals.ask_permission(question, agent=record.agent, conversation=record.context.conversation)
-        return await self._asker.ask(question)
+        await self._approvals.ask_permission(
+            self._of_this_call(question), agent=record.agent, conversation=record.context.conversation
+        )
+
+    def _of_this_call(self, question: Question) -> Question:
+        return msgspec.structs.replace(question, tool=self._record.tool_name)
 
     def note(self, question: Question, action: str) -> None:
-        self._record.note_question(question, action)
+        self._record.note_question(question.asked, action)
 
 
 AGENT_ENDED = Decision(Verdict.DENY, "the agent has ended or its token was replaced")

@@ -103,7 +103,13 @@ def _question_lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"page: {_json(params['url'])}"
         yield "Toolcrib does not open it. Open it yourself if you trust it, then approve."
     else:
-        yield from map(_field_line, form_fields(params.get("requestedSchema") or {}))
+        yield from map(_field_line, _fields(row))
+
+
+def _fields(row: Mapping[str, Any]) -> tuple[FormField, ...]:
+    params = {} if row["question"] is None else row["question"]["params"]
+    schema = params.get("requestedSchema") if isinstance(params, dict) else None
+    return form_fields(schema if isinstance(schema, dict) else {})
 
 
 def _field_line(field: FormField) -> str:
@@ -152,7 +158,7 @@ def approve(
     row = _ask_daemon("approval:list", {"id": id})["approvals"][0]
     asked = row["question"]
     if values or (asked is not None and asked["mode"] == "form"):
-        fields = form_fields(asked["params"].get("requestedSchema") or {}) if asked is not None else ()
+        fields = _fields(row)
         given["content"] = _typed(row, fields) if not values and sys.stdin.isatty() else _read(values or (), fields)
     return _answer(given, as_json=as_json)
 

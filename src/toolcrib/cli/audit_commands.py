@@ -122,7 +122,8 @@ class AuditRows:
             case "intent" if entry["call"] in self.cut_off:
                 return "it may have run"
             case "question":
-                return f"server {entry['server']} asked for {_ASKED.get(detail.get('asks'), '?')}: {entry['outcome']}"
+                what = _ASKED.get(str(detail.get("asks")), "something")
+                return f"server {entry['server']} asked for {what}: {entry['outcome']}"
             case "change":
                 return _change(str(entry["outcome"]), str(entry["agent"]), detail)
             case "gap":

@@ -2,8 +2,8 @@
 
 In: the client, conversation, folder and profile of a run. Out: events: `lease` (with its token and endpoint), then
 `listed`, `call` and `question` as they happen, and `ended` if the agent ends before its run. When the connection
-closes, for any reason, the agent ends. Only if the daemon stops does it stay, so that the next daemon can continue it (`resume`).
-`daemon_client.lease` is the client.
+closes, for any reason, the agent ends. Only if the daemon stops does it stay, so that the next daemon can continue it
+(`resume`). `daemon_client.lease` is the client.
 
 A program's own tools bypass the door, so its profile and the `workspace.yml` of its folder limit them. For an agent
 with a parent, the parent's profile limits them too, and they are allowed only as far as the parent may use the

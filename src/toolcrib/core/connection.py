@@ -27,7 +27,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ConfigSource, Layer, RootsMode, ServerConfig, Transport
 from toolcrib.config.paths import Paths, project_of
-from toolcrib.core.answers import Answer, ServerQuestion, program_asker
+from toolcrib.core.answers import Answer, ProgramAsker, ServerQuestion, program_asker
 from toolcrib.core.daemon_catalog import DaemonCatalog, DaemonServerStates, daemon_offers
 from toolcrib.core.offer_source import PROMPT_METHOD
 from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
@@ -41,7 +41,6 @@ from toolcrib.errors import (
     Denied,
     InvalidArguments,
     NotFound,
-    ProtocolViolation,
     ServerFailure,
     ServerUnavailable,
     ToolcribError,
@@ -53,10 +52,9 @@ from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CallOut
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.servers.model import Offers, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.pool import ServerPool
-from toolcrib.servers.questions import ELICITATION, MAX_ROUNDS, needed_input, with_input
-from toolcrib.servers.server import Server, asks_input
+from toolcrib.servers.questions import Question, QuestionRefused, naming
+from toolcrib.servers.server import Server
 from toolcrib.servers.web import explain_status
-from toolcrib.servers.wire import CLIENT_CAPABILITIES_KEY
 
 _OUTCOME_OF_ERROR: tuple[tuple[type[BaseException], CallOutcome], ...] = (
     (asyncio.CancelledError, CallOutcome.CANCELLED),
@@ -336,15 +334,17 @@ class Connection(AsyncResource, ToolProvider):
             server="" if tool is None else tool.server,
             arguments=bytes(call.params.get("arguments", b"{}")),
         ) as finished:
-            answer = await self._answered(call, tool, timeout)
+            if (asker := self.asker) is not None:
+                call = msgspec.structs.replace(call, asker=_DaemonAsker(asker, call.name, tool))
+            answer = await self._answered(call, timeout)
             result = read_answer(answer)
         finished(result)
         return answer, result
 
-    async def _answered(self, call: ToolCall, tool: Tool | None, timeout: float | None) -> ServerAnswer:
+    async def _answered(self, call: ToolCall, timeout: float | None) -> ServerAnswer:
         try:
             with self._advising(timeout):
-                answer = await self._with_input(call, tool, timeout)
+                answer = await self._live().call(call, timeout=timeout)
         except ServerUnavailable as error:
             if self._over:
                 raise ServerUnavailable(f"{self._over} The call did not run.", remedy="Connect again.") from error
@@ -352,29 +352,6 @@ class Connection(AsyncResource, ToolProvider):
         match msgspec.json.decode(answer.error or b"null"):
             case {"data": {"kind": str()}} as error:
                 raise error_from(error)
-        return answer
-
-    async def _with_input(self, call: ToolCall, tool: Tool | None, timeout: float | None) -> ServerAnswer:
-        """The last answer of a call, during which the program may answer what the server asks."""
-        asker, rounds = self.asker, 0
-        if asker is None:
-            return await self._live().call(call, timeout=timeout)
-        meta = {**call.meta, CLIENT_CAPABILITIES_KEY: asker.capabilities}
-        call = msgspec.structs.replace(call, meta=meta, takes_input=True)
-        while asks_input(answer := await self._live().call(call, timeout=timeout)):
-            rounds += 1
-            if rounds > MAX_ROUNDS:
-                raise ProtocolViolation(f"{call.name} asked more than {MAX_ROUNDS} times during one call.")
-            needed = needed_input(DAEMON, answer.result or b"")
-            for asked in needed.requests.values():
-                if asked.method != ELICITATION:
-                    raise ProtocolViolation(f"{call.name} asked for {asked.method!r}, which a program does not have.")
-            server, name = ("", call.name) if tool is None else (tool.server, tool.display)
-            answers = {
-                key: await asker.answered(ServerQuestion.of(server, name, one.params))
-                for key, one in needed.requests.items()
-            }
-            call = msgspec.structs.replace(call, params=with_input(call.params, answers, needed.state))
         return answer
 
     def _state_changed(self, server: str, state: ServerState) -> None:
@@ -389,6 +366,27 @@ class Connection(AsyncResource, ToolProvider):
         if self._server is None:
             raise self._not_open()
         return self._server
+
+
+class _DaemonAsker:
+    """Asks the program what a server asks through the daemon, which has named the server in its message."""
+
+    root = None
+
+    def __init__(self, asker: ProgramAsker, name: str, tool: Tool | None) -> None:
+        self.capabilities = asker.capabilities
+        self._asker = asker
+        self._server, self._tool = ("", name) if tool is None else (tool.server, tool.display)
+
+    async def ask(self, question: Question) -> Mapping[str, Any]:
+        params = {**question.params, "message": question.params["message"].removeprefix(naming(question))}
+        return await self._asker.answered(ServerQuestion.of(self._server, self._tool, params))
+
+    async def permit(self, question: Question) -> None:
+        raise QuestionRefused("A program has no model to ask.")
+
+    def note(self, question: Question, action: str) -> None:
+        """The daemon's audit log has it."""
 
 
 def _refused(url: str, why: str) -> ToolcribError:

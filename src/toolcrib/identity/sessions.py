@@ -216,7 +216,7 @@ class SessionRegistry:
         session.result_bytes += size
         if outcome is CallOutcome.DENIED:
             session.denied += 1
-        elif outcome is not CallOutcome.OK:
+        elif outcome not in (CallOutcome.OK, CallOutcome.ASKED):
             session.failed += 1
         if not session.changed:
             self._mark(session)

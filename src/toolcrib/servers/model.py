@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 if TYPE_CHECKING:
-    from toolcrib.servers.questions import CallAsker
+    from toolcrib.servers.questions import CallAsker, PassedQuestions
 
 MODERN_VERSION = "2026-07-28"
 
@@ -100,10 +100,12 @@ class Offers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):
-    """The server's answer as raw JSON: exactly one of the two is set."""
+    """The server's answer: exactly one of the three is set. The first two are raw JSON."""
 
     result: bytes | None = None
     error: bytes | None = None
+    questions: PassedQuestions | None = None
+    """What the caller must answer first, if it takes input itself."""
 
 
 class PastError(NamedTuple):

@@ -77,6 +77,17 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         about = self.params.get("url") if self.mode == "url" else self.schema
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:16]
 
+    @property
+    def asked(self) -> AskedQuestion:
+        return AskedQuestion(self.mode, self.digest)
+
+
+class AskedQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """What is remembered of a question."""
+
+    mode: str
+    digest: str
+
 
 class Asker(Protocol):
     """Passes a server's questions to someone who can answer."""
@@ -97,6 +108,10 @@ class CallAsker(Asker, Protocol):
     @property
     def root(self) -> Path | None:
         """The caller's project."""
+        ...
+
+    async def permit(self, question: Question) -> None:
+        """Gets the owner's approval to pass the question on. Raises `QuestionRefused`."""
         ...
 
     def note(self, question: Question, action: str) -> None:
@@ -193,26 +208,33 @@ async def settled(
             result = _unasked(question, root)
             asker.note(question, NOBODY)
             return result
+        if question.needs_approval:
+            await asker.permit(question)
         result = await asker.ask(question)
+        result = await asyncio.to_thread(roots_inside, result, root) if question.method == ROOTS else result
+        action = action_in(question.mode, result)
     except QuestionRefused:
         asker.note(question, REFUSED)
         raise
     except asyncio.CancelledError:
         asker.note(question, UNANSWERED)
         raise
-    asker.note(question, action_in(question, result))
-    if question.method == ROOTS:
-        return await asyncio.to_thread(_roots_inside, result, root)
+    asker.note(question, action)
     return result
 
 
 NOBODY, REFUSED, UNANSWERED, ANSWERED = "nobody could be asked", "refused", "unanswered", "answered"
 
 
-def action_in(question: Question, result: Any) -> str:
-    """What the person did: `accept`, `decline` or `cancel`; `answered` for questions without such a choice."""
-    action = result.get("action") if isinstance(result, Mapping) and question.method == ELICITATION else None
-    return action if action in ("accept", "decline", "cancel") else ANSWERED
+def action_in(mode: str, result: Mapping[str, Any]) -> str:
+    """What the person did: `accept`, `decline` or `cancel`; `answered` for questions without such a choice. Raises
+    `QuestionRefused` for an invalid answer."""
+    if mode not in ("form", "url"):
+        return ANSWERED
+    action = result.get("action")
+    if action not in ("accept", "decline", "cancel"):
+        raise QuestionRefused("The client's answer to a question is not valid: it has no action.")
+    return str(action)
 
 
 def _unasked(question: Question, root: Path | None) -> Mapping[str, Any]:
@@ -229,13 +251,35 @@ def _unasked(question: Question, root: Path | None) -> Mapping[str, Any]:
             )
 
 
-async def all_settled(
-    config: ServerConfig, needed: NeededInput, asker: CallAsker | None, root: Path | None
-) -> dict[str, Mapping[str, Any]]:
-    """The answers to all questions of one round, asked together. Raises `QuestionRefused`."""
-    prepared_ones = {key: prepared(config, one.method, one.params, asker) for key, one in needed.requests.items()}
-    answers = await asyncio.gather(*(settled(config, one, asker, root) for one in prepared_ones.values()))
-    return dict(zip(prepared_ones, answers, strict=True))
+class PassedQuestions(msgspec.Struct, frozen=True):
+    """The questions of one round that the caller answers in a call of its own."""
+
+    questions: Mapping[str, Question]
+    answers: Mapping[str, Mapping[str, Any]]
+    """Our own answers to the other questions of the round."""
+    state: str | None
+    """The server's."""
+
+
+async def settle_round(
+    config: ServerConfig, needed: NeededInput, asker: CallAsker | None, root: Path | None, *, passes: bool
+) -> PassedQuestions:
+    """Answers the questions of one round, together. `passes`: leaves those to the caller that only it can answer.
+    Raises `QuestionRefused`."""
+    asked = {key: prepared(config, one.method, one.params, asker) for key, one in needed.requests.items()}
+    passed = {key: one for key, one in asked.items() if passes and _is_for_caller(config, one, asker)}
+    for one in passed.values():
+        if asker is not None and one.needs_approval:
+            await asker.permit(one)
+    own = {key: one for key, one in asked.items() if key not in passed}
+    answers = await asyncio.gather(*(settled(config, one, asker, root) for one in own.values()))
+    return PassedQuestions(passed, dict(zip(own, answers, strict=True)), needed.state)
+
+
+def _is_for_caller(config: ServerConfig, question: Question, asker: CallAsker | None) -> bool:
+    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+        return False
+    return asker is not None and can_answer(asker.capabilities, question)
 
 
 def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
@@ -302,7 +346,7 @@ def _roots_of(root: Path | None) -> dict[str, Any]:
     return {"roots": [] if root is None else [{"uri": root.as_uri(), "name": root.name or str(root)}]}
 
 
-def _roots_inside(result: Mapping[str, Any], root: Path | None) -> dict[str, Any]:
+def roots_inside(result: Mapping[str, Any], root: Path | None) -> dict[str, Any]:
     """A client's roots, as far as they are inside the caller's project. Reads the disk."""
     kept = []
     roots = result.get("roots")
@@ -388,20 +432,23 @@ def host_of(url: str) -> str:
 def _naming(question: Question) -> dict[str, Any]:
     """The params with the server's name in front of what a person or a model reads."""
     params = dict(question.params)
-    name = printable(question.server)
     if question.mode == "sampling":
-        system = params.get("systemPrompt")
-        return {**params, "systemPrompt": f"This request is from the MCP server '{name}'. {system or ''}".rstrip()}
+        return {**params, "systemPrompt": f"{naming(question)}{params.get('systemPrompt') or ''}".rstrip()}
     message = params.get("message")
     said = message if isinstance(message, str) else ""
-    if question.mode == "url":
-        host = host_of(params["url"])
-        odd = " (check this name: it contains other letters than it seems to)" if "xn--" in host else ""
-        return {
-            **params,
-            "message": f"Server '{name}' asks you to open a page of {host}{odd}: {said[:LONGEST_MESSAGE]}",
-        }
-    return {**params, "message": f"Server '{name}' asks: {said[:LONGEST_MESSAGE]}"}
+    return {**params, "message": f"{naming(question)}{said[:LONGEST_MESSAGE]}"}
+
+
+def naming(question: Question) -> str:
+    """The words in front of a question's text."""
+    name = printable(question.server)
+    if question.mode == "sampling":
+        return f"This request is from the MCP server '{name}'. "
+    if question.mode == "form":
+        return f"Server '{name}' asks: "
+    host = host_of(question.params["url"])
+    odd = " (check this name: it contains other letters than it seems to)" if "xn--" in host else ""
+    return f"Server '{name}' asks you to open a page of {host}{odd}: "
 
 
 class NeededInput(msgspec.Struct, frozen=True):

@@ -31,9 +31,9 @@ from toolcrib.servers.model import (
 from toolcrib.servers.questions import (
     INPUT_REQUIRED,
     MAX_ROUNDS,
-    all_settled,
     needed_input,
     offered_capabilities,
+    settle_round,
     with_input,
 )
 from toolcrib.servers.resource_watch import LOG_LEVEL_KEY
@@ -47,7 +47,7 @@ _RETIRES = 0.05
 _ALIVE = frozenset({ServerState.CONNECTING, ServerState.READY})
 
 
-def asks_input(answer: ServerAnswer) -> bool:
+def _asks_input(answer: ServerAnswer) -> bool:
     result = answer.result
     return result is not None and b'"input_required"' in result and result_type(result) == INPUT_REQUIRED
 
@@ -180,13 +180,15 @@ class Server(Supervisor):
             link = await self._connected_for(call, listed)
             answer = await link.request(call.method, params, **how)
         rounds = 0
-        while not call.takes_input and asks_input(answer):
+        while _asks_input(answer):
             rounds += 1
             if rounds > MAX_ROUNDS:
                 raise ProtocolViolation(f"Server '{self.name}' asked more than {MAX_ROUNDS} times during one call.")
             needed = needed_input(self.name, answer.result or b"")
-            answers = await all_settled(self.config, needed, call.asker, self.root)
-            answer = await link.request(call.method, with_input(params, answers, needed.state), **how)
+            settled = await settle_round(self.config, needed, call.asker, self.root, passes=call.takes_input)
+            if settled.questions:
+                return ServerAnswer(questions=settled)
+            answer = await link.request(call.method, with_input(params, settled.answers, needed.state), **how)
         return answer
 
     def _declaring(self, call: ToolCall, meta: Mapping[str, Any]) -> Mapping[str, Any]:
