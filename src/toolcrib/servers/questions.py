@@ -57,6 +57,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """As the server sent them, except that the message names the server."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
+    tool: str = ""
+    """`server:tool`: the call that it belongs to, once that is known."""
 
     @property
     def mode(self) -> str:
@@ -453,20 +455,23 @@ def host_of(url: str) -> str:
 def _naming(question: Question) -> dict[str, Any]:
     """The params with the server's name in front of what a person or a model reads."""
     params = dict(question.params)
-    name = printable(question.server)
     if question.mode == "sampling":
-        system = params.get("systemPrompt")
-        return {**params, "systemPrompt": f"This request is from the MCP server '{name}'. {system or ''}".rstrip()}
+        return {**params, "systemPrompt": f"{naming(question)}{params.get('systemPrompt') or ''}".rstrip()}
     message = params.get("message")
     said = message if isinstance(message, str) else ""
-    if question.mode == "url":
-        host = host_of(params["url"])
-        odd = " (check this name: it contains other letters than it seems to)" if "xn--" in host else ""
-        return {
-            **params,
-            "message": f"Server '{name}' asks you to open a page of {host}{odd}: {said[:LONGEST_MESSAGE]}",
-        }
-    return {**params, "message": f"Server '{name}' asks: {said[:LONGEST_MESSAGE]}"}
+    return {**params, "message": f"{naming(question)}{said[:LONGEST_MESSAGE]}"}
+
+
+def naming(question: Question) -> str:
+    """The words in front of a question's text."""
+    name = printable(question.server)
+    if question.mode == "sampling":
+        return f"This request is from the MCP server '{name}'. "
+    if question.mode == "form":
+        return f"Server '{name}' asks: "
+    host = host_of(question.params["url"])
+    odd = " (check this name: it contains other letters than it seems to)" if "xn--" in host else ""
+    return f"Server '{name}' asks you to open a page of {host}{odd}: "
 
 
 class NeededInput(msgspec.Struct, frozen=True):
