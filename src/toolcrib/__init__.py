@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from toolcrib.coding_agents.run_result import ExecutionResult
     from toolcrib.config.from_code import HttpServer, SseServer, StdioServer, WebSocketServer, server_config
     from toolcrib.config.model import ServerConfig
+    from toolcrib.core.answers import ServerQuestion
     from toolcrib.core.connection import Connection
     from toolcrib.core.crib import Crib
     from toolcrib.core.kit import Client, Kit
@@ -63,6 +64,7 @@ __all__ = [
     "RenameTools",
     "Result",
     "ServerConfig",
+    "ServerQuestion",
     "SseServer",
     "StdioServer",
     "ToolProvider",
@@ -89,6 +91,7 @@ _NAMES = {
     "coding_agents.run_result": "ExecutionResult",
     "config.from_code": "HttpServer SseServer StdioServer WebSocketServer server_config",
     "config.model": "ServerConfig",
+    "core.answers": "ServerQuestion",
     "core.connection": "Connection",
     "core.crib": "Crib",
     "core.kit": "Client Kit",

@@ -152,7 +152,20 @@ class AgentEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ApprovalsChanged(Event):
-    """A call waits for approval, or no longer does."""
+    """A call or a question waits for the owner, or no longer does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionWaits(Event):
+    """A server's question waits for the owner's answer."""
+
+    id: str
+    """Of the approval."""
+    agent: str
+    server: str
+    tool: str
+    mode: str
+    """`form`, `url` or `sampling`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolcrib.config.from_code import DeclaredServer
 from toolcrib.config.model import ServerConfig
+from toolcrib.core.answers import Answer
 
 if TYPE_CHECKING:
     from toolcrib.catalog.offered_tool import Filter
@@ -85,6 +86,7 @@ class AgentOptions:
     - keep, drop, transform: which of their tools are offered, and how
     - coding_tools: "none", "read-only", "all", or CodingTools.all(FOLDER)
     - approve: called before a tool may change something
+    - answer: called when a server asks something during a call
     - history: the `messages` of an earlier run's last event
     - max_steps, timeout, retries: limits for model answers, seconds in total, and repetitions of a failed request
     """
@@ -114,6 +116,9 @@ class AgentOptions:
     """The `messages` of a run's last event, to continue from there."""
     approve: Approve | None = None
     """Called before each call of a tool that may change something."""
+    answer: Answer | None = None
+    """Called when a server asks something during a call. Without it, the `crib` answers, and other servers' questions
+    are cancelled."""
     retries: int = 4
     """How often a failed or rate-limited request is repeated."""
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from toolcrib.agent_loop.setup import RunSetup, prepare_run
 from toolcrib.agent_loop.tool_calls import CallApproval, ToolCaller
 from toolcrib.agent_loop.tool_sources import CheckedTools, MissingServers, collect_tools
 from toolcrib.catalog.tool import Tool
+from toolcrib.core.answers import answering, program_asker
 from toolcrib.core.toolbox import Tools
 from toolcrib.errors import ToolcribError, UsageError
 
@@ -230,7 +231,9 @@ class _Life:
 
     async def _whole(self, prompt: str, options: AgentOptions, queue: EventQueue, run_id: str) -> None:
         _within.set(_within.get() | {run_id})
-        self._lifecycle = RunLifecycle(await prepare_run(prompt, options), queue, run_id)
+        setup = await prepare_run(prompt, options)
+        answering.set(program_asker(options.answer))
+        self._lifecycle = RunLifecycle(setup, queue, run_id)
         await self._lifecycle.run()
 
     def stop(self) -> None:

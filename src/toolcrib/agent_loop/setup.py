@@ -141,6 +141,10 @@ CHECKS: Mapping[str, OptionCheck] = {
         fits=lambda value: value is None or callable(value),
         remedy="Pass a function that takes a ToolRequest and returns True, False, or a reason.",
     ),
+    "answer": OptionCheck(
+        fits=lambda value: value is None or callable(value),
+        remedy="Pass a function that takes a ServerQuestion and returns the form's values, True, False or None.",
+    ),
     "retries": OptionCheck(fits=lambda value: _is_whole(value, 0), remedy="Pass a whole number, 0 or more."),
     "settings": OptionCheck(fits=_is_plain_mapping, remedy='Pass a mapping, such as {"temperature": 0}.'),
     "environ": OptionCheck(

@@ -299,7 +299,7 @@ class Door:
             headers=tool.param_headers(record.checked),
             logs=request.logs,
             agent=record.agent,
-            asker=RecordedAsker(record, request.asker),
+            asker=RecordedAsker(record, request.asker, self._approvals),
             takes_input=request.takes_input,
         )
         record.intend()

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import NotFound
@@ -184,13 +186,11 @@ class CallRecord:
 class RecordedAsker:
     """Passes a server's questions on, and records what became of them."""
 
-    def __init__(self, record: CallRecord, asker: Asker | None) -> None:
+    def __init__(self, record: CallRecord, asker: Asker | None, approvals: Approvals | None) -> None:
         self._record = record
         self._asker = asker
-
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        return {} if self._asker is None else self._asker.capabilities
+        self._approvals = approvals
+        self.capabilities: Mapping[str, Any] = {} if asker is None else asker.capabilities
 
     @property
     def root(self) -> Path | None:
@@ -200,10 +200,22 @@ class RecordedAsker:
     async def ask(self, question: Question) -> Mapping[str, Any]:
         if self._asker is None:
             return CANCEL
-        return await self._asker.ask(question)
+        return await self._asker.ask(self._of_this_call(question))
 
     async def permit(self, question: Question) -> None:
-        raise QuestionRefused("The owner cannot be asked.", json_code=REFUSED_BY_PERSON)
+        if self._approvals is None:
+            raise QuestionRefused(
+                f"Server '{question.server}' needs a person's approval to ask for a model's answer, which is not "
+                "available here.",
+                json_code=REFUSED_BY_PERSON,
+            )
+        record = self._record
+        await self._approvals.ask_permission(
+            self._of_this_call(question), agent=record.agent, conversation=record.context.conversation
+        )
+
+    def _of_this_call(self, question: Question) -> Question:
+        return msgspec.structs.replace(question, tool=self._record.tool_name)
 
     def note(self, question: Question, action: str) -> None:
         self._record.note_question(question.asked, action)

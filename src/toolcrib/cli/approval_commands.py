@@ -1,14 +1,16 @@
-"""`approvals`, `approve`, `refuse`: calls waiting for approval.
+"""`approvals`, `approve`, `refuse`: calls and servers' questions that wait for the owner.
 
-In: command-line arguments. Out: an exit code. Only the daemon holds waiting calls. Arguments are shown as the JSON that
-the agent sent, so that they can't imitate other output on the screen.
+In: command-line arguments, or what the owner types at the terminal. Out: an exit code. Only the daemon holds what
+waits, and it checks the answers. Texts of agents and servers are shown as JSON, so that they can't imitate other output
+on the screen.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +20,7 @@ from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.show import visible
 from toolcrib.errors import DaemonNotRunning, UsageError
+from toolcrib.servers.form import FieldKind, FormField, form_fields
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -28,7 +31,7 @@ _MAX_ARGUMENT_LENGTH = 1000
 """Characters of an argument in the list; `approvals ID` shows it whole."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
-ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The call's ID, as shown by `toolcrib approvals`.")]
+ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The ID that `toolcrib approvals` shows.")]
 Always = Annotated[
     bool, typer.Option("--always", help="Remember the answer as a rule for this agent and exactly this tool.")
 ]
@@ -36,14 +39,12 @@ Always = Annotated[
 
 @commands.command()
 def approvals(
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Show only this call, with complete arguments.")
-    ] = None,
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="Show only this call or question, complete.")] = None,
     *,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until there is a call to answer.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until there is something to answer.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show the calls waiting for your approval."""
+    """Show the calls waiting for your approval, and servers' questions waiting for your answer."""
     if id is not None and wait:
         raise UsageError("ID and --wait can't be used together.", remedy="Use one of them.")
     found = _ask_daemon("approval:list", {} if id is None else {"id": id})
@@ -59,19 +60,63 @@ def approvals(
 
 
 def _say_approval(row: Mapping[str, Any], limit: int | None) -> None:
-    """The agent's text is shown as JSON, so that it can't imitate other output."""
-    say(visible(f"{row['id']}  {row['agent']} wants to call {_quoted_name(row['tool'])}; {row['left']:.0f} s left"))
-    say(visible(f"      asked because of {row['rule']}"))
+    say(visible(f"{row['id']}  {_headline(row)}; {row['left']:.0f} s left"))
+    if row["rule"]:
+        say(visible(f"      asked because of {row['rule']}"))
     if row["conversation"] != "default":
         say(visible(f"      in the conversation {_json(row['conversation'])}"))
     whole = row["whole"]
-    for line in map(
-        visible, (*_value_lines(row["arguments"]), *(f"also sent: {line}" for line in _value_lines(row["besides"])))
-    ):
+    lines = _call_lines(row) if row["question"] is None else _question_lines(row)
+    for line in map(visible, lines):
         say(f"      {line[:limit]}{'' if line[:limit] == line else '…'}")
         whole = whole and line[:limit] == line
     if not whole:
-        hint(f"      Shortened: `toolcrib approvals {row['id']}` shows the whole call.")
+        hint(f"      Shortened: `toolcrib approvals {row['id']}` shows everything.")
+
+
+def _headline(row: Mapping[str, Any]) -> str:
+    agent, tool, asked = row["agent"], _quoted_name(row["tool"]), row["question"]
+    match asked and asked["mode"]:
+        case None:
+            return f"{agent} wants to call {tool}"
+        case "form":
+            return f"server {asked['server']} asks {agent} to fill in a form, in {tool}"
+        case "url":
+            return f"server {asked['server']} asks {agent} to open a page of {asked['host']}, in {tool}"
+        case _:
+            return f"server {asked['server']} wants an answer of {agent}'s model, in {tool}"
+
+
+def _call_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    yield from _value_lines(row["arguments"])
+    yield from (f"also sent: {line}" for line in _value_lines(row["besides"]))
+
+
+def _question_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    asked = row["question"]
+    params = asked["params"]
+    if asked["mode"] == "sampling" or not isinstance(params, dict):
+        yield from _value_lines(params)
+        return
+    yield _json(params.get("message"))
+    if asked["mode"] == "url":
+        yield f"page: {_json(params['url'])}"
+        yield "Toolcrib does not open it. Open it yourself if you trust it, then approve."
+    else:
+        yield from map(_field_line, _fields(row))
+
+
+def _fields(row: Mapping[str, Any]) -> tuple[FormField, ...]:
+    params = {} if row["question"] is None else row["question"]["params"]
+    schema = params.get("requestedSchema") if isinstance(params, dict) else None
+    return form_fields(schema if isinstance(schema, dict) else {})
+
+
+def _field_line(field: FormField) -> str:
+    texts = [_json(text) for text in (field.title, field.description) if text]
+    default = [] if field.default is None else [f"default {_json(field.default)}"]
+    parts = [field.expected, *default, *(["required"] if field.required and not default else [])]
+    return f"{_quoted_name(field.name)}: {'; '.join(parts)}{'  ' if texts else ''}{'  '.join(texts)}"
 
 
 def _value_lines(sent: Any) -> list[str]:
@@ -89,25 +134,137 @@ def _quoted_name(name: str) -> str:
 
 
 @commands.command()
-def approve(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -> int:
-    """Approve a waiting call."""
-    return _answer(id, approved=True, always=always, as_json=as_json)
+def approve(
+    id: ApprovalId,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE", help="A value of the form; repeat it for each, and for each choice of several."
+        ),
+    ] = None,
+    *,
+    content: Annotated[
+        str | None, typer.Option("--content", metavar="JSON", help="The form's values, as a JSON object.")
+    ] = None,
+    always: Always = False,
+    as_json: AsJson = False,
+) -> int:
+    """Approve a waiting call, or accept a server's question. At a terminal, a form's fields are asked one by one."""
+    if values and content is not None:
+        raise UsageError("NAME=VALUE and --content can't be used together.", remedy="Use one of them.")
+    given: dict[str, Any] = {"id": id, "approved": True, "always": always}
+    if content is not None:
+        return _answer({**given, "content": _object(content)}, as_json=as_json)
+    row = _ask_daemon("approval:list", {"id": id})["approvals"][0]
+    asked = row["question"]
+    if values or (asked is not None and asked["mode"] == "form"):
+        fields = _fields(row)
+        given["content"] = _typed(row, fields) if not values and sys.stdin.isatty() else _read(values or (), fields)
+    return _answer(given, as_json=as_json)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--content is not JSON: {error}.", remedy="Pass a JSON object, in quotes.") from None
+    if not isinstance(value, dict):
+        raise UsageError("--content is not a JSON object.", remedy='Pass an object such as {"name": "value"}.')
+    return value
+
+
+def _read(values: Sequence[str], fields: Sequence[FormField]) -> dict[str, Any]:
+    by_name = {field.name: field for field in fields}
+    content: dict[str, Any] = {}
+    for one in values:
+        name, equals, text = one.partition("=")
+        if not equals:
+            raise UsageError(f"{one!r} is not NAME=VALUE.", remedy="Write name=value for each field.")
+        field = by_name.get(name)
+        value = text if field is None else _value(field, text)
+        chosen = [*content.get(name, ()), *value] if field is not None and field.kind is FieldKind.CHOICES else value
+        content[name] = chosen
+    return content
+
+
+def _value(field: FormField, text: str) -> Any:
+    """The typed text as the field's kind. One that does not fit stays text, and is refused with the reason."""
+    match field.kind:
+        case FieldKind.BOOLEAN:
+            return _WORDS.get(text.strip().lower(), text)
+        case FieldKind.CHOICE:
+            return _choice(field, text)
+        case FieldKind.CHOICES if text.startswith("["):
+            return _parsed(text)
+        case FieldKind.CHOICES:
+            return [_choice(field, text)]
+        case FieldKind.TEXT:
+            return text
+        case _:
+            return _parsed(text)
+
+
+_WORDS = {**dict.fromkeys(("true", "yes", "y"), True), **dict.fromkeys(("false", "no", "n"), False)}
+
+
+def _choice(field: FormField, text: str) -> str:
+    """A value of the field, for its value or its title."""
+    titled = [value for value, title in field.choices.items() if title == text]
+    return titled[0] if text not in field.choices and len(titled) == 1 else text
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _typed(row: Mapping[str, Any], fields: Sequence[FormField]) -> dict[str, Any]:
+    """What the owner types at the terminal."""
+    _say_approval(row, None)
+    content: dict[str, Any] = {}
+    for field in fields:
+        if (value := _typed_value(field)) is not None:
+            content[field.name] = value
+    return content
+
+
+def _typed_value(field: FormField) -> Any:
+    """None if the field is left out, or has its default."""
+    several = field.kind is FieldKind.CHOICES
+    while True:
+        sys.stderr.write(visible(f"{_quoted_name(field.name)}{' (separated by commas)' if several else ''}: "))
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            raise UsageError("The form was not filled in.", remedy="It keeps waiting; run the command again.")
+        text = line.rstrip("\r\n")
+        if not text and (field.default is not None or not field.required):
+            return None
+        value = _value(field, text)
+        if several and not text.startswith("["):
+            value = [_choice(field, one.strip()) for one in text.split(",")]
+        if field.accepts(value):
+            return value
+        hint(f"It must be {visible(field.expected)}.")
 
 
 @commands.command()
 def refuse(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -> int:
-    """Refuse a waiting call."""
-    return _answer(id, approved=False, always=always, as_json=as_json)
+    """Refuse a waiting call, or decline a server's question."""
+    return _answer({"id": id, "approved": False, "always": always}, as_json=as_json)
 
 
-def _answer(id: str, *, approved: bool, always: bool, as_json: bool) -> int:
-    found = printed(_ask_daemon("approval:answer", {"id": id, "approved": approved, "always": always}), as_json=as_json)
-    call = found["approval"]
-    what = visible(f"{call['tool']} for {call['agent']}")
+def _answer(given: dict[str, Any], *, as_json: bool) -> int:
+    found = printed(_ask_daemon("approval:answer", given), as_json=as_json)
+    waited = found["approval"]
+    asked = waited["question"]
+    what = visible(f"{'' if asked is None else 'the question in '}{waited['tool']} for {waited['agent']}")
     others = len(found["answered"]) - 1
     if found["answered"]:
-        more = f", and {others} more waiting for the same tool" if others > 0 else ""
-        say(f"{'Approved' if approved else 'Refused'}: {what}{more}.")
+        more = f", and {others} more waiting for the same tool" if others > 0 and asked is None else ""
+        say(f"{'Approved' if given['approved'] else 'Refused'}: {what}{more}.")
     else:
         hint(f"The call is no longer waiting: {what}.")
     if found["rule"]:

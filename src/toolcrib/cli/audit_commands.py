@@ -1,7 +1,7 @@
 """`audit` and `audit verify`: shows the audit log and checks that it is unchanged.
 
-In: command-line arguments. Out: an exit code. The table joins a call's intent and outcome in one line; `--json` prints
-the entries as they are.
+In: command-line arguments. Out: an exit code. The table joins a call's intent and outcome in one line, and has one
+for each question of a server; `--json` prints the entries as they are.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AuditRows:
         """One row for each call, at the position of its newest entry, and one for every other entry."""
         newest: dict[Any, Mapping[str, Any]] = {}
         for entry in entries:
-            key = entry["call"] or entry["seq"]
+            key = entry["seq"] if entry["kind"] == "question" else entry["call"] or entry["seq"]
             newest.pop(key, None)
             newest[key] = entry
         return [self.cells(entry) for entry in newest.values()]
@@ -109,6 +109,8 @@ class AuditRows:
                 return str(entry["outcome"])
             case "intent":
                 return "cut off" if entry["call"] in self.cut_off else "running"
+            case "question":
+                return "asked"
             case other:
                 return str(other)
 
@@ -119,6 +121,9 @@ class AuditRows:
                 return f"{entry['rule']}; signed in at {detail['issuer']}" if "issuer" in detail else str(entry["rule"])
             case "intent" if entry["call"] in self.cut_off:
                 return "it may have run"
+            case "question":
+                what = _ASKED.get(str(detail.get("asks")), "something")
+                return f"server {entry['server']} asked for {what}: {entry['outcome']}"
             case "change":
                 return _change(str(entry["outcome"]), str(entry["agent"]), detail)
             case "gap":
@@ -132,6 +137,9 @@ class AuditRows:
                 return f"the anchor was missing: entries after number {detail['after']} may be missing"
             case _:
                 return ""
+
+
+_ASKED = {"form": "a form", "url": "a page", "sampling": "a model's answer", "roots": "roots"}
 
 
 def entries_of(count: int) -> str:

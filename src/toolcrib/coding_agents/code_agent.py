@@ -22,6 +22,7 @@ from toolcrib.coding_agents.clients import RUNNABLE, client_named
 from toolcrib.coding_agents.run_lifecycle import CodingAgentLifecycle, RunEnding
 from toolcrib.coding_agents.run_preparation import PreparedRun, RunRequest, prepare_run
 from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure, RunMetadata, RunStatus, RunSummary
+from toolcrib.core.answers import Answer
 from toolcrib.errors import ToolcribError, UsageError
 from toolcrib.run_events import AgentEvent, AgentEventKind
 
@@ -124,10 +125,12 @@ class CodeAgent:
         env: Sequence[str] = (),
         env_file: str | Path | None = None,
         extra: Sequence[str] = (),
+        answer: Answer | None = None,
     ) -> None:
         """`client` is claude, codex or gemini. `environ` is the program's environment (default: that of this process);
         `env` names variables to pass on even if Toolcrib's configuration uses them; `extra` are arguments for the
-        program. `timeout` is in seconds."""
+        program. `timeout` is in seconds. `answer` gets what servers ask during a call; without it, their questions
+        wait for you: `toolcrib approvals`."""
         self.client = client_named(client, RUNNABLE)
         self.workdir = Path(workdir).expanduser().resolve()
         self.profile = profile
@@ -137,6 +140,7 @@ class CodeAgent:
         self._env = tuple(env)
         self._env_file = None if env_file is None else Path(env_file).expanduser()
         self._extra = tuple(extra)
+        self._answer = answer
 
     def run(self, prompt: str, *, conversation: str = "") -> ExecutionResult:
         """Runs to the end. Inside a running event loop (a coroutine, a notebook), use `stream` instead."""
@@ -173,6 +177,7 @@ class CodeAgent:
                     env=self._env,
                     env_file=self._env_file,
                     extra=self._extra,
+                    answer=self._answer,
                 )
             )
         )

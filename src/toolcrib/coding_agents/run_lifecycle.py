@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import Counter
@@ -24,9 +25,21 @@ from toolcrib.coding_agents.program_process import OutputLine, ProgramStream, Ru
 from toolcrib.coding_agents.run_preparation import PreparedRun, RunRequest
 from toolcrib.coding_agents.run_result import REMEDIES, OnMcpFailure, RunStatus, RunSummary, ToolListSize
 from toolcrib.config.model import WORKSPACE
-from toolcrib.daemon_client.lease import CallSeen, LeaseEnded, LeaseEvent, LeaseLost, ListingSeen
-from toolcrib.errors import Denied, ToolcribError
+from toolcrib.core.answers import ProgramAsker, ServerQuestion, program_asker
+from toolcrib.daemon_client.connection import DaemonDisconnected
+from toolcrib.daemon_client.lease import (
+    AgentLease,
+    CallSeen,
+    LeaseEnded,
+    LeaseEvent,
+    LeaseLost,
+    ListingSeen,
+    QuestionSeen,
+)
+from toolcrib.errors import Denied, NotFound, ToolcribError
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+log = logging.getLogger(__name__)
 
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
@@ -126,6 +139,9 @@ class CodingAgentLifecycle:
         self._running: RunningProgram | None = None
         self._items: asyncio.Queue[_Item] = asyncio.Queue(_READ_AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
+        self._asker = program_asker(request.answer)
+        self._answers = set[asyncio.Task[None]]()
+        """Questions that the program is answering."""
         self._without_tools = ready.lease is None
         self._asked = ready.lease is None
         """Whether the program has listed its tools: if that fails, some programs silently continue."""
@@ -223,6 +239,8 @@ class CodingAgentLifecycle:
                 self._totals.listed(item)
                 for server, _ in item.names.values():
                     self._unavailable.pop(server, None)
+            case QuestionSeen():
+                yield from self._question(item)
             case LeaseLost():
                 yield from self._no_tools(
                     RunStatus.NO_TOOLS, f"The connection to Toolcrib's daemon was lost: {item.why}"
@@ -230,6 +248,27 @@ class CodingAgentLifecycle:
             case LeaseEnded():
                 ended = f"The agent {self._ready.metadata.agent} was ended ({item.why})."
                 yield from self._no_tools(RunStatus.REVOKED, ended)
+
+    def _question(self, asked: QuestionSeen) -> Iterable[AgentEvent]:
+        lease = self._ready.lease
+        if self._asker is None or lease is None or asked.mode == "sampling":
+            yield self._log(f"Server '{asked.server}' asks something in {asked.tool}: see `toolcrib approvals`.")
+            return
+        answering = asyncio.create_task(self._answer(self._asker, lease, asked.id))
+        self._answers.add(answering)
+        answering.add_done_callback(self._answers.discard)
+
+    async def _answer(self, asker: ProgramAsker, lease: AgentLease, id: str) -> None:
+        try:
+            found = await lease.question(id)
+            server, params = found["question"]["server"], found["question"]["params"]
+            result = await asker.answered(ServerQuestion.of(server, found["tool"], params))
+            approved = {"accept": True, "decline": False}.get(result["action"])
+            await lease.answer(id, approved=approved, content=result.get("content"))
+        except NotFound:
+            log.debug("the question %s was answered elsewhere, or its call has ended", id)
+        except (ToolcribError, DaemonDisconnected) as error:
+            log.warning("a server's question could not be answered: %s", error)
 
     def _of_line(self, line: OutputLine, now: float) -> Iterable[AgentEvent]:
         for event in self._parsed(line):
@@ -297,6 +336,8 @@ class CodingAgentLifecycle:
 
     async def stop(self, keep: Keep) -> int | None:
         """Ends the program and its child processes; returns its exit code. Output printed meanwhile is kept."""
+        for answering in self._answers:
+            answering.cancel()
         noting = asyncio.create_task(self._keep_late(keep))
         if self._running is not None:
             await self._running.stop()
@@ -305,7 +346,7 @@ class CodingAgentLifecycle:
             await asyncio.wait(self._tasks, timeout=_DRAIN_TIMEOUT)
         for task in (*self._tasks, noting):
             task.cancel()
-        await asyncio.gather(*self._tasks, noting, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._answers, noting, return_exceptions=True)
         while not self._items.empty():
             self._late(self._items.get_nowait(), keep)
         return None if self._running is None else self._running.exit_code

@@ -31,6 +31,7 @@ from toolcrib.coding_agents.run_history import ConversationState, conversation_s
 from toolcrib.coding_agents.run_log import RunLog
 from toolcrib.coding_agents.run_result import OnMcpFailure, RunMetadata
 from toolcrib.config.paths import Paths, home_of, project_of
+from toolcrib.core.answers import Answer
 from toolcrib.daemon_client.lease import AgentLease, LeaseRequest, open_lease_client
 from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError, WorkspaceError
 from toolcrib.identity.agent_folders import AgentFolders
@@ -63,6 +64,8 @@ class RunRequest:
     """An agent whose permissions and lifetime limit the run's agent."""
     job: str = ""
     """The job that this run executes."""
+    answer: Answer | None = None
+    """Answers what servers ask. Without it, their questions wait for the owner."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""approval:* — calls that wait for the owner's approval."""
+"""approval:* — calls and servers' questions that wait for the owner."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import dataclasses
 import time
 from typing import Any
 
+import msgspec
 from pydantic import Field
 
 from toolcrib.catalog.tool import OfferKind
@@ -16,29 +17,37 @@ from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.approvals import SHOWN, Approval
 from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import is_glob, kind_and_glob
+from toolcrib.servers.question_checks import host_of
 
 LONGEST_WAIT = 60.0
 
 
 def _described(context: CommandContext, approval: Approval, *, whole: bool = False) -> dict[str, Any]:
-    shown = context.services.approvals.shown
+    shown, asked = context.services.approvals.shown, approval.question
+    params = b"" if asked is None else msgspec.json.encode(asked.params)
+    question: dict[str, Any] | None = None
+    if asked is not None:
+        host = host_of(asked.params["url"]) if asked.mode == "url" else ""
+        question = {"server": asked.server, "mode": asked.mode, "host": host, "params": shown(params, whole=whole)}
     return {
-        **dataclasses.asdict(approval),
-        "arguments": shown(approval.arguments, whole=whole),
+        **{one.name: getattr(approval, one.name) for one in dataclasses.fields(approval)},
+        "question": question,
+        "arguments": shown(approval.arguments, whole=whole) if approval.arguments else {},
         "besides": shown(approval.besides, whole=whole) if approval.besides else {},
-        "whole": whole or max(len(approval.arguments), len(approval.besides)) <= SHOWN,
+        "whole": whole or max(map(len, (params, approval.arguments, approval.besides))) <= SHOWN,
         "left": max(0.0, approval.until - time.time()),
     }
 
 
 class ListApprovals(Parameters):
     wait: float = Field(default=0.0, ge=0.0, le=LONGEST_WAIT, description="seconds to wait for one")
-    id: str | None = Field(default=None, description="only this call, with its full arguments")
+    id: str | None = Field(default=None, description="only this call or question, complete")
 
 
 @registry.command("approval:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_approvals(context: CommandContext, params: ListApprovals) -> dict[str, Any]:
-    """List the calls waiting for approval, with agent, tool, arguments and rule."""
+    """List the calls waiting for approval, with agent, tool, arguments and rule, and the questions of servers waiting
+    for an answer."""
     approvals = context.services.approvals
     if params.id is not None:
         found: tuple[Approval, ...] = (approvals.find(params.id),)
@@ -52,15 +61,20 @@ async def list_approvals(context: CommandContext, params: ListApprovals) -> dict
 
 class AnswerApproval(Parameters):
     id: str
-    approved: bool
-    always: bool = Field(default=False, description="also add a rule for this agent and tool")
+    approved: bool | None = Field(description="null dismisses a form or a page without a choice")
+    content: dict[str, Any] | None = Field(
+        default=None, description="the values of a form; fields that are left out get their defaults"
+    )
+    always: bool = Field(default=False, description="also add a rule for this agent and tool; not for questions")
 
 
 @registry.command("approval:answer", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, Any]:
-    """Approve or refuse a waiting call; `always` also adds a rule."""
+    """Approve or refuse a waiting call, or answer a server's question; `always` also adds a rule."""
     approvals = context.services.approvals
     approval = approvals.find(params.id)
+    if params.always and approval.question is not None:
+        raise UsageError("The answer to a question cannot become a rule.", remedy="Answer without --always.")
     waited = [one.id for one in approvals.waiting()]
     rule: Rule | None = None
     if params.always:
@@ -70,7 +84,7 @@ async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, A
         await context.services.agents.add_rule(approval.agent, rule)
     # The rule may already have answered this call and others that it covers.
     with contextlib.suppress(NotFound):
-        approvals.answer(approval.id, approved=params.approved)
+        approvals.answer(approval.id, approved=params.approved, content=params.content)
     if not params.approved and rule is not None:
         await context.services.agents.add_rule(approval.agent, rule)
     left = {one.id for one in approvals.waiting()}

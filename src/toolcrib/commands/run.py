@@ -1,9 +1,9 @@
 """run:lease — an agent that exists as long as the connection that requested it, and the events of that agent.
 
 In: the client, conversation, folder and profile of a run. Out: events: `lease` (with its token and endpoint), then
-`listed` and `call` as they happen, and `ended` if the agent ends before its run. When the connection closes, for any
-reason, the agent ends. Only if the daemon stops does it stay, so that the next daemon can continue it (`resume`).
-`daemon_client.lease` is the client.
+`listed`, `call` and `question` as they happen, and `ended` if the agent ends before its run. When the connection
+closes, for any reason, the agent ends. Only if the daemon stops does it stay, so that the next daemon can continue it
+(`resume`). `daemon_client.lease` is the client.
 
 A program's own tools bypass the door, so its profile and the `workspace.yml` of its folder limit them. For an agent
 with a parent, the parent's profile limits them too, and they are allowed only as far as the parent may use the
@@ -145,8 +145,9 @@ class LeaseParameters(Parameters):
     parent: str = Field(default="", description="the parent: its limits and end also apply")
     job: str = Field(default="", description="the job of the run; its agent submits no jobs and ends with it")
     ci: str = Field(default="", description="the variable that shows that the run is in CI")
+    unattended: bool = Field(default=True, description="what servers ask waits for the owner: `toolcrib approvals`")
     resume: ResumeLease | None = Field(
-        default=None, description="instead of all others: the agent of an earlier daemon"
+        default=None, description="instead of all others but `unattended`: the agent of an earlier daemon"
     )
 
     @model_validator(mode="after")
@@ -168,7 +169,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
         _refuse_second(context, name, params)
     with context.host.leases.held(name):
         agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params, job)
-        with AgentWatch(context.crib.bus, name) as watch:
+        with AgentWatch(context.crib.bus, name) as watch, _unattended(context, name, params):
             try:
                 # If it ended before the watch began, no event reports its end.
                 context.services.agents.find(name)
@@ -187,6 +188,17 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
                 async with asyncio.timeout(_LAST_EVENTS):
                     await context.emit({"ended": {"why": why}})
     return {"agent": name, "why": why}
+
+
+@contextlib.contextmanager
+def _unattended(context: CommandContext, name: str, params: LeaseParameters) -> Iterator[None]:
+    agents = context.services.approvals.unattended
+    if params.unattended:
+        agents.add(name)
+    try:
+        yield
+    finally:
+        agents.discard(name)
 
 
 async def _end_orphan(context: CommandContext, name: str) -> None:

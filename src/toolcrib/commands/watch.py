@@ -1,7 +1,7 @@
 """Buffers the events of one agent until its run reads them.
 
-In: events of calls and listings from the bus. Out: the same, in order, as plain JSON. Calls never wait for a reader: a
-reader that doesn't keep up is dropped, so that the buffer stays small. Only `run` uses it.
+In: events of calls, listings and questions from the bus. Out: the same, in order, as plain JSON. Calls
+never wait for a reader: a reader that doesn't keep up is dropped, so that the buffer stays small. Only `run` uses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ import msgspec
 from toolcrib.audit.row import MAX_COUNTED_BYTES, TokenCount, count_tokens
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.masking import mask_tree
-from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
+from toolcrib.events import (
+    AgentEnded,
+    Bus,
+    CallEvent,
+    CallFailed,
+    CallFinished,
+    CallIntended,
+    Event,
+    QuestionWaits,
+    ToolsListed,
+)
 
 MAX_ARGUMENTS = 256 * 1024
 """Bytes; for larger arguments only the size is sent."""
@@ -38,7 +48,7 @@ Redact = Callable[[str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class SeenEvent:
-    event: CallEvent | ToolsListed
+    event: CallEvent | ToolsListed | QuestionWaits
     """Without arguments and `_meta` that are too large to send."""
     arguments_size: int
     size: int
@@ -63,7 +73,7 @@ class AgentWatch:
 
     def __enter__(self) -> Self:
         self._unsubscribe = self._bus.subscribe(
-            self._note, CallIntended, CallFinished, CallFailed, ToolsListed, AgentEnded
+            self._note, CallIntended, CallFinished, CallFailed, ToolsListed, QuestionWaits, AgentEnded
         )
         return self
 
@@ -85,6 +95,8 @@ class AgentWatch:
                 known = event.tools is self._last_listing
                 self._last_listing = event.tools
                 self._keep(SeenEvent(event=event, arguments_size=0, size=_ENTRY + (0 if known else len(event.tools))))
+            case QuestionWaits() if event.agent == self._agent:
+                self._keep(SeenEvent(event=event, arguments_size=0, size=_ENTRY))
             case AgentEnded() if event.agent == self._agent:
                 self.ended = event
                 self._news.set()
@@ -129,6 +141,9 @@ def _seen(event: CallEvent) -> SeenEvent:
 
 async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
     event = seen.event
+    if isinstance(event, QuestionWaits):
+        about = {"id": event.id, "server": event.server, "tool": event.tool, "mode": event.mode}
+        return {"question": {**about, "at": event.at}}
     if isinstance(event, ToolsListed):
         # Counting loads a table, which is slow.
         counted = await asyncio.to_thread(_counted, event.tools)

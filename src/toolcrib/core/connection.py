@@ -25,8 +25,9 @@ from toolcrib.calls import CallRequest
 from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
+from toolcrib.config.model import ConfigSource, Layer, RootsMode, ServerConfig, Transport
 from toolcrib.config.paths import Paths, project_of
+from toolcrib.core.answers import Answer, ProgramAsker, ServerQuestion, program_asker
 from toolcrib.core.daemon_catalog import DaemonCatalog, DaemonServerStates, daemon_offers
 from toolcrib.core.offer_source import PROMPT_METHOD
 from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
@@ -51,6 +52,7 @@ from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CallOut
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.servers.model import Offers, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.pool import ServerPool
+from toolcrib.servers.questions import Question, QuestionRefused, naming
 from toolcrib.servers.server import Server
 from toolcrib.servers.web import explain_status
 
@@ -133,10 +135,12 @@ class Connection(AsyncResource, ToolProvider):
         paths: Paths | None = None,
         environ: Mapping[str, str] | None = None,
         parent: str | None = None,
+        answer: Answer | None = None,
     ) -> None:
         """Connects as `agent` (its token is in this user's files) or with `token`. Otherwise leases an agent with
         `profile` (default `developer`) and `workdir` (default: the current folder), which ends with the connection;
-        `parent` limits its permissions.
+        `parent` limits its permissions. `answer` gets what servers ask during a call; without it, the questions of a
+        leased agent wait for the owner (`toolcrib approvals`), and others are cancelled.
         """
         if (agent or token) and (profile or workdir or parent):
             raise UsageError(
@@ -144,6 +148,7 @@ class Connection(AsyncResource, ToolProvider):
                 remedy="Omit profile, workdir and parent, or omit agent and token.",
             )
         self.bus = Bus()
+        self.own_asker = program_asker(answer)
         self.agent = agent or ""
         """Our agent's name in the daemon."""
         self._token = token or ""
@@ -155,6 +160,7 @@ class Connection(AsyncResource, ToolProvider):
             conversation=secrets.token_hex(5),
             lives=_AGENT_LIFETIME,
             parent=parent or "",
+            unattended=answer is None,
         )
         self._calls = itertools.count(1)
         self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed)
@@ -251,6 +257,8 @@ class Connection(AsyncResource, ToolProvider):
             # The daemon limits the calls of each server.
             max_waiting_calls=1_000_000,
             max_message_mb=_LARGEST_ANSWER_MB,
+            # The daemon knows the agent's project.
+            roots=RootsMode.NONE,
         )
 
     @property
@@ -326,6 +334,8 @@ class Connection(AsyncResource, ToolProvider):
             server="" if tool is None else tool.server,
             arguments=bytes(call.params.get("arguments", b"{}")),
         ) as finished:
+            if (asker := self.asker) is not None:
+                call = msgspec.structs.replace(call, asker=_DaemonAsker(asker, call.name, tool))
             answer = await self._answered(call, timeout)
             result = read_answer(answer)
         finished(result)
@@ -356,6 +366,27 @@ class Connection(AsyncResource, ToolProvider):
         if self._server is None:
             raise self._not_open()
         return self._server
+
+
+class _DaemonAsker:
+    """Asks the program what a server asks through the daemon, which has named the server in its message."""
+
+    root = None
+
+    def __init__(self, asker: ProgramAsker, name: str, tool: Tool | None) -> None:
+        self.capabilities = asker.capabilities
+        self._asker = asker
+        self._server, self._tool = ("", name) if tool is None else (tool.server, tool.display)
+
+    async def ask(self, question: Question) -> Mapping[str, Any]:
+        params = {**question.params, "message": question.params["message"].removeprefix(naming(question))}
+        return await self._asker.answered(ServerQuestion.of(self._server, self._tool, params))
+
+    async def permit(self, question: Question) -> None:
+        raise QuestionRefused("A program has no model to ask.")
+
+    def note(self, question: Question, action: str) -> None:
+        """The daemon's audit log has it."""
 
 
 def _refused(url: str, why: str) -> ToolcribError:

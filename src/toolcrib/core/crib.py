@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from toolcrib.calls import CallRequest
 from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
@@ -24,6 +26,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths, empty_folder, project_of
 from toolcrib.config.values import Secrets
+from toolcrib.core.answers import Answer, program_asker
 from toolcrib.core.connection import Connection
 from toolcrib.core.project import BuiltinServer
 from toolcrib.core.projects import Projects
@@ -91,8 +94,10 @@ class Crib(AsyncResource, ToolProvider):
         opening: Opening = Opening.AT_ONCE,
         is_daemon: bool = False,
         mask: Masker | None = None,
+        answer: Answer | None = None,
     ) -> None:
         """Defaults: this user's files, the current folder, the process's environment, and all servers."""
+        self.own_asker = program_asker(answer)
         variables = os.environ if environ is None else environ
         paths = paths or Paths.of_user(variables)
         self.environment = CribEnvironment(
@@ -123,12 +128,14 @@ class Crib(AsyncResource, ToolProvider):
         *,
         root: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        answer: Answer | None = None,
     ) -> Self:
         """Creates a crib for a program without a daemon. It has the servers of the user's configuration and of the
         project's trusted files, or only those of `source`: a file, or a mapping in the file's format.
 
         Inside `async with`, every server is connected, has failed, or has known tools and connects in the background.
-        Calls are recorded in the user's audit log.
+        Calls are recorded in the user's audit log. `answer` gets what servers ask during a call; without it, their
+        questions are cancelled.
         """
         check_source(source)
         return cls(
@@ -136,6 +143,7 @@ class Crib(AsyncResource, ToolProvider):
             environ=environ,
             source=source,
             opening=Opening.CONNECTED,
+            answer=answer,
         )
 
     def _refuse_again(self) -> None:
@@ -224,6 +232,7 @@ class Crib(AsyncResource, ToolProvider):
         return self.projects.home.offers
 
     async def _request(self, request: CallRequest) -> ServerAnswer:
+        request = msgspec.structs.replace(request, asker=self.asker)
         with self._advising(request.timeout):
             home = self.projects.home
             return home.public_answer(request, await self.services.door.call(RequestContext(OWNER, home), request))

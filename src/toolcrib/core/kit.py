@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.names import LIMITS
 from toolcrib.catalog.offers import OfferCatalog
@@ -29,6 +31,7 @@ from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
 from toolcrib.config.launchers import launch_of
 from toolcrib.config.model import NameStyle, ServerConfig, StartMode
 from toolcrib.config.paths import Paths, server_key
+from toolcrib.core.answers import Answer, program_asker
 from toolcrib.core.offer_source import OfferSource
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
 from toolcrib.core.resources import Prompt, PromptMessages, Resource, ResourceContents
@@ -66,10 +69,13 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         *,
         root: Path | None = None,
         connect_limit: float = CONNECT_LIMIT,
+        answer: Answer | None = None,
     ) -> None:
-        """`root` is the default working folder of the servers' processes; it defaults to the current folder."""
+        """`root` is the default working folder of the servers' processes; it defaults to the current folder. `answer`
+        gets what servers ask during a call; without it, their questions are cancelled."""
         super().__init__()
         self.bus = Bus()
+        self.own_asker = program_asker(answer)
         self._configs = configs_of(servers)
         _refuse_same_names(self._configs)
         self.root = root or Path.cwd()
@@ -183,6 +189,7 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
 
     async def _request(self, request: CallRequest) -> ServerAnswer:
         self._refuse_closed()
+        request = msgspec.structs.replace(request, asker=self.asker)
         with self._advising(request.timeout):
             return self.public_answer(request, await self._door.call(RequestContext(OWNER, self), request))
 
@@ -304,9 +311,13 @@ class Client:
     `client.list_tools()` returns its tools, `await client.call_tool("read_file", {…})` calls one.
     """
 
-    def __init__(self, config: ServerConfig | DeclaredServer, *, root: Path | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig | DeclaredServer, *, root: Path | None = None, answer: Answer | None = None
+    ) -> None:
+        """`answer` gets what the server asks during a call; without it, its questions are cancelled."""
         self.config = config_of(config)
         self.root = root
+        self._answer = answer
         self._kit: Kit | None = None
         self._turn = asyncio.Lock()
         """Held while it connects or disconnects, so that two simultaneous connects start one process."""
@@ -329,7 +340,7 @@ class Client:
         if self.is_connected:
             return
         await self._leave()
-        kit = Kit([self.config], root=self.root, connect_limit=self.config.connect_timeout)
+        kit = Kit([self.config], root=self.root, connect_limit=self.config.connect_timeout, answer=self._answer)
         self._kit = await kit.__aenter__()
         if reason := kit.missing.get(self.config.name):
             await self._leave()

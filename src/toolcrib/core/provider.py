@@ -26,6 +26,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.catalog.transforms import Transform, UnmatchedNames
 from toolcrib.config.model import NameStyle
+from toolcrib.core.answers import ProgramAsker, answering
 from toolcrib.core.offer_source import PROMPT_METHOD, READ_METHOD
 from toolcrib.core.resources import Prompt, PromptMessages, Resource, ResourceContents
 from toolcrib.core.results import Result
@@ -100,6 +101,13 @@ class ToolProvider(ABC):
     """
 
     bus: Bus
+    own_asker: ProgramAsker | None = None
+    """Asks the program what servers ask during its calls."""
+
+    @property
+    def asker(self) -> ProgramAsker | None:
+        """The one of the run that the current task belongs to, otherwise our own."""
+        return answering.get() or self.own_asker
 
     @property
     @abstractmethod

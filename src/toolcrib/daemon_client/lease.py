@@ -86,7 +86,20 @@ class LeaseLost:
     why: str
 
 
-LeaseEvent: TypeAlias = ListingSeen | CallSeen | LeaseEnded | LeaseLost
+@dataclass(frozen=True, kw_only=True)
+class QuestionSeen:
+    """A server's question waits for the owner."""
+
+    id: str
+    """Of the approval."""
+    server: str
+    tool: str
+    mode: str
+    """`form`, `url` or `sampling`."""
+    at: float
+
+
+LeaseEvent: TypeAlias = ListingSeen | CallSeen | QuestionSeen | LeaseEnded | LeaseLost
 
 
 def names_from(listed: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -108,6 +121,8 @@ def _read(event: Mapping[str, Any]) -> LeaseEvent | None:
             return ListingSeen(**{**known, "names": names_from(listed["names"])})
         case {"call": dict(call)}:
             return CallSeen(**{one.name: call[one.name] for one in fields(CallSeen)})
+        case {"question": dict(asked)}:
+            return QuestionSeen(**{one.name: asked[one.name] for one in fields(QuestionSeen)})
         case {"ended": {"why": str(why)}}:
             return LeaseEnded(why=why)
         case _:
@@ -135,6 +150,8 @@ class LeaseRequest:
     """The job that uses it."""
     ci: str = ""
     """The variable that indicates CI, if any."""
+    unattended: bool = True
+    """Whether nobody can answer servers at the agent's client, so that their questions wait for the owner."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "workdir": str(self.workdir)}
@@ -143,7 +160,15 @@ class LeaseRequest:
 class AgentLease:
     """Created by `begin`, ended by `release`."""
 
-    def __init__(self, connection: DaemonConnection, granted: Mapping[str, Any], *, path: Path, root: Path) -> None:
+    def __init__(
+        self,
+        connection: DaemonConnection,
+        granted: Mapping[str, Any],
+        *,
+        path: Path,
+        root: Path,
+        unattended: bool = True,
+    ) -> None:
         self.agent: str = granted["agent"]
         self.token: str = granted["token"]
         self.url: str = granted["endpoint"]
@@ -170,6 +195,7 @@ class AgentLease:
         """The daemon's pid."""
         self._path = path
         self._root = root
+        self._unattended = unattended
         self._connection = connection
         self._events: asyncio.Queue[LeaseEvent | None] = asyncio.Queue()
         """None marks the end."""
@@ -183,7 +209,7 @@ class AgentLease:
     async def begin(cls, connection: DaemonConnection, wanted: LeaseRequest, *, path: Path, root: Path) -> AgentLease:
         """Raises the daemon's error or `DaemonDisconnected`, and then closes the connection."""
         granted = await _granted(connection, wanted.to_json(), root)
-        return cls(connection, granted, path=path, root=root)
+        return cls(connection, granted, path=path, root=root, unattended=wanted.unattended)
 
     async def events(self) -> AsyncIterator[LeaseEvent]:
         """The agent's events, in order; for one reader.
@@ -193,6 +219,17 @@ class AgentLease:
         while (event := await self._events.get()) is not None:
             yield event
         self._events.put_nowait(None)
+
+    async def question(self, id: str) -> Mapping[str, Any]:
+        """A waiting question, complete. Raises `NotFound` if it no longer waits."""
+        found = await DaemonConnection.answer(self._path, "approval:list", {"id": id}, self._root)
+        question: Mapping[str, Any] = found["approvals"][0]
+        return question
+
+    async def answer(self, id: str, *, approved: bool | None, content: Mapping[str, Any] | None = None) -> None:
+        """Answers it as the owner; None dismisses it. Raises `NotFound` if it no longer waits."""
+        params = {"id": id, "approved": approved, "content": content}
+        await DaemonConnection.answer(self._path, "approval:answer", params, self._root)
 
     async def release(self) -> None:
         """Ends the agent; on return, the agent or the daemon is gone. A second call does nothing."""
@@ -258,7 +295,8 @@ class AgentLease:
 
     async def _resumed(self) -> Mapping[str, Any]:
         connection = await DaemonConnection.to(self._path)
-        granted = await _granted(connection, {"resume": {"agent": self.agent, "token": self.token}}, self._root)
+        resume = {"agent": self.agent, "token": self.token}
+        granted = await _granted(connection, {"resume": resume, "unattended": self._unattended}, self._root)
         self._connection = connection
         return granted
 

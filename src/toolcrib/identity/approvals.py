@@ -1,7 +1,8 @@
-"""Calls that wait for a person's approval.
+"""Calls and servers' questions that wait for the owner.
 
-In: a call whose rule is `ask`, and the person's answer. Out: the answer, to the waiting call. All of this is in memory:
-a waiting call ends with the process. `calls.door` asks; the commands answer.
+In: a call whose rule is `ask`, a question for an agent that has nobody at its client, or a request for a model's answer
+(`sampling: ask`), and the owner's answer. Out: the answer, to whoever waits. All of this is in memory: what waits ends
+with the process. `calls` and the gateway ask; the commands answer.
 """
 
 from __future__ import annotations
@@ -9,44 +10,51 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from toolcrib.config.masking import mask_tree
-from toolcrib.errors import NotFound
-from toolcrib.events import AgentEnded, ApprovalsChanged, Bus, Event
+from toolcrib.errors import NotFound, UsageError
+from toolcrib.events import AgentEnded, ApprovalsChanged, Bus, Event, QuestionWaits
+from toolcrib.servers.form import completed
+from toolcrib.servers.questions import CANCEL, DECLINE, REFUSED_BY_PERSON, Question, QuestionRefused
 
 ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
+QUESTION_SECONDS = 300.0
+"""Seconds for a form or a page: filling it in takes longer. The agents that wait for it have clients that we start,
+which are patient."""
 MAX_WAITING_PER_AGENT = 20
 MAX_WAITING = 200
-"""The maximum number of waiting calls, per agent and in total."""
+"""The maximum number of waiting calls and questions, per agent and in total."""
 
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 """No two look alike, and they form no words."""
 
 
 SHOWN = 64 * 1024
-"""Bytes of each call's arguments in the list of waiting calls; `whole` shows all of them."""
+"""Bytes of each call's arguments, or of a question, in the list; `whole` shows all of them."""
 _SEAM = 4096
 """Bytes read beyond the cut, so that a secret across it is masked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Approval:
-    """A waiting call."""
+    """A waiting call, or a waiting question of a server."""
 
     id: str
     agent: str
     conversation: str
     tool: str
     """`server:tool`."""
-    rule: str
-    """The rule that requires the approval."""
-    arguments: bytes = field(repr=False)
+    question: Question | None = field(default=None, repr=False)
+    """What the server asks; None for a call."""
+    rule: str = ""
+    """The rule that requires the approval of a call."""
+    arguments: bytes = field(default=b"", repr=False)
     """The exact bytes that the server gets after the approval."""
     besides: bytes = field(default=b"", repr=False)
     """The other params and `_meta` that the server gets, as one JSON object; empty if there are none."""
@@ -60,6 +68,8 @@ class ApprovalAnswer:
     why: str
     remedy: str = ""
     """What the caller can do about a refusal."""
+    result: Mapping[str, Any] = field(default_factory=lambda: CANCEL, repr=False)
+    """What a server gets that asked for a form or a page."""
 
 
 @dataclass(kw_only=True)
@@ -71,10 +81,18 @@ class _Waiting:
 
 class Approvals:
     def __init__(
-        self, bus: Bus, *, limit: float = ANSWER_SECONDS, mask: Callable[[str], str] = lambda text: text
+        self,
+        bus: Bus,
+        *,
+        limit: float = ANSWER_SECONDS,
+        question_limit: float = QUESTION_SECONDS,
+        mask: Callable[[str], str] = lambda text: text,
     ) -> None:
+        self.unattended = set[str]()
+        """The agents that have nobody at their client, whose servers therefore ask the owner."""
         self._bus = bus
         self._limit = limit
+        self._question_limit = question_limit
         self._mask = mask
         self._waiting: dict[str, _Waiting] = {}
         self._any = asyncio.Event()
@@ -84,8 +102,6 @@ class Approvals:
         self, *, call: str, agent: str, conversation: str, tool: str, rule: str, arguments: bytes, besides: bytes = b""
     ) -> ApprovalAnswer:
         """Waits for a person. Without an answer in time, or with too many waiting calls, it refuses."""
-        if full := self._full(agent):
-            return ApprovalAnswer(approved=False, why=full, remedy="Wait until some are answered.")
         now = time.time()
         approval = Approval(
             id=self._new_id(),
@@ -98,17 +114,52 @@ class Approvals:
             asked_at=now,
             until=now + self._limit,
         )
+        return await self._answered(call, approval)
+
+    async def ask_question(self, question: Question, *, agent: str, conversation: str) -> ApprovalAnswer:
+        """Waits for the owner's answer to a server's question, or for the permission to pass it on."""
+        now = time.time()
+        limit = self._limit if question.mode == "sampling" else self._question_limit
+        approval = Approval(
+            id=self._new_id(),
+            agent=agent,
+            conversation=conversation,
+            tool=question.tool,
+            question=question,
+            asked_at=now,
+            until=now + limit,
+        )
+        return await self._answered("", approval)
+
+    async def ask_permission(self, question: Question, *, agent: str, conversation: str) -> None:
+        """For a question that is passed on only if the owner agrees. Raises `QuestionRefused`."""
+        answer = await self.ask_question(question, agent=agent, conversation=conversation)
+        if not answer.approved:
+            raise QuestionRefused(
+                f"The request of server '{question.server}' for a model's answer was not approved: {answer.why}.",
+                remedy=answer.remedy,
+                json_code=REFUSED_BY_PERSON,
+            )
+
+    def asker(self, agent: str, conversation: str) -> OwnerAsker | None:
+        """Asks the owner what servers ask an unattended agent; None for an agent that has a person at its client."""
+        return OwnerAsker(self, agent, conversation) if agent in self.unattended else None
+
+    async def _answered(self, call: str, approval: Approval) -> ApprovalAnswer:
+        if full := self._full(approval.agent):
+            return ApprovalAnswer(approved=False, why=full, remedy="Wait until some are answered.")
         answer: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[approval.id] = _Waiting(call=call, approval=approval, answer=answer)
         self._any.set()
-        self._bus.publish(ApprovalsChanged())
+        self._publish_beginning(approval)
+        limit = approval.until - approval.asked_at
         try:
-            async with asyncio.timeout(self._limit):
+            async with asyncio.timeout(limit):
                 return await answer
         except TimeoutError:
             return ApprovalAnswer(
                 approved=False,
-                why=f"there was no answer within {self._limit:g} s",
+                why=f"there was no answer within {limit:g} s",
                 remedy="Ask the owner to look at `toolcrib approvals`, then call again.",
             )
         finally:
@@ -116,8 +167,17 @@ class Approvals:
             self._none_left()
             self._bus.publish(ApprovalsChanged())
 
+    def _publish_beginning(self, approval: Approval) -> None:
+        self._bus.publish(ApprovalsChanged())
+        if (asked := approval.question) is not None:
+            self._bus.publish(
+                QuestionWaits(
+                    id=approval.id, agent=approval.agent, server=asked.server, tool=approval.tool, mode=asked.mode
+                )
+            )
+
     def close(self) -> None:
-        """Refuses all waiting calls, because the process stops."""
+        """Refuses everything that waits, because the process stops."""
         for one in self.waiting():
             self._settle(
                 one.id,
@@ -125,11 +185,11 @@ class Approvals:
             )
 
     def waiting(self) -> tuple[Approval, ...]:
-        """Waiting calls, oldest first."""
+        """Waiting calls and questions, oldest first."""
         return tuple(one.approval for one in self._waiting.values())
 
     def shown(self, sent: bytes, *, whole: bool) -> Any:
-        """What is sent, as the person sees it: only known secrets are masked, and each mask names the secret."""
+        """What is passed on, as the person sees it: only known secrets are masked, and each mask names the secret."""
         if whole or len(sent) <= SHOWN:
             try:
                 return mask_tree(msgspec.json.decode(sent), self._mask)
@@ -154,10 +214,17 @@ class Approvals:
             if one.call == call:
                 self._settle(id, ApprovalAnswer(approved=True, why=f"now allowed by {why}"))
 
-    def answer(self, id: str, *, approved: bool) -> Approval:
+    def answer(self, id: str, *, approved: bool | None, content: Mapping[str, Any] | None = None) -> Approval:
+        """The owner's answer. `approved` is None if the owner dismisses a form or a page without a choice; `content` is
+        that of a form. A wrong answer raises `UsageError` or `InvalidArguments`, and the question keeps waiting."""
         approval = self.find(id)
-        why = "approved by the owner" if approved else "refused by the owner"
-        self._settle(id, ApprovalAnswer(approved=approved, why=why))
+        mode = "" if approval.question is None else approval.question.mode
+        if content is not None and not (approved and mode == "form"):
+            raise UsageError("Only the approval of a form has values.", remedy="Leave them out.")
+        if approved is None and mode not in ("form", "url"):
+            raise UsageError("Only a form or a page can be dismissed.", remedy="Approve or refuse it.")
+        result = _result(approval.question, approved=approved, content=content or {})
+        self._settle(id, ApprovalAnswer(approved=approved is True, why=_WHY[approved], result=result))
         return approval
 
     async def next(self, timeout: float) -> tuple[Approval, ...]:
@@ -199,3 +266,33 @@ class Approvals:
             for one in self.waiting():
                 if one.agent == event.agent:
                     self._settle(one.id, gone)
+
+
+_WHY = {True: "approved by the owner", False: "refused by the owner", None: "dismissed by the owner"}
+_ACCEPTED: Mapping[str, Any] = {"action": "accept"}
+
+
+def _result(question: Question | None, *, approved: bool | None, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the server gets that asked for a form or a page."""
+    mode = "" if question is None else question.mode
+    if question is None or approved is None or mode not in ("form", "url"):
+        return CANCEL
+    if not approved:
+        return DECLINE
+    return {"action": "accept", "content": completed(question.schema, content)} if mode == "form" else _ACCEPTED
+
+
+class OwnerAsker:
+    """Asks the owner, for an agent that has nobody at its client. It has no model."""
+
+    capabilities: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+
+    def __init__(self, approvals: Approvals, agent: str, conversation: str) -> None:
+        self._approvals = approvals
+        self._agent = agent
+        self._conversation = conversation
+
+    async def ask(self, question: Question) -> Mapping[str, Any]:
+        """Without an answer in time, the server gets `cancel`."""
+        answer = await self._approvals.ask_question(question, agent=self._agent, conversation=self._conversation)
+        return answer.result

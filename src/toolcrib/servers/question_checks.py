@@ -134,19 +134,13 @@ def _is_for_secret(name: str, field: Mapping[str, Any]) -> bool:
         return False
     if str(field.get("format")).lower() == "password" or field.get("writeOnly") is True:
         return True
-    is_count = field.get("type") in ("integer", "number")
-    named = any(_NAMED.search(_without_counts(text) if is_count else text) for text in _named(name, field))
+    names = [_words(name), _words(field.get("title"))]
+    if field.get("type") in ("integer", "number"):
+        # A number of tokens.
+        names = [re.sub(r"\btokens?\b", "", text) for text in names]
+    named = any(map(_NAMED.search, names))
     about = _words(field.get("description"))
     return named or bool(_WANTED.search(about) or _DESCRIBED.search(about))
-
-
-def _named(name: str, field: Mapping[str, Any]) -> Iterator[str]:
-    yield _words(name)
-    yield _words(field.get("title"))
-
-
-def _without_counts(text: str) -> str:
-    return re.sub(r"\btokens?\b", "", text)
 
 
 def _folded(text: str) -> str:
@@ -169,20 +163,22 @@ _SECRET = (
     r"(?:[a-z0-9]*(?:password|passwd|passphrase|passcode)s?|pass (?:word|phrase|code)s?|pwd|mot de passe"
     r"|(?:client |shared )?secrets?|credentials?"
     r"|(?:api|private|access|secret|signing|encryption|licen[sc]e|ssh|pgp|gpg|account|service|webhook) ?keys?|apikeys?"
-    r"|(?:access|auth|api|bearer|refresh|session|id|security|csrf)?tokens?|jwt|pat|session cookie|auth(?:orization)? header"
+    r"|(?:access|auth|api|bearer|refresh|session|id|security|csrf)?tokens?|jwt|session cookie|auth(?:orization)? header"
     r"|cvv2?|cvc2?|(?:credit |debit )?card ?(?:number|no)|pin(?: codes?)?|otp|totp|2fa|mfa"
     r"|(?:verification|authentication|authenticator|authorization|auth|two factor|sms|login|recovery|backup|security"
     r"|one ?time|access|2fa|mfa|otp|unlock) codes?|(?:seed|recovery|mnemonic) ?(?:phrase|words)|mnemonic|ssn"
     r"|social security (?:number|no)|" + "|".join(_folded(word) for word in _FOREIGN.split()) + r")(?![a-z])"
 )
 _NOT_ITSELF = (
-    r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|usage|managers?|stores?|vaults?|path|file|folder|scopes?|length|policy"
-    r"|rules|expiry|expiration|expires|lifetime|ttl|age|rotation|symbols?|address|contract|pair|price|standard|format|algorithm"
-    r"|provider|hint|reset|santa|sauce|number|mode|board|label|description|prefix|count|url|location|reference)\b)"
+    r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|usage|managers?|stores?|vaults?|path|file|folder|scopes?"
+    r"|length|policy|rules|expiry|expiration|expires|lifetime|ttl|age|rotation|symbols?|address|contract|pair|price|standard"
+    r"|format|algorithm|provider|hint|reset|santa|number|mode|board|label|description|prefix|url|location|reference)\b)"
 )
 _NAMED = re.compile(rf"(?<![a-z0-9]){_SECRET}{_NOT_ITSELF}")
 _LEADING = r"(?: (?!for|of|to|with|about|if|whether|or|from|in|on|using|than|without)[a-z0-9]+){0,4}?"
-_VERB = r"(?:enter|type|paste|provide|supply|give|input|insert|submit|share|what is|what s|need|needs|require|requires|confirm)"
+_VERB = (
+    r"(?:enter|type|paste|provide|supply|give|input|insert|submit|share|what is|what s|needs?|requires?|confirm|tell)"
+)
 _WANTED = re.compile(rf"\b{_VERB}(?: in)?{_LEADING} {_SECRET}{_NOT_ITSELF}")
 _DESCRIBED = re.compile(rf"^(?:your|the|an?|my|new|current|old)?{_LEADING} ?\b{_SECRET}{_NOT_ITSELF}")
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
 
 from toolcrib.config.masking import printable
 from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
-from toolcrib.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
 from toolcrib.servers.question_checks import (
     address_fault,
     caution,
@@ -30,30 +29,22 @@ from toolcrib.servers.question_checks import (
     shown_form,
 )
 from toolcrib.servers.roots import roots_inside, roots_of
-
-if TYPE_CHECKING:
-    from toolcrib.servers.model import ToolCall
-
-log = logging.getLogger(__name__)
+from toolcrib.servers.wire import LARGEST_QUESTION
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
 INPUT_REQUIRED = "input_required"
-RELATED_TASK = "io.modelcontextprotocol/related-task"
+INPUT_RESPONSES = "inputResponses"
+QUESTION_SECONDS = 600.0
+"""How long a question waits for an answer."""
 MAX_ROUNDS = 10
 """How often a modern server may ask during one call."""
 MAX_QUESTIONS = 32
 """In one round, or at the same time over one connection."""
-MAX_QUESTIONS_OF_CALL = 32
-"""During one call of a legacy server, each after the last one's answer."""
-ASKING_LIMIT = 600.0
-"""Seconds that a question may stay open: a person may need minutes, but no call may hang for ever."""
-LONGEST_STATE = 64 * 1024
-LARGEST_QUESTION = 1024 * 1024
-"""Bytes of a question's params, or of all in one round."""
-URL_ELICITATION_REQUIRED = -32042
-"""The error code of 2025-11-25 for a call that needs a page to be opened first. 2026-07-28 has none."""
-ELICITATION_COMPLETE = "notifications/elicitation/complete"
+LONGEST_QUESTION = 2 * QUESTION_SECONDS
+"""Seconds after which a question ends whoever holds it, such as a program's hook: no call may hang for ever. The time
+includes the owner's approval."""
+MAX_STATE = 64 * 1024
 REFUSED_BY_PERSON = -1
 """The code that the specification has for sampling that a person refuses."""
 
@@ -78,6 +69,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """As the server sent them, except that the message names the server."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
+    tool: str = ""
+    """`server:tool`: the call that it belongs to, once that is known."""
 
     @property
     def mode(self) -> str:
@@ -85,6 +78,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         if self.method == ELICITATION:
             return "url" if self.params.get("mode") == "url" else "form"
         return "sampling" if self.method == SAMPLING else "roots"
+
+    @property
+    def client_params(self) -> dict[str, Any]:
+        """The params for a client. The server's `_meta` is about its own connection."""
+        return {key: value for key, value in self.params.items() if key != "_meta"}
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -113,10 +111,8 @@ class AskedQuestion(msgspec.Struct, frozen=True, array_like=True):
 class Asker(Protocol):
     """Passes a server's questions to someone who can answer."""
 
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
-        ...
+    capabilities: Mapping[str, Any]
+    """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
         """The result of the question. Raises `QuestionRefused`."""
@@ -140,153 +136,6 @@ class CallAsker(Asker, Protocol):
         ...
 
 
-class Clock(Protocol):
-    """The time limit of a call, which stands still while a person is asked."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
-class OpenCall:
-    """A call in flight that questions may belong to."""
-
-    __slots__ = ("agent", "asker", "clock", "ended", "pending", "questions", "task")
-
-    def __init__(self, agent: str, asker: CallAsker | None, clock: Clock, task: str = "") -> None:
-        self.agent = agent
-        self.asker = asker
-        self.clock = clock
-        self.task = task
-        """The server's id of the task whose result it waits for."""
-        self.questions = 0
-        """How many the server has asked."""
-        self.pending: set[asyncio.Task[None]] = set()
-        """Questions being answered."""
-        self.ended = False
-
-    def end(self) -> None:
-        """Questions that are still open have no reader any more."""
-        self.ended = True
-        for question in tuple(self.pending):
-            question.cancel()
-
-
-class ServerQuestions:
-    """The questions of one connection to a legacy server, and the calls that they may belong to."""
-
-    def __init__(self, config: ServerConfig, root: Path | None, on_untagged: Callable[[], None]) -> None:
-        """`on_untagged` is called for a question that names no call."""
-        self.config = config
-        self._root = root
-        self._on_untagged = on_untagged
-        self.calls: dict[str, OpenCall] = {}
-        """By the id of our request."""
-        self._pages: dict[str, str] = {}
-        """Who was last asked to open a page, by the server's id of the question."""
-
-    @property
-    def capabilities(self) -> dict[str, Any]:
-        """What the server is told when the connection begins, before any caller is known."""
-        return offered_capabilities(self.config, None)
-
-    def call_of(self, method: str, params: Mapping[str, Any], request_id: str) -> OpenCall | None:
-        """The call that a question belongs to. On a shared stream it names none: if one call is in flight, it is about
-        this one; otherwise nobody can be asked, because one agent may be used by several clients."""
-        if request_id:
-            return self.calls.get(request_id)
-        if task := _related_task(params):
-            return next((call for call in self.calls.values() if call.task == task), None)
-        if method != ROOTS:
-            self._on_untagged()
-        return next(iter(self.calls.values())) if len(self.calls) == 1 else None
-
-    async def answer(self, method: str, params: Mapping[str, Any], call: OpenCall | None) -> Mapping[str, Any]:
-        """Raises `QuestionRefused`."""
-        question = prepared(self.config, method, params, None if call is None else call.asker)
-        if call is None:
-            return await self._answer_for_nobody(question)
-        call.questions += 1
-        if call.questions > MAX_QUESTIONS_OF_CALL:
-            raise QuestionRefused(
-                f"Server '{self.config.name}' asked more than {MAX_QUESTIONS_OF_CALL} questions during one call."
-            )
-        self._remember_page(question, call.agent)
-        call.clock.pause()
-        try:
-            return await settled(self.config, question, call.asker, self._root)
-        finally:
-            call.clock.resume()
-
-    async def _answer_for_nobody(self, question: Question) -> Mapping[str, Any]:
-        callers = [call.asker for call in self.calls.values() if call.asker is not None]
-        if question.method == ROOTS:
-            roots = {asker.root for asker in callers}
-            common = roots.pop() if len(roots) == 1 else None
-            return await settled(self.config, question, None, self._root or common)
-        for asker in callers:
-            asker.note(question, NOBODY)
-        why = "while several calls were running" if callers else "while no call was running"
-        log.warning("%s: it asked a question %s, so nobody could be asked", self.config.name, why)
-        return _unasked(self.config, question, self._root)
-
-    def _remember_page(self, question: Question, agent: str) -> None:
-        page = question.params.get("elicitationId")
-        if question.mode == "url" and isinstance(page, str) and len(page) <= _LONGEST_ID:
-            self._pages.pop(page, None)
-            self._pages[page] = agent
-            if len(self._pages) > _MAX_PAGES:
-                del self._pages[next(iter(self._pages))]
-
-    def asked_to_open(self, params: Mapping[str, Any]) -> str | None:
-        """The agent that a server's report about a completed page is for."""
-        page = params.get("elicitationId")
-        return self._pages.get(page) if isinstance(page, str) else None
-
-    def required_pages(self, error: bytes, call: ToolCall) -> bytes:
-        """An error of a server that wants pages to be opened before the call, with its name on each. Raises
-        `QuestionRefused`."""
-        try:
-            required = msgspec.json.decode(error, type=_PagesRequired)
-        except (msgspec.MsgspecError, RecursionError):
-            return error
-        if required.code != URL_ELICITATION_REQUIRED or not required.data.elicitations:
-            return error
-        if len(required.data.elicitations) > MAX_QUESTIONS:
-            raise QuestionRefused(f"Server '{self.config.name}' asked to open more than {MAX_QUESTIONS} pages.")
-        named = []
-        for params in required.data.elicitations:
-            question = prepared(self.config, ELICITATION, {**params, "mode": "url"}, call.asker)
-            self._remember_page(question, call.agent)
-            if call.asker is not None:
-                call.asker.note(question, PASSED_ON)
-            named.append(question.params)
-        return msgspec.json.encode(
-            {"code": required.code, "message": quoted(required.message), "data": {"elicitations": named}}
-        )
-
-
-_LONGEST_ID = 256
-_MAX_PAGES = 1000
-
-
-class _Pages(msgspec.Struct):
-    elicitations: list[dict[str, Any]] = []
-
-
-class _PagesRequired(msgspec.Struct):
-    code: int
-    message: str = ""
-    data: _Pages = msgspec.field(default_factory=_Pages)
-
-
-def _related_task(params: Mapping[str, Any]) -> str:
-    meta = params.get("_meta")
-    related = meta.get(RELATED_TASK) if isinstance(meta, Mapping) else None
-    task = related.get("taskId") if isinstance(related, Mapping) else None
-    return task if isinstance(task, str) else ""
-
-
 async def settled(
     config: ServerConfig, question: Question, asker: CallAsker | None, root: Path | None
 ) -> Mapping[str, Any]:
@@ -296,26 +145,33 @@ async def settled(
     if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return roots_of(root)
     if asker is None:
-        return _unasked(config, question, root)
+        return unasked(config, question, root)
     action = UNANSWERED
     try:
         if not can_answer(asker.capabilities, question):
             action = NOBODY
-            return _unasked(config, question, root)
-        async with asyncio.timeout(ASKING_LIMIT):
+            return unasked(config, question, root)
+        async with asyncio.timeout(LONGEST_QUESTION):
             if question.needs_approval:
                 await asker.permit(question)
             result = await asker.ask(question)
         result = await asyncio.to_thread(roots_inside, result, root) if question.method == ROOTS else result
         action = action_in(question.mode, result)
-        return result
+        return _with_defaults(question, result) if action == "accept" else result
     except TimeoutError:
-        return _unasked(config, question, root)
+        return unanswered(question)
     except QuestionRefused:
         action = action if action == NOBODY else REFUSED
         raise
     finally:
         asker.note(question, action)
+
+
+def unanswered(question: Question) -> Mapping[str, Any]:
+    """The answer where somebody was asked and gave none. Raises `QuestionRefused`."""
+    if question.method == ELICITATION:
+        return CANCEL
+    raise QuestionRefused(f"The client did not answer {question.method}.", json_code=INTERNAL_ERROR)
 
 
 NOBODY, REFUSED, UNANSWERED, ANSWERED = "nobody could be asked", "refused", "unanswered", "answered"
@@ -333,7 +189,17 @@ def action_in(mode: str, result: Mapping[str, Any]) -> str:
     return str(action)
 
 
-def _unasked(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any]:
+def _with_defaults(question: Question, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An accepted form, with the schema's defaults for the fields that it leaves out."""
+    properties = question.schema.get("properties")
+    fields = properties.items() if question.mode == "form" and isinstance(properties, dict) else ()
+    defaults = {name: one["default"] for name, one in fields if isinstance(one, dict) and "default" in one}
+    content = result.get("content")
+    given = content if isinstance(content, dict) else {}
+    return {**result, "content": {**defaults, **given}} if defaults.keys() - given.keys() else result
+
+
+def unasked(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any]:
     """The answer where nobody can be asked, or nobody has answered."""
     match question.method:
         case "roots/list":
@@ -368,15 +234,15 @@ async def settle_round(
         if asker is not None and one.needs_approval:
             await asker.permit(one)
     own = {key: one for key, one in asked.items() if key not in passed}
-    asking = {key: asyncio.ensure_future(settled(config, one, asker, root)) for key, one in own.items()}
+    asking = {key: asyncio.ensure_future(settled(config, question, asker, root)) for key, question in own.items()}
     try:
         await asyncio.gather(*asking.values())
     finally:
         # If one is refused, nobody needs the other answers.
-        for one in asking.values():
-            one.cancel()
+        for answer in asking.values():
+            answer.cancel()
         await asyncio.gather(*asking.values(), return_exceptions=True)
-    return PassedQuestions(passed, {key: one.result() for key, one in asking.items()}, needed.state)
+    return PassedQuestions(passed, {key: answer.result() for key, answer in asking.items()}, needed.state)
 
 
 def _is_for_caller(config: ServerConfig, question: Question, asker: CallAsker | None) -> bool:
@@ -450,34 +316,35 @@ def _prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Q
             )
         case "url" if why := address_fault(params.get("url")):
             raise QuestionRefused(f"Toolcrib refused an address that server '{name}' asked to open: {why}.")
-    return msgspec.structs.replace(question, params=_naming(question))
+    return question if question.mode == "roots" else msgspec.structs.replace(question, params=_naming(question))
 
 
 def _naming(question: Question) -> dict[str, Any]:
     """The params with the server's name in front of what a person or a model reads, and without what is for us."""
     params = {key: value for key, value in question.params.items() if key not in _FOR_US}
-    if isinstance(meta := params.pop("_meta", None), Mapping):
-        params["_meta"] = {key: value for key, value in meta.items() if not key.startswith(_CONNECTION_META)}
-    name = printable(question.server)
     match question.mode:
         case "sampling":
             system = params.get("systemPrompt")
             said = displayable(system) if isinstance(system, str) else ""
-            return {**params, "systemPrompt": f"This request is from the MCP server '{name}'. {said}".rstrip()}
-        case "url":
-            url = params["url"]
-            page = f"a page of {host_of(url)}{caution(url)}"
-            return {**params, "message": f"Server '{name}' asks you to open {page}: {quoted(params.get('message'))}"}
+            return {**params, "systemPrompt": f"{naming(question)}{said}".rstrip()}
         case "form":
-            asks = f"Server '{name}' asks: {quoted(params.get('message'))}"
-            return {**params, "message": asks, "requestedSchema": shown_form(question.schema)}
-        case _:
-            return params
+            params["requestedSchema"] = shown_form(question.schema)
+    return {**params, "message": f"{naming(question)}{quoted(params.get('message'))}"}
 
 
 _FOR_US = ("task", "includeContext")
 """No client is asked for a task. The context of the gateway's "server" would be that of all servers."""
-_CONNECTION_META = ("io.modelcontextprotocol/", "progressToken")
+
+
+def naming(question: Question) -> str:
+    """The words in front of a question's text."""
+    name = printable(question.server)
+    if question.mode == "sampling":
+        return f"This request is from the MCP server '{name}'. "
+    if question.mode == "form":
+        return f"Server '{name}' asks: "
+    url = question.params["url"]
+    return f"Server '{name}' asks you to open a page of {host_of(url)}{caution(url)}: "
 
 
 class NeededInput(msgspec.Struct, frozen=True):
@@ -504,14 +371,14 @@ def needed_input(server: str, result: bytes) -> NeededInput:
         raise ProtocolViolation(f"Server '{server}' asked more than {MAX_QUESTIONS} questions at once.")
     if needed.state is None and not needed.requests:
         raise ProtocolViolation(f"Server '{server}' asked for input without a question.")
-    if len(needed.state or "") > LONGEST_STATE:
-        raise ProtocolViolation(f"Server '{server}' sent a state of more than {LONGEST_STATE // 1024} KB.")
+    if len(needed.state or "") > MAX_STATE:
+        raise ProtocolViolation(f"Server '{server}' sent a state of more than {MAX_STATE // 1024} KB.")
     return needed
 
 
 def with_input(params: Mapping[str, Raw], answers: Mapping[str, Any], state: str | None) -> dict[str, Raw]:
     """The params of the next round."""
-    rest = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
+    rest = {key: value for key, value in params.items() if key not in (INPUT_RESPONSES, "requestState")}
     if answers:
-        rest["inputResponses"] = Raw(msgspec.json.encode(answers))
+        rest[INPUT_RESPONSES] = Raw(msgspec.json.encode(answers))
     return rest if state is None else {**rest, "requestState": Raw(msgspec.json.encode(state))}
