@@ -190,10 +190,7 @@ class RecordedAsker:
         self._record = record
         self._asker = asker
         self._approvals = approvals
-
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        return {} if self._asker is None else self._asker.capabilities
+        self.capabilities: Mapping[str, Any] = {} if asker is None else asker.capabilities
 
     @property
     def root(self) -> Path | None:

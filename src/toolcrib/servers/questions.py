@@ -20,12 +20,15 @@ from msgspec import Raw
 
 from toolcrib.config.masking import printable
 from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
-from toolcrib.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.servers.form import defaults
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
 INPUT_REQUIRED = "input_required"
 RELATED_TASK = "io.modelcontextprotocol/related-task"
+QUESTION_SECONDS = 600.0
+"""How long a question waits for an answer."""
 MAX_ROUNDS = 10
 """How often a modern server may ask during one call."""
 MAX_QUESTIONS = 32
@@ -66,6 +69,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return "sampling" if self.method == SAMPLING else "roots"
 
     @property
+    def client_params(self) -> dict[str, Any]:
+        """The params for a client. The server's `_meta` is about its own connection."""
+        return {key: value for key, value in self.params.items() if key != "_meta"}
+
+    @property
     def schema(self) -> Mapping[str, Any]:
         """Of the form; empty without one."""
         schema = self.params.get("requestedSchema")
@@ -92,10 +100,8 @@ class AskedQuestion(msgspec.Struct, frozen=True, array_like=True):
 class Asker(Protocol):
     """Passes a server's questions to someone who can answer."""
 
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
-        ...
+    capabilities: Mapping[str, Any]
+    """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
         """The result of the question. Raises `QuestionRefused`."""
@@ -213,6 +219,7 @@ async def settled(
         result = await asker.ask(question)
         result = await asyncio.to_thread(roots_inside, result, root) if question.method == ROOTS else result
         action = action_in(question.mode, result)
+        result = _with_defaults(question, result) if action == "accept" else result
     except QuestionRefused:
         asker.note(question, REFUSED)
         raise
@@ -221,6 +228,13 @@ async def settled(
         raise
     asker.note(question, action)
     return result
+
+
+def unanswered(question: Question) -> Mapping[str, Any]:
+    """The answer where somebody was asked and gave none. Raises `QuestionRefused`."""
+    if question.method == ELICITATION:
+        return CANCEL
+    raise QuestionRefused(f"The client did not answer {question.method}.", json_code=INTERNAL_ERROR)
 
 
 NOBODY, REFUSED, UNANSWERED, ANSWERED = "nobody could be asked", "refused", "unanswered", "answered"
@@ -235,6 +249,14 @@ def action_in(mode: str, result: Mapping[str, Any]) -> str:
     if action not in ("accept", "decline", "cancel"):
         raise QuestionRefused("The client's answer to a question is not valid: it has no action.")
     return str(action)
+
+
+def _with_defaults(question: Question, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An accepted form, with the schema's defaults for the fields that it leaves out."""
+    missing = defaults(question.schema) if question.mode == "form" else {}
+    content = result.get("content")
+    given = content if isinstance(content, dict) else {}
+    return {**result, "content": {**missing, **given}} if missing.keys() - given.keys() else result
 
 
 def _unasked(question: Question, root: Path | None) -> Mapping[str, Any]:
