@@ -74,6 +74,7 @@ class Dispatcher:
     def __init__(self, crib: Crib, parking: Parking) -> None:
         self._crib = crib
         self._parking = parking
+        self._approvals = crib.services.approvals
         self._door = crib.services.door
         self._sessions = crib.services.sessions
 
@@ -173,8 +174,9 @@ class Dispatcher:
     ) -> ServerAnswer:
         if message.method in FORWARDED or message.method == "tools/call":
             agent = context.principal.name
-            # Headless programs say that they can be asked, but nobody answers there.
-            asker = self._crib.services.approvals.asker(agent, context.conversation) or asker
+            if agent in self._approvals.unattended:
+                # Its program says that it can be asked, but nobody is there.
+                asker = self._approvals.asker(agent, context.conversation)
             asking = Asking(message.params, asker, takes_input=isinstance(asker, ParkedCall))
             if STATE in message.params and message.method in ASKED_METHODS:
                 asking = await self._parking.retry(message, agent, asker, context.project.root)

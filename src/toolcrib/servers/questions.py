@@ -205,7 +205,7 @@ async def settled(
     """The answer: our own, or the asker's. `root` is that of the server's instance. Raises `QuestionRefused`."""
     if root is None and asker is not None:
         root = asker.root
-    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+    if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return _roots_of(root)
     if asker is None:
         return _unasked(question, root)
@@ -299,7 +299,7 @@ async def settle_round(
 
 
 def _is_for_caller(config: ServerConfig, question: Question, asker: CallAsker | None) -> bool:
-    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+    if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return False
     return asker is not None and can_answer(asker.capabilities, question)
 
@@ -320,9 +320,9 @@ def offered_capabilities(config: ServerConfig, capabilities: Mapping[str, Any] |
     offered = {name: known[name] for name in ("elicitation", "sampling", "roots") if name in known}
     if config.sampling is SamplingMode.DENY:
         offered.pop("sampling", None)
-    if config.roots is RootsMode.NONE:
+    if config.roots_mode is RootsMode.NONE:
         offered.pop("roots", None)
-    elif config.roots is RootsMode.PROJECT or capabilities is None:
+    elif config.roots_mode is RootsMode.PROJECT or capabilities is None:
         offered["roots"] = {}
     return offered
 
@@ -351,7 +351,7 @@ def _prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Q
             )
         case "sampling":
             return msgspec.structs.replace(question, needs_approval=config.sampling is SamplingMode.ASK)
-        case "roots" if config.roots is RootsMode.NONE:
+        case "roots" if config.roots_mode is RootsMode.NONE:
             raise QuestionRefused(
                 f"Server '{name}' asked for roots, which it does not get.",
                 remedy="Set `roots: project` in its entry to permit it.",
