@@ -19,6 +19,7 @@ from msgspec import Raw
 from toolcrib.config.masking import printable
 from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
 from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.servers.form import defaults
 from toolcrib.servers.question_checks import (
     address_fault,
     caution,
@@ -191,12 +192,10 @@ def action_in(mode: str, result: Mapping[str, Any]) -> str:
 
 def _with_defaults(question: Question, result: Mapping[str, Any]) -> Mapping[str, Any]:
     """An accepted form, with the schema's defaults for the fields that it leaves out."""
-    properties = question.schema.get("properties")
-    fields = properties.items() if question.mode == "form" and isinstance(properties, dict) else ()
-    defaults = {name: one["default"] for name, one in fields if isinstance(one, dict) and "default" in one}
+    missing = defaults(question.schema) if question.mode == "form" else {}
     content = result.get("content")
     given = content if isinstance(content, dict) else {}
-    return {**result, "content": {**defaults, **given}} if defaults.keys() - given.keys() else result
+    return {**result, "content": {**missing, **given}} if missing.keys() - given.keys() else result
 
 
 def unasked(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any]:
