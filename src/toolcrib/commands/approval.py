@@ -17,7 +17,7 @@ from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.approvals import SHOWN, Approval
 from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import is_glob, kind_and_glob
-from toolcrib.servers.questions import host_of
+from toolcrib.servers.question_checks import host_of
 
 LONGEST_WAIT = 60.0
 

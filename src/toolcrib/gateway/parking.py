@@ -35,9 +35,9 @@ from toolcrib.servers.questions import (
     PassedQuestions,
     Question,
     action_in,
-    roots_inside,
     unanswered,
 )
+from toolcrib.servers.roots import roots_inside
 
 log = logging.getLogger(__name__)
 
