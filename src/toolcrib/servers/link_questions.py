@@ -167,13 +167,14 @@ class ServerQuestions:
         pages = [prepared(self.config, ELICITATION, params, call.asker) for params in wanted]
         for question in pages:
             self._remember_page(question, call.agent)
-        asker = call.asker
-        if asker is not None and call.takes_input and INPUT_RESPONSES not in call.params:
-            if all(can_answer(asker.capabilities, question) for question in pages):
+        asker, is_first = call.asker, INPUT_RESPONSES not in call.params
+        if asker is not None:
+            able = call.takes_input and all(can_answer(asker.capabilities, question) for question in pages)
+            if able and is_first:
                 questions = {f"page_{number}": question for number, question in enumerate(pages, 1)}
                 return ServerAnswer(questions=PassedQuestions(questions, {}, None))
-        for question in pages if asker is not None else ():
-            asker.note(question, PASSED_ON)
+            for question in pages:
+                asker.note(question, PASSED_ON)
         data = {"elicitations": [question.client_params for question in pages]}
         named = {"code": required.code, "message": quoted(required.message), "data": data}
         return ServerAnswer(error=msgspec.json.encode(named))

@@ -28,6 +28,7 @@ from toolcrib.servers.question_checks import (
     host_of,
     quoted,
     shown_form,
+    wanted_secret,
 )
 from toolcrib.servers.roots import roots_inside, roots_of
 from toolcrib.servers.wire import LARGEST_QUESTION
@@ -311,7 +312,9 @@ def _prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Q
                 remedy="Set `roots: project` in its entry to permit it.",
                 json_code=METHOD_NOT_FOUND,
             )
-        case "form" if why := form_fault(params.get("requestedSchema"), params.get("message")):
+        case "form" if why := form_fault(params.get("requestedSchema")):
+            raise QuestionRefused(f"Toolcrib refused a form of server '{name}': {why}.")
+        case "form" if why := wanted_secret(question.schema, params.get("message")):
             raise QuestionRefused(
                 f"Toolcrib refused a form of server '{name}': {why}. Forms must not ask for passwords, keys or other "
                 "secrets, because their answers pass through clients and models.",
