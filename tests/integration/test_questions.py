@@ -139,6 +139,8 @@ def test_a_question_reaches_the_client_and_its_answer_the_server(scene: Scene, c
         assert upstream in message
         assert question["params"]["message"] in message
         assert mode == "form" or "shop.example.com" in message
+        # Only the legacy era has this id, and requires it.
+        assert ("elicitationId" in asked["params"]) == (mode == "url" and at.era == "legacy")
         turn = at.answer(turn, lambda _, given=given: given)
 
         assert turn.result["structuredContent"] == {"q": given}
