@@ -17,7 +17,7 @@ from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.approvals import SHOWN, Approval
 from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import is_glob, kind_and_glob
-from toolcrib.servers.questions import host_of
+from toolcrib.servers.question_checks import host_of
 
 LONGEST_WAIT = 60.0
 
@@ -46,8 +46,7 @@ class ListApprovals(Parameters):
 
 @registry.command("approval:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_approvals(context: CommandContext, params: ListApprovals) -> dict[str, Any]:
-    """List the calls waiting for approval, with agent, tool, arguments and rule, and the questions of servers waiting
-    for an answer."""
+    """List what waits for you: calls, with arguments and rule, and servers' questions."""
     approvals = context.services.approvals
     if params.id is not None:
         found: tuple[Approval, ...] = (approvals.find(params.id),)

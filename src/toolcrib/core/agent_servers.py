@@ -26,11 +26,13 @@ class AgentServers:
         """The agent's instance of this server; its first call starts it."""
         key = listed.name, agent
         if key not in self._held:
-            own = self._held[key] = self._pool.acquire(
+            self._held[key] = self._pool.acquire(
                 listed.config, self._root, agent=agent, known_tools=listed.tools, known_offers=listed.offers
             )
-            own.asks = listed.asks
-        return self._held[key]
+        # What one instance does, all may do.
+        own = self._held[key]
+        own.asks = listed.asks = own.asks or listed.asks
+        return own
 
     def by_agent(self, server: str) -> dict[str, Server]:
         return {agent: held for (name, agent), held in self._held.items() if name == server}

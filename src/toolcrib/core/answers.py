@@ -17,7 +17,8 @@ from typing import Any
 
 from toolcrib.errors import InvalidArguments
 from toolcrib.servers.form import FormField, completed, form_fields
-from toolcrib.servers.questions import CANCEL, DECLINE, Question, host_of
+from toolcrib.servers.question_checks import host_of
+from toolcrib.servers.questions import CANCEL, DECLINE, Question
 
 log = logging.getLogger(__name__)
 

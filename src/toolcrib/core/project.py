@@ -363,7 +363,7 @@ class Project(OfferSource):
             if server.status.state is not ServerState.READY:
                 # It ends, or has yet to list its tools: those that it knows may be outdated.
                 return False
-            listed.tools, listed.offers = server.tools, server.offers
+            listed.tools, listed.offers, listed.asks = server.tools, server.offers, listed.asks or server.asks
             return True
         return listed is server
 

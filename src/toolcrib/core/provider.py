@@ -101,13 +101,13 @@ class ToolProvider(ABC):
     """
 
     bus: Bus
-    own_asker: ProgramAsker | None = None
+    _own_asker: ProgramAsker | None = None
     """Asks the program what servers ask during its calls."""
 
     @property
-    def asker(self) -> ProgramAsker | None:
+    def _asker(self) -> ProgramAsker | None:
         """The one of the run that the current task belongs to, otherwise our own."""
-        return answering.get() or self.own_asker
+        return answering.get() or self._own_asker
 
     @property
     @abstractmethod

@@ -35,9 +35,9 @@ from toolcrib.servers.questions import (
     PassedQuestions,
     Question,
     action_in,
-    roots_inside,
     unanswered,
 )
+from toolcrib.servers.roots import roots_inside
 
 log = logging.getLogger(__name__)
 
@@ -178,11 +178,11 @@ class ParkedCall:
     def resume(self, message: ClientMessage, exchange: Exchange) -> asyncio.Future[None]:
         """Continues with the client's answers. What it did not answer is asked again. The returned future is done when
         the request has its answer."""
+        responses = responses_in(message)
         self.round += 1
         self._answered = asyncio.get_running_loop().create_future()
         self._request_id, self._exchange = message.id or b"null", exchange
         self.pending.reconnect(message.meta.get("progressToken"))
-        responses = responses_in(message)
         for key, (_, answer) in self._questions.items():
             if key in responses and not answer.done():
                 answer.set_result(responses[key])
@@ -264,7 +264,8 @@ class Parking:
         return input_required(passed.questions, self.seal(agent, state, _PASSED_LIVES))
 
     def resumed(self, message: ClientMessage, agent: str) -> ParkedCall | None:
-        """The parked call that this request continues, at most once. Raises `InvalidHandle`."""
+        """The parked call that this request continues, at most once: `resume` must follow at once. Raises
+        `InvalidHandle`."""
         state = self._state_of(message, agent)
         if state.parked is None:
             return None
@@ -281,6 +282,7 @@ class Parking:
                 "This call no longer waits for an answer: it was continued already, or it ended. It may have run.",
                 remedy="Check what it did before you call again.",
             )
+        responses_in(message)
         return call
 
     async def retry(self, message: ClientMessage, agent: str, asker: Asker | None, root: Path) -> Asking:

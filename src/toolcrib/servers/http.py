@@ -259,10 +259,10 @@ class HttpLink(ServerLink):
             raise self._violation(str(error)) from None
         if envelope.method is UNSET:
             return envelope.answer() if envelope.id in (request_id, None, UNSET) else None
-        params = wire.params_object(envelope.params)
+        read = functools.partial(wire.question_params, envelope.params)
         if not isinstance(envelope.id, str | int | float):
-            self.notice(envelope.method, params, request_id)
-        elif not self.asked(envelope.id, envelope.method, params, request_id) and self._sdk_session is not None:
+            self.notice(envelope.method, wire.params_object(envelope.params), request_id)
+        elif not self.asked(envelope.id, envelope.method, read, request_id) and self._sdk_session is not None:
             self.budget.charge(FORWARD_COST)
             self._sdk_session.feed(message)
         return None

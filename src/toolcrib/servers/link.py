@@ -24,10 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolcrib import __version__
-from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, CallTimeout, ServerUnavailable
+from toolcrib.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    CallTimeout,
+    ServerUnavailable,
+)
 from toolcrib.servers import wire
+from toolcrib.servers.link_questions import ELICITATION_COMPLETE, OpenCall, ServerQuestions
 from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer, ToolCall
-from toolcrib.servers.questions import MAX_QUESTIONS, METHODS, OpenCall, QuestionRefused, ServerQuestions
+from toolcrib.servers.questions import CANCEL, ELICITATION, MAX_QUESTIONS, METHODS, QuestionRefused
 
 PIECE = 4096
 """Bytes processed at once: a few milliseconds, whatever their content."""
@@ -100,8 +108,10 @@ CLIENT_INFO = {"name": "toolcrib", "version": __version__}
 LISTS_CHANGED = frozenset(f"notifications/{kind}/list_changed" for kind in ("tools", "resources", "prompts"))
 RESOURCE_UPDATED = "notifications/resources/updated"
 LOG_MESSAGE = "notifications/message"
-FORWARDED = frozenset({RESOURCE_UPDATED, LOG_MESSAGE})
+FORWARDED = frozenset({RESOURCE_UPDATED, LOG_MESSAGE, ELICITATION_COMPLETE})
 """Notifications for clients that asked for them."""
+_STRAY = 1.0
+"""Seconds after a call was abandoned in which a question may still be about it."""
 PROGRESS = "notifications/progress"
 CANCELLED = "notifications/cancelled"
 
@@ -164,8 +174,8 @@ class TaskTimeout:
 
     @property
     def ends(self) -> float:
-        """When the limit is reached, by the event loop's clock."""
-        return self._timer.when()
+        """When the limit is reached, by the event loop's clock; if it is paused, as if it went on now."""
+        return self._loop.time() + self._left if self._pauses else self._timer.when()
 
     def expire(self) -> None:
         if not (self._over or self._expired):
@@ -174,10 +184,10 @@ class TaskTimeout:
 
     def pause(self) -> None:
         """Each `pause` needs one `resume`."""
-        self._pauses += 1
-        if self._pauses == 1:
+        if not self._pauses:
             self._left = max(0.0, self.ends - self._loop.time())
             self._timer.cancel()
+        self._pauses += 1
 
     def resume(self) -> None:
         self._pauses -= 1
@@ -274,12 +284,13 @@ class ServerLink(abc.ABC):
         body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
         clock = TaskTimeout(self._loop, limit)
         self._clocks.add(clock)
-        asking = None
+        asking, abandoned = None, False
         if call is not None and peer.era is Era.LEGACY and self.questions is not None:
             asking = self.questions.calls[request_id] = OpenCall(call.agent, call.asker, clock, task)
         try:
             return await self._exchange(request_id, method, params, body, headers or {})
         except asyncio.CancelledError:
+            abandoned = True
             if not clock.caught():
                 self._abandon(request_id, "cancelled by the caller")
                 self.excused_until = max(self.excused_until, clock.ends)
@@ -299,45 +310,63 @@ class ServerLink(abc.ABC):
             if logs is not None:
                 self._logs.pop(request_id, None)
             if asking is not None and self.questions is not None:
-                del self.questions.calls[request_id]
+                if abandoned:
+                    self._loop.call_later(_STRAY, self.questions.calls.pop, request_id)
+                else:
+                    del self.questions.calls[request_id]
                 asking.end()
 
-    def asked(self, id: str | int | float, method: str, params: Mapping[str, Any], request_id: str = "") -> bool:
+    def asked(
+        self, id: str | int | float, method: str, read: Callable[[], Mapping[str, Any] | None], request_id: str = ""
+    ) -> bool:
         """Answers a request from the server, if it is one for the caller of a call. Returns whether it is.
 
-        `request_id` is the request on whose stream it came; empty where that is unknown.
+        `read` gets its params; None if they are unacceptable. `request_id` is the request on whose stream it came;
+        empty where that is unknown.
         """
         if method not in METHODS or self.questions is None:
             return False
         self.budget.charge(FORWARD_COST)
-        if len(self._asked) >= MAX_QUESTIONS:
-            error = {"code": INVALID_REQUEST, "message": f"at most {MAX_QUESTIONS} questions can be open"}
-            self._in_background(self._reply(wire.reply(id, error=error)))
-        elif id not in self._asked:
+        if id in self._asked:
+            # One answer for each id.
+            return True
+        params = read()
+        if params is None:
+            self._refuse_question(id, INVALID_PARAMS, "the params are invalid or too large")
+        elif self._peer is not None and self._peer.era is Era.MODERN:
+            self._refuse_question(id, METHOD_NOT_FOUND, "this protocol version has no requests from servers")
+        elif len(self._asked) >= MAX_QUESTIONS:
+            self._refuse_question(id, INVALID_REQUEST, f"at most {MAX_QUESTIONS} questions can be open")
+        else:
             call = self.questions.call_of(method, params, request_id)
             asked = self._asked[id] = self._in_background(self._answered(id, method, params, call))
+            # Not in the task: one that is cancelled before it starts never runs.
+            asked.add_done_callback(lambda _: self._asked.pop(id, None))
             if call is not None:
                 call.pending.add(asked)
+                asked.add_done_callback(call.pending.discard)
         return True
+
+    def _refuse_question(self, id: str | int | float, code: int, why: str) -> None:
+        self._in_background(self._reply(wire.reply(id, error={"code": code, "message": why})))
 
     async def _answered(
         self, id: str | int | float, method: str, params: Mapping[str, Any], call: OpenCall | None
     ) -> None:
+        if self.questions is None:
+            return
         try:
-            if self.questions is None:
-                return
-            try:
-                reply = wire.reply(id, result=await self.questions.answer(method, params, call))
-            except QuestionRefused as refused:
-                reply = wire.reply(id, error={"code": refused.json_code, "message": refused.text()})
-            except Exception:
-                log.exception("%s: a question could not be answered", self.name)
-                reply = wire.reply(id, error={"code": INTERNAL_ERROR, "message": "the question could not be answered"})
-            await self._reply(reply)
-        finally:
-            self._asked.pop(id, None)
-            if call is not None and (task := asyncio.current_task()) is not None:
-                call.pending.discard(task)
+            reply = wire.reply(id, result=await self.questions.answer(method, params, call))
+        except QuestionRefused as refused:
+            reply = wire.reply(id, error={"code": refused.json_code, "message": refused.text()})
+        except asyncio.CancelledError:
+            if call is not None and call.ended and method == ELICITATION:
+                self._in_background(self._reply(wire.reply(id, result=CANCEL)))
+            raise
+        except Exception:
+            log.exception("%s: a question could not be answered", self.name)
+            reply = wire.reply(id, error={"code": INTERNAL_ERROR, "message": "the question could not be answered"})
+        await self._reply(reply)
 
     @abc.abstractmethod
     async def _reply(self, message: bytes) -> None:
@@ -374,7 +403,8 @@ class ServerLink(abc.ABC):
             self._on_lists_changed()
             return True
         if method == CANCELLED:
-            asked = self._asked.get(params.get("requestId", ""))
+            asked_id = params.get("requestId")
+            asked = self._asked.get(asked_id) if isinstance(asked_id, str | int | float) else None
             if asked is not None:
                 asked.cancel()
             return asked is not None

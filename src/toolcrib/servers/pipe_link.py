@@ -115,7 +115,7 @@ class PipeLink(ServerLink):
 
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
         if isinstance(envelope.id, str | int | float):
-            if not self.asked(envelope.id, method, wire.params_object(envelope.params)):
+            if not self.asked(envelope.id, method, lambda: wire.question_params(envelope.params)):
                 self._forward(message)
         elif method == CANCELLED and self.notice(method, wire.params_object(envelope.params)):
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -351,8 +352,10 @@ async def open_http_session(
             message = getattr(item, "message", None)
             if isinstance(message, JSONRPCNotification) and link.notice(message.method, message.params or {}):
                 continue
-            if isinstance(message, JSONRPCRequest) and link.asked(message.id, message.method, message.params or {}):
-                continue
+            if isinstance(message, JSONRPCRequest):
+                read = functools.partial(dict, message.params or {})
+                if link.asked(message.id, message.method, read):
+                    continue
             await inbox.send(item)
         inbox.close()
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolcrib.config.model import ShareMode
-from toolcrib.errors import ProtocolViolation
+from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import health, refused_calls
 from toolcrib.servers.installing import STOP_PATIENCE
 from toolcrib.servers.link import ServerLink, SessionExpired
@@ -30,6 +30,7 @@ from toolcrib.servers.model import (
 )
 from toolcrib.servers.questions import (
     INPUT_REQUIRED,
+    INPUT_RESPONSES,
     MAX_ROUNDS,
     needed_input,
     offered_capabilities,
@@ -173,6 +174,9 @@ class Server(Supervisor):
         params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
         if link.peer.era is Era.MODERN:
             how["meta"] = self._declaring(call, how["meta"])
+        elif INPUT_RESPONSES in params:
+            # The answers were about pages that had to be opened before this call.
+            params = {name: value for name, value in params.items() if name != INPUT_RESPONSES}
         try:
             answer = await link.request(call.method, params, **how)
         except SessionExpired:
@@ -188,7 +192,13 @@ class Server(Supervisor):
             settled = await settle_round(self.config, needed, call.asker, self.root, passes=call.takes_input)
             if settled.questions:
                 return ServerAnswer(questions=settled)
-            answer = await link.request(call.method, with_input(params, settled.answers, needed.state), **how)
+            try:
+                answer = await link.request(call.method, with_input(params, settled.answers, needed.state), **how)
+            except ServerUnavailable as error:
+                # The rounds before this one may have done something.
+                raise link.interrupted(link.reason_in(error)) from None
+        if answer.error is not None and b"-32042" in answer.error and link.questions is not None:
+            return link.questions.required_pages(answer.error, call)
         return answer
 
     def _declaring(self, call: ToolCall, meta: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,6 +39,7 @@ from toolcrib.servers.link import (
     ServerLink,
     running_beside,
 )
+from toolcrib.servers.link_questions import ELICITATION_COMPLETE, ServerQuestions
 from toolcrib.servers.model import (
     Era,
     Offers,
@@ -47,7 +48,6 @@ from toolcrib.servers.model import (
     ServerStatus,
     remember_error,
 )
-from toolcrib.servers.questions import ServerQuestions
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.resource_watch import ResourceWatch
 from toolcrib.servers.stdio import StderrLog
@@ -351,6 +351,12 @@ class Supervisor:
     def _noticed(self, method: str, params: Mapping[str, Any]) -> bool:
         """A log message over a pipe names no request. While one agent's calls are in flight, it is about these; while
         several agents' are, nobody gets it. Returns whether anyone wants it."""
+        if method == ELICITATION_COMPLETE:
+            questions = self._link.questions if self._link is not None else None
+            agent = questions.asked_to_open(params) if questions is not None else None
+            if agent is not None:
+                self.on_notice(method, params, agent)
+            return agent is not None
         if method != LOG_MESSAGE:
             self.watch.updated(params)
             return False
@@ -365,6 +371,7 @@ class Supervisor:
     def _note_asking(self) -> None:
         if not self.asks:
             self.asks = True
+            log.info("%s asks on a stream that its callers share, so its calls run one at a time", self.name)
             self._publish_tools()
 
     async def _list_on_change(self, link: ServerLink) -> None:

@@ -42,6 +42,8 @@ _MAX_ESCAPES = 100_000
 _LARGEST_BATCH = 1024 * 1024
 _LARGEST_PARAMS = 64 * 1024
 """Bytes of notification params that we decode; decoded JSON takes many times its size."""
+LARGEST_QUESTION = 1024 * 1024
+"""Bytes of a request's params: sampling may contain a picture."""
 _MAX_EVENT_ID = 1024
 EDGE = 300
 """Bytes at both ends of an overlong or invalid message that are searched for its id."""
@@ -247,13 +249,22 @@ def on_one_line(message: bytes) -> bytes:
 
 def params_object(params: Raw | UnsetType) -> dict[str, Any]:
     """Params as a dict; empty if they are missing, invalid, too large or too deep."""
-    if params is UNSET or len(memoryview(params)) > _LARGEST_PARAMS:
-        return {}
+    return {} if params is UNSET else _decoded(params, _LARGEST_PARAMS) or {}
+
+
+def question_params(params: Raw | UnsetType) -> dict[str, Any] | None:
+    """Those of a request from the server; None if they are invalid, too large or too deep."""
+    return {} if params is UNSET else _decoded(params, LARGEST_QUESTION)
+
+
+def _decoded(params: Raw, limit: int) -> dict[str, Any] | None:
+    if len(memoryview(params)) > limit:
+        return None
     try:
         decoded = msgspec.json.decode(params)
     except (msgspec.MsgspecError, RecursionError):
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
+        return None
+    return decoded if isinstance(decoded, dict) else None
 
 
 class TooLarge(OSError):
