@@ -1,4 +1,4 @@
-"""The official suite's client scenarios about calls and questions: a client of the daemon in front of the suite's servers."""
+"""The official suite's client scenarios about calls and questions: clients of the daemon at the suite's servers."""
 
 from __future__ import annotations
 
