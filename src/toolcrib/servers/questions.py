@@ -231,7 +231,11 @@ async def settle_round(
     passed = {key: one for key, one in asked.items() if passes and _is_for_caller(config, one, asker)}
     for one in passed.values():
         if asker is not None and one.needs_approval:
-            await asker.permit(one)
+            try:
+                await asker.permit(one)
+            except QuestionRefused:
+                asker.note(one, REFUSED)
+                raise
     own = {key: one for key, one in asked.items() if key not in passed}
     asking = {key: asyncio.ensure_future(settled(config, question, asker, root)) for key, question in own.items()}
     try:
