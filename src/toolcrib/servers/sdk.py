@@ -303,11 +303,15 @@ class HttpObserver:
         self.failure: Exception | None = None
         self.refusal = ""
         """Why the server's response was rejected; empty if it was not."""
+        self.stream_answered = asyncio.Event()
+        """Set once the server has answered the request for the stream of a legacy session."""
         self.on_unreachable: Callable[[str], None] = lambda reason: None
         """Set once connected; called when the server stops listening."""
 
     def answered(self, response: httpx2.Response) -> None:
         self.failure = None
+        if response.request.method == "GET":
+            self.stream_answered.set()
         if response.request.method == "POST":
             self.status, self.headers = response.status_code, response.headers
             if response.status_code < 400 and (session_id := response.headers.get("mcp-session-id")):
