@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolcrib import __version__
-from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, CallTimeout, ServerUnavailable
+from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, CallTimeout, ServerFailure, ServerUnavailable
 from toolcrib.servers import wire
 from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.questions import MAX_QUESTIONS, METHODS, OpenCall, QuestionRefused, ServerQuestions
@@ -301,6 +301,16 @@ class ServerLink(abc.ABC):
             if asking is not None and self.questions is not None:
                 del self.questions.calls[request_id]
                 asking.end()
+
+    def send_unawaited(self, method: str, params: Mapping[str, Any], *, meta: Mapping[str, Any], limit: float) -> None:
+        """Sends a request whose answer doesn't matter."""
+
+        async def send() -> None:
+            with contextlib.suppress(ServerFailure):
+                await self.request(method, params, meta=meta, limit=limit)
+
+        if not self.lost.done():
+            self._in_background(send())
 
     def asked(self, id: str | int | float, method: str, params: Mapping[str, Any], request_id: str = "") -> bool:
         """Answers a request from the server, if it is one for the caller of a call. Returns whether it is.
