@@ -15,7 +15,8 @@ from typing import Any
 
 import mcp_types as types
 import uvicorn
-from everything_tools import PIXEL, TOOLS, ServerCall, ask, embedded, image, needs
+from asked import CONTEXT
+from everything_tools import PIXEL, TOOLS, ServerCall, embedded, image, needs
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
@@ -88,7 +89,7 @@ def prompt(name: str, arguments: Json, responses: Json) -> Json:
     if name == "test_input_required_result_prompt":
         answer = responses.get("user_context")
         if not isinstance(answer, dict):
-            return needs(user_context=ask("What context should the prompt use?", context="string"))
+            return needs(user_context=CONTEXT)
         answered = {"type": "text", "text": f"Use this context: {answer.get('content', {}).get('context')}"}
         return complete(messages=[message(answered)])
     if name == "test_prompt_with_arguments":

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from asked import CAPITAL, CHOICES, CONFIRM, DEFAULTS, NAME, ROOTS, STEPS, Json, sample
 from mcp.server.context import ServerRequestContext
 from mcp.server.subscriptions import InMemorySubscriptionBus
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
@@ -24,8 +25,6 @@ SILENCE = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
 MISSING_CAPABILITY = -32021
 STEP = 0.05
 """Seconds between two notices of one call: the scenarios ask for about 50 ms."""
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +93,6 @@ def image() -> Json:
 
 def embedded(uri: str, mime_type: str, value: str) -> Json:
     return {"type": "resource", "resource": {"uri": uri, "mimeType": mime_type, "text": value}}
-
-
-def ask(message: str, **properties: str) -> Json:
-    wanted = {name: {"type": kind} for name, kind in properties.items()}
-    schema = {"type": "object", "properties": wanted, "required": list(properties)}
-    return {"method": "elicitation/create", "params": {"message": message, "requestedSchema": schema, "mode": "form"}}
-
-
-def sample(prompt: str) -> Json:
-    messages = [{"role": "user", "content": {"type": "text", "text": prompt}}]
-    return {"method": "sampling/createMessage", "params": {"messages": messages, "maxTokens": 64}}
-
-
-ROOTS: Json = {"method": "roots/list", "params": {}}
 
 
 def needs(state: str | None = None, **requests: Json) -> Json:
@@ -265,28 +250,12 @@ async def elicitation(call: ServerCall) -> Json:
 
 @tool("Asks the person, with a default for each kind of value.")
 async def elicitation_sep1034_defaults(call: ServerCall) -> Json:
-    properties = {
-        "name": {"type": "string", "default": "John Doe"},
-        "age": {"type": "integer", "default": 30},
-        "score": {"type": "number", "default": 95.5},
-        "status": {"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
-        "verified": {"type": "boolean", "default": True},
-    }
-    return await _elicit(call, "Who are you?", {"type": "object", "properties": properties})
+    return await _elicit(call, "Who are you?", DEFAULTS)
 
 
 @tool("Asks the person, with each kind of choice.")
 async def elicitation_sep1330_enums(call: ServerCall) -> Json:
-    plain = ["option1", "option2", "option3"]
-    titled = [{"const": f"value{n}", "title": f"Choice {n}"} for n in (1, 2, 3)]
-    properties = {
-        "untitledSingle": {"type": "string", "enum": plain},
-        "titledSingle": {"type": "string", "oneOf": titled},
-        "legacyEnum": {"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["One", "Two", "Three"]},
-        "untitledMulti": {"type": "array", "items": {"type": "string", "enum": plain}},
-        "titledMulti": {"type": "array", "items": {"anyOf": titled}},
-    }
-    return await _elicit(call, "What do you choose?", {"type": "object", "properties": properties})
+    return await _elicit(call, "What do you choose?", CHOICES)
 
 
 # Questions of the modern era: the call is answered with what is missing, and made again.
@@ -295,7 +264,7 @@ async def elicitation_sep1330_enums(call: ServerCall) -> Json:
 @tool("Asks for a name.")
 async def input_required_result_elicitation(call: ServerCall) -> Json:
     name = call.answer_to("user_name", "name")
-    return text(f"Hello, {name}!") if name else needs(user_name=ask("What is your name?", name="string"))
+    return text(f"Hello, {name}!") if name else needs(user_name=NAME)
 
 
 @tool("Asks for a name while its stream is open.")
@@ -309,7 +278,7 @@ async def input_required_result_sampling(call: ServerCall) -> Json:
     response = call.responses.get("capital_question")
     if isinstance(response, dict):
         return text(f"Model said: {response.get('content', {}).get('text')}")
-    return needs(capital_question=sample("What is the capital of France?"))
+    return needs(capital_question=CAPITAL)
 
 
 @tool("Asks for the client's roots.")
@@ -324,7 +293,7 @@ async def input_required_result_list_roots(call: ServerCall) -> Json:
 async def input_required_result_request_state(call: ServerCall) -> Json:
     if call.state == "asked-once" and "confirm" in call.responses:
         return text("state-ok: confirmed")
-    return needs("asked-once", confirm=ask("Please confirm", ok="boolean"))
+    return needs("asked-once", confirm=CONFIRM)
 
 
 @tool("Refuses a state that was touched.")
@@ -336,7 +305,7 @@ async def input_required_result_tampered_state(call: ServerCall) -> Json:
 async def input_required_result_multiple_inputs(call: ServerCall) -> Json:
     if {"user_name", "greeting", "client_roots"} <= call.responses.keys():
         return text("All three were answered.")
-    questions = {"user_name": ask("What is your name?", name="string"), "greeting": sample("Greet me")}
+    questions = {"user_name": NAME, "greeting": sample("Greet me")}
     return needs("three", **questions, client_roots=ROOTS)
 
 
@@ -348,11 +317,11 @@ async def input_required_result_multi_round(call: ServerCall) -> Json:
     if name and colour:
         return text(f"{name} likes {colour}.")
     if name:
-        return needs(json.dumps({"name": name}), step2=ask("Step 2: What is your favorite color?", color="string"))
-    return needs(json.dumps({"asked": 1}), step1=ask("Step 1: What is your name?", name="string"))
+        return needs(json.dumps({"name": name}), step2=STEPS[1])
+    return needs(json.dumps({"asked": 1}), step1=STEPS[0])
 
 
 @tool("Asks only what the client said it can answer.")
 async def input_required_result_capabilities(call: ServerCall) -> Json:
-    possible = {"sampling": sample("Say hello"), "elicitation": ask("What is your name?", name="string")}
+    possible = {"sampling": sample("Say hello"), "elicitation": NAME}
     return needs("asked", **{name: question for name, question in possible.items() if call.declared(name)})

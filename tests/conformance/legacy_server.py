@@ -1,8 +1,9 @@
 """A server that speaks only the legacy era, on the last SDK of the first generation (`mcp` 1.30).
 
 In: Streamable HTTP at `/mcp`. Out: the tools, prompts, resources, completions and log messages of the official suite's
-scenarios. Runs in the `mcp-v1` part's own environment. Prints `listening on PORT` when it is ready; `--seen`
-names the file that gets a line for each subscription and log level.
+scenarios. What a modern server asks in a result, it asks in requests of its own. Runs in the `mcp-v1` part's own
+environment. Prints `listening on PORT` when it is ready; `--seen` names the file that gets a line for each subscription
+and log level.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from asked import CAPITAL, CHOICES, CONFIRM, CONTEXT, DEFAULTS, NAME, ROOTS, STEPS, Json, form
 from mcp import types
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import McpError
+from mcp.shared.message import ServerMessageMetadata
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-Json = dict[str, Any]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 SILENCE = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
 STEP = 0.05
@@ -40,6 +42,7 @@ PROMPTS: dict[str, list[str]] = {
     "test_prompt_with_arguments": ["arg1", "arg2"],
     "test_prompt_with_embedded_resource": ["resourceUri"],
     "test_prompt_with_image": [],
+    "test_input_required_result_prompt": [],
 }
 SCHEMA: Json = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -76,6 +79,40 @@ PLAIN: dict[str, list[Json]] = {
 }
 """The results of the tools that only answer."""
 OTHERS = ("test_error_handling", "test_tool_with_logging", "test_logging_tool", "test_tool_with_progress")
+ASKING: dict[str, list[list[Json]]] = {
+    "test_sampling": [[CAPITAL]],
+    "test_elicitation": [[NAME]],
+    "test_elicitation_sep1034_defaults": [[form("Who are you?", DEFAULTS)]],
+    "test_elicitation_sep1330_enums": [[form("What do you choose?", CHOICES)]],
+    "test_missing_capability": [[CAPITAL]],
+    "test_streaming_elicitation": [[NAME]],
+    "test_input_required_result_elicitation": [[NAME]],
+    "test_input_required_result_sampling": [[CAPITAL]],
+    "test_input_required_result_list_roots": [[ROOTS]],
+    "test_input_required_result_request_state": [[CONFIRM]],
+    "test_input_required_result_tampered_state": [[CONFIRM]],
+    "test_input_required_result_multiple_inputs": [[NAME, CAPITAL, ROOTS]],
+    "test_input_required_result_multi_round": [[step] for step in STEPS],
+    "test_input_required_result_capabilities": [[CAPITAL, NAME]],
+}
+"""What these tools ask: the questions of each round at once, one round after the other."""
+MISSING_CAPABILITY = -32021
+
+
+class AnyResult(types.Result):
+    """A client's answer with all its fields; `types.Result` keeps those it does not know."""
+
+
+async def answers(context: Any, questions: list[Json]) -> list[Json]:
+    related = ServerMessageMetadata(related_request_id=context.request_id)
+
+    async def answer(question: Json) -> Json:
+        asked = types.ServerRequest.model_validate(question)
+        got = await context.session.send_request(asked, AnyResult, metadata=related)
+        answered: Json = got.model_dump(exclude_none=True)
+        return answered
+
+    return await asyncio.gather(*map(answer, questions))
 
 
 def prompt(name: str, arguments: dict[str, str]) -> list[Json]:
@@ -119,7 +156,10 @@ def build(note: Callable[[str, str], None]) -> Server[Any, Any]:
 
     @answering(types.ListToolsRequest)
     async def list_tools(_params: Any) -> tuple[type, Json]:
-        schemas = {**{name: {"type": "object"} for name in (*PLAIN, *OTHERS)}, "json_schema_2020_12_tool": SCHEMA}
+        schemas = {
+            **{name: {"type": "object"} for name in (*PLAIN, *OTHERS, *ASKING)},
+            "json_schema_2020_12_tool": SCHEMA,
+        }
         listed = [{"name": name, "description": name, "inputSchema": schema} for name, schema in schemas.items()]
         return types.ListToolsResult, {"tools": listed}
 
@@ -135,10 +175,21 @@ def build(note: Callable[[str, str], None]) -> Server[Any, Any]:
                 await session.send_log_message("info", notice, related_request_id=request)
                 await asyncio.sleep(STEP)
         meta = server.request_context.meta
-        if params.name == "test_tool_with_progress" and meta is not None and meta.progressToken is not None:
+        reporting = params.name in ("test_tool_with_progress", "test_streaming_elicitation")
+        if reporting and meta is not None and meta.progressToken is not None:
             for done in (0, 50, 100):
                 await session.send_progress_notification(meta.progressToken, done, 100, related_request_id=request)
                 await asyncio.sleep(STEP)
+        for questions in ASKING.get(params.name, []):
+            try:
+                got = await answers(server.request_context, questions)
+            except McpError as refused:
+                if params.name != "test_missing_capability":
+                    raise
+                data = {"requiredCapabilities": {"sampling": {}}}
+                error = types.ErrorData(code=MISSING_CAPABILITY, message=refused.error.message, data=data)
+                raise McpError(error) from None
+            content = [text(f"Answered: {json.dumps(got)}")]
         return types.CallToolResult, {"content": content}
 
     @answering(types.ListPromptsRequest)
@@ -151,7 +202,10 @@ def build(note: Callable[[str, str], None]) -> Server[Any, Any]:
 
     @answering(types.GetPromptRequest)
     async def get_prompt(params: Any) -> tuple[type, Json]:
-        contents = prompt(params.name, params.arguments or {})
+        if params.name == "test_input_required_result_prompt":
+            contents = [text(json.dumps(await answers(server.request_context, [CONTEXT])))]
+        else:
+            contents = prompt(params.name, params.arguments or {})
         return types.GetPromptResult, {"messages": [{"role": "user", "content": one} for one in contents]}
 
     @answering(types.ListResourcesRequest)

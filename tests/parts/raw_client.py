@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -36,9 +37,12 @@ def notice(method: str, params: Mapping[str, Any] | None = None) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "method": method, "params": params or {}}).encode()
 
 
-INITIALIZE = legacy_request(
-    "initialize", {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-)
+def initialize(capabilities: Mapping[str, Any]) -> bytes:
+    about = {"protocolVersion": LEGACY, "capabilities": capabilities, "clientInfo": {"name": "t", "version": "1"}}
+    return legacy_request("initialize", about)
+
+
+INITIALIZE = initialize({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,16 @@ class RawConnection(_Stream):
                     return json.loads(line[6:])
         raise ConnectionError("the stream has ended")
 
+    def messages(self) -> Iterator[Any]:
+        """Each message of an answer when it arrives."""
+        _, headers = self.head()
+        if headers.get("content-type", "").startswith("text/event-stream"):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    yield self.event()
+        elif size := int(headers.get("content-length", "0")):
+            yield json.loads(self._file.read(size))
+
     def is_closed(self) -> bool:
         """Waits for the next byte or the end of the connection."""
         try:
@@ -190,9 +204,9 @@ class Endpoint:
     def legacy_bytes(self, session: str, body: bytes) -> bytes:
         return self.raw(self.usual(body, ("Mcp-Session-Id", session), ("MCP-Protocol-Version", LEGACY)), body)
 
-    def begin(self) -> str:
+    def begin(self, body: bytes = INITIALIZE) -> str:
         """A legacy session's id."""
-        answer = self.ask(self.usual(INITIALIZE), INITIALIZE)
+        answer = self.ask(self.usual(body), body)
         assert answer.status == 200, answer
         session = answer.headers["mcp-session-id"]
         assert self.exchange(self.legacy_bytes(session, notice("notifications/initialized"))).status == 202

@@ -6,8 +6,10 @@ The servers run on the SDK of their era, and record what they receive.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from parts.daemon import Daemon, Home, StartDaemon
@@ -36,8 +38,10 @@ class Upstreams:
         return [line for line in lines if line["method"] == method and text in json.dumps(line)]
 
 
-def connect_upstreams(home: Home, start_server: StartServer, start_daemon: StartDaemon) -> Upstreams:
-    """Needs the part `mcp-v1`."""
+def connect_upstreams(
+    home: Home, start_server: StartServer, start_daemon: StartDaemon, variants: Mapping[str, Any] = MappingProxyType({})
+) -> Upstreams:
+    """Needs the part `mcp-v1`. Each of the `variants` is one more entry for a server: its name, and what it adds."""
     servers: dict[str, Any] = {}
     seen_files = {name: home.path / f"{name}.seen" for name in UPSTREAMS}
     for name, (program, *flags) in UPSTREAMS.items():
@@ -48,6 +52,8 @@ def connect_upstreams(home: Home, start_server: StartServer, start_daemon: Start
         else:
             running = start_server([*stdio_command(program, *flags), "--transport", transport])
             servers[name] = {"url": running.url(transport), "transport": SPELLED.get(transport, transport)}
+    for name, (upstream, more) in variants.items():
+        servers[name] = {**servers[upstream], **more}
     daemon = start_daemon({"servers": servers})
     daemon.wait_until_ready(*servers)
     return Upstreams(daemon=daemon, seen_files=seen_files)

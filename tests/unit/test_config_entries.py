@@ -10,7 +10,7 @@ import pytest
 from toolcrib.config.auth import with_token
 from toolcrib.config.layers import load
 from toolcrib.config.masking import Masker, secrets_of_server
-from toolcrib.config.model import Config, Grant, OAuthSettings, Problem, ServerConfig, Severity, Transport
+from toolcrib.config.model import Config, Grant, OAuthSettings, Problem, SamplingMode, ServerConfig, Severity, Transport
 from toolcrib.config.paths import Paths
 from toolcrib.config.show import mask, mask_server
 
@@ -428,6 +428,25 @@ def test_a_projects_file_cannot_share_its_server_with_other_projects(tmp_path):
     assert "share: all in a project's file" in str(the_error(config))
 
 
+@pytest.mark.req("BNS-11", "BNS-10")
+@pytest.mark.parametrize(("sampling", "accepted"), [("deny", True), ("ask", True), ("allow", False)])
+def test_a_projects_file_cannot_give_its_servers_the_clients_model(tmp_path, sampling, accepted):
+    file = tmp_path / "project" / ".mcp.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"mcpServers": {"it": {"command": "x", "sampling": sampling}}}))
+    mine = {"servers": {"it": {"command": "x", "sampling": "deny"}}}
+    (tmp_path / "config.json").write_text(json.dumps(mine))
+    paths = Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)})
+    config = load(paths=paths, root=file.parent, environ={}, is_trusted=lambda *_: True)
+    if accepted:
+        assert the_server(config).sampling == sampling
+    else:
+        assert "sampling: allow in a project's file" in str(the_error(config))
+    untrusted = load(paths=paths, root=file.parent, environ={})
+    assert the_server(untrusted).sampling is SamplingMode.DENY
+    assert any(f'sampling: "{sampling}"' in effect for one in untrusted.waiting for effect in one.effects)
+
+
 def test_tools_are_switched_off_in_a_servers_entry_and_in_a_file_with_higher_precedence(tmp_path):
     assert load_entry(tmp_path, {"url": URL, "disabledTools": ["a"]}).servers["it"].disabled_tools == ("a",)
     wrong = load_entry(tmp_path, {"url": URL, "disabled_tools": "a"})
@@ -487,3 +506,19 @@ def test_another_client_is_another_server(tmp_path):
         grant=Grant.CLIENT_CREDENTIALS, client_id="a", client_secret=SECRET, scopes=("read",)
     )
     assert found.identity != server(clientId="a").identity
+
+
+@pytest.mark.req("BNS-11")
+def test_a_server_may_not_ask_the_clients_model_by_default(tmp_path):
+    assert the_server(load_entry(tmp_path, {"command": "true"})).sampling is SamplingMode.DENY
+    assert the_server(load_entry(tmp_path, {"url": URL, "sampling": "ASK"})).sampling is SamplingMode.ASK
+    shown = mask_server(the_server(load_entry(tmp_path, {"url": URL, "sampling": "allow", "roots": "client"})))
+    assert (shown["sampling"], shown["roots"]) == ("allow", "client")
+
+
+@pytest.mark.req("BNS-11", "KSI-8")
+@pytest.mark.parametrize(("key", "expected"), [("sampling", "deny, ask, allow"), ("roots", "none, project, client")])
+@pytest.mark.parametrize("value", ["always", "", True, 1, ["allow"], {"allow": True}])
+def test_what_a_server_may_ask_is_one_of_three_words(tmp_path, key, expected, value):
+    problem = the_error(load_entry(tmp_path, {"command": "true", key: value}))
+    assert (problem.key.rpartition(".")[2], problem.expected) == (key, f"one of {expected}")

@@ -10,7 +10,7 @@ import pytest
 
 from toolcrib.config.launching import needs_project, portable_words, safe_launch
 from toolcrib.config.layers import load
-from toolcrib.config.model import Config, ServerConfig, ShareMode, StartFolder
+from toolcrib.config.model import Config, RootsMode, ServerConfig, ShareMode, StartFolder
 from toolcrib.config.paths import Paths, empty_folder
 from toolcrib.servers.pool import instance_key
 
@@ -258,3 +258,87 @@ def test_each_agent_has_its_own_browser_unless_the_entry_says_otherwise(tmp_path
 
 def test_a_folder_named_like_a_browser_makes_no_browser(tmp_path):
     assert one(tmp_path, "npx -y @modelcontextprotocol/server-filesystem /srv/browser-use").share is None
+
+
+@pytest.mark.req("KSI-8")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "npx -y @modelcontextprotocol/server-filesystem /data",
+        "npx -y @modelcontextprotocol/server-filesystem@2026.1.1 data",
+        "npx -y @modelcontextprotocol/server-filesystem ${workspaceFolder}",
+        "npx -y @modelcontextprotocol/server-filesystem ${workspaceFolder}/docs",
+        "npx -y some-server ~/notes",
+        "npx -y some-server ~",
+        "npx -y some-server ..",
+        "npx -y some-server --root=../x",
+        "npx -y some-server --dirs a,/b",
+        "npx -y some-server file:///data",
+        "npx -y some-server FILE:///data",
+        "uvx mcp-server-git --repository /src/repo",
+        "node /opt/server.js /data",
+        "docker run -i --rm -v /data:/projects mcp/filesystem /projects",
+        "docker run -i --rm --mount type=bind,src=/data,dst=/projects image",
+        "sh -c 'exec npx -y @modelcontextprotocol/server-filesystem /data'",
+        "npx -y supergateway --stdio 'npx -y @modelcontextprotocol/server-filesystem /data'",
+    ],
+)
+def test_an_entry_that_names_folders_gives_its_server_no_roots(tmp_path, line):
+    assert one(tmp_path, line).roots_mode is RootsMode.NONE
+    assert one(tmp_path, line, roots="project").roots_mode is RootsMode.PROJECT
+
+
+@pytest.mark.req("KSI-8")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "npx -y @modelcontextprotocol/server-filesystem",
+        "npx -y @modelcontextprotocol/server-everything stdio",
+        "npx -y mcp-remote https://host.example/mcp --header 'A:b'",
+        "npx -y runner @scope/package",
+        "node /opt/server.js",
+        "/opt/bin/server serve",
+        "python /opt/server.py --verbose",
+        "python -m some_server",
+        "uv --directory /srv/code run server.py",
+        "uvx mcp-server-time --local-timezone=UTC",
+    ],
+)
+def test_an_entry_without_folders_gives_its_server_the_projects_root(tmp_path, line):
+    config = one(tmp_path, line)
+    assert config.roots_mode is RootsMode.PROJECT
+    assert not config.is_per_project
+
+
+@pytest.mark.req("KSI-8")
+def test_a_variable_that_names_a_folder_counts_but_not_one_that_is_about_code(tmp_path):
+    assert one(tmp_path, "npx -y a-server", env={"VAULT_PATH": "/notes"}).roots_mode is RootsMode.NONE
+    assert one(tmp_path, "npx -y a-server", env={"DATA_DIR": "${workspaceFolder}/x"}).roots_mode is RootsMode.NONE
+    settings = {"PATH": "/usr/bin", "NODE_PATH": "/lib", "API_URL": "https://h.example/a", "MODE": "a/b"}
+    assert one(tmp_path, "npx -y a-server", env=settings).roots_mode is RootsMode.PROJECT
+
+
+@pytest.mark.req("KSI-8")
+def test_a_bare_word_counts_if_it_is_a_folder_where_the_server_starts(tmp_path):
+    (tmp_path / "start" / "data").mkdir(parents=True)
+    assert one(tmp_path, "npx -y a-server data", cwd=str(tmp_path / "start")).roots_mode is RootsMode.NONE
+    assert one(tmp_path, "npx -y a-server other", cwd=str(tmp_path / "start")).roots_mode is RootsMode.PROJECT
+
+
+@pytest.mark.req("KSI-8")
+def test_chosen_roots_are_of_one_project_unless_each_question_belongs_to_a_call(tmp_path):
+    assert one(tmp_path, "npx -y a-server", roots="project").is_per_project
+    assert one(tmp_path, "npx -y a-server", roots="client").is_per_project
+    assert not one(tmp_path, "npx -y a-server", roots="none").is_per_project
+    assert not one(tmp_path, "npx -y a-server", roots="project", share="all").is_per_project
+    remote = loaded(tmp_path, far={"url": "https://h.example/mcp", "roots": "project"}).servers["far"]
+    assert not remote.is_per_project
+
+
+@pytest.mark.req("KSI-8")
+def test_entries_that_permit_different_questions_share_no_process(tmp_path):
+    keys = {
+        instance_key(one(tmp_path, "npx -y a-server", share="all", **entry), tmp_path)
+        for entry in ({}, {"sampling": "ask"}, {"sampling": "allow"}, {"roots": "none"}, {"roots": "client"})
+    }
+    assert len(keys) == 5

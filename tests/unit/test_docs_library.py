@@ -102,6 +102,7 @@ def test_every_kind_of_server_is_in_the_table_with_its_fields():
         made = eval(example, dict(classes))  # noqa: S307 - our own page
         fields = {field.name for field in dataclasses.fields(made)} - {"name"}
         common = {"connect_timeout", "call_timeout", "call_timeouts", "max_waiting_calls", "max_message_mb"}
+        common |= {"sampling", "roots"}
         assert common <= set(words(text))
         if not documented.startswith("the same"):
             assert set(words(documented)) == fields - common, name

@@ -41,7 +41,7 @@ from toolcrib.errors import (
 )
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
-from toolcrib.policy import Decision, Verdict
+from toolcrib.policy import Decision, Permission, Verdict
 from toolcrib.servers import tasks
 from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, TaskTerms, ToolCall
 
@@ -161,16 +161,7 @@ class Door:
     async def call(self, context: RequestContext[ToolSource], request: CallRequest) -> CallAnswer:
         permission = context.principal.permission()
         call_id = f"{PROCESS}-{next(self._numbers)}"
-        try:
-            if request.method == "tools/call" or request.task:
-                tool = context.project.find(request.tool, permission.shows, request.style)
-            else:
-                caller = context.principal.name
-                tool = context.project.find_offer(request.method, request.tool, caller, permission.shows)
-        except (NotFound, ServerFailure) as error:
-            outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
-            self._note_not_found(call_id, context, request, outcome)
-            raise
+        tool = self._found(call_id, context, request, permission)
         params = request.params
         arguments = params.get("arguments")
         if arguments is not None and _CLIENTS_OWN_BYTES in bytes(arguments):
@@ -188,12 +179,7 @@ class Door:
             audit=self._audit,
             sessions=self._sessions,
         )
-        if request.task:
-            record.about = {"method": request.method, "task": tasks.digest_of(tool.server, request.task)}
-            if record.decision.verdict is Verdict.DENY:
-                raise _refused(record)
-        else:
-            params = self._check(record, params)
+        params = self._check(record, params, request)
         if self._active is not None:
             self._active.begin(record)
         try:
@@ -263,12 +249,28 @@ class Door:
                 )
             )
 
-    def _check(self, record: CallRecord, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    def _found(
+        self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, permission: Permission
+    ) -> Tool:
+        try:
+            if request.method == "tools/call" or request.task:
+                return context.project.find(request.tool, permission.shows, request.style)
+            caller = context.principal.name
+            return context.project.find_offer(request.method, request.tool, caller, permission.shows)
+        except (NotFound, ServerFailure) as error:
+            outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
+            self._note_not_found(call_id, context, request, outcome)
+            raise
+
+    def _check(self, record: CallRecord, params: Mapping[str, Raw], request: CallRequest) -> Mapping[str, Raw]:
         """Decides whether the caller may use the tool with these arguments. Returns the params as the server expects
         them."""
         # A caller that may not use the tool at all must not learn its schema from errors about the arguments.
         if record.decision.verdict is Verdict.DENY:
             raise _refused(record)
+        if request.task:
+            record.about = {"method": request.method, "task": tasks.digest_of(record.tool.server, request.task)}
+            return params
         view: CallerView | None = None
         try:
             if record.tool.override is not None and record.tool.override.undo:

@@ -191,10 +191,7 @@ class RecordedAsker:
     def __init__(self, record: CallRecord, asker: Asker | None) -> None:
         self._record = record
         self._asker = asker
-
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        return {} if self._asker is None else self._asker.capabilities
+        self.capabilities: Mapping[str, Any] = {} if asker is None else asker.capabilities
 
     @property
     def root(self) -> Path | None:

@@ -194,6 +194,8 @@ def _details(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("restarts", str(found["restarts"]) if "restarts" in found else ""),
         ("calls", f"{found['calls']} in progress, at most {limits['max_waiting_calls']}" if "calls" in found else ""),
         ("time limit", ", ".join(most)),
+        ("may ask", f"sampling: {entry['sampling']}, roots: {entry['roots']}"),
+        ("processes", "one for each agent" if found.get("per_agent") else ""),
         ("projects", ", ".join(users.get("projects", ()))),
         ("agents", ", ".join(users.get("agents", ()))),
         ("memory", f"{size_of(found['memory'])} in {processes} process{'es' * (processes > 1)}" if processes else ""),

@@ -43,6 +43,7 @@ async def show(context: CommandContext, params: ServerName) -> dict[str, Any]:
         "errors": [past._asdict() for past in server.errors],
         "restarts": server.restarts,
         "calls": sum(one.calls for one in instances),
+        "per_agent": server.is_per_agent,
         "used_by": _users(context, server),
         "processes": len(processes),
         "memory": sum(one.resident for one in processes),

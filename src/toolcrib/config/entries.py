@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from toolcrib.config.auth import keeps_secrets, read_auth
 from toolcrib.config.keys import RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
 from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
-from toolcrib.config.launching import keeps_session, misplaced
+from toolcrib.config.launching import keeps_session, misplaced, names_folders
 from toolcrib.config.model import (
     RESERVED_SERVER_NAMES,
     WORKSPACE_FOLDER,
@@ -27,6 +27,8 @@ from toolcrib.config.model import (
     Layer,
     OAuthSettings,
     Retry,
+    RootsMode,
+    SamplingMode,
     ServerConfig,
     ShareMode,
     StartFolder,
@@ -110,9 +112,9 @@ def read_server(
     far = transport is not Transport.STDIO
     _report_useless(fields, ("args", "env", "cwd") if far else ("headers", "auth", "verify_tls"), report)
     reach = _far_side(fields, values) if far else _process(fields, values)
-    common = {**_limits(fields, unit, values), **_lifetime(fields, values)}
-    if not far and launch_of(reach["command"], reach["args"]):
-        common.setdefault("connect_timeout", INSTALL_LIMIT)
+    common = {**_limits(fields, unit, values), **_lifetime(fields, values), **_questions(fields, values)}
+    if not far:
+        _complete(common, reach, values.context)
     if report.errors > errors:
         return None
     config = ServerConfig(
@@ -364,6 +366,33 @@ def _lifetime(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[st
     if (field := fields.get("idle_minutes")) and (idle := values.number(field, least=0, most=_DAY / 60)) is not None:
         chosen["idle_minutes"] = idle
     return chosen
+
+
+def _questions(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str, Any]:
+    """What the server may ask of clients."""
+    chosen: dict[str, Any] = {}
+    if (field := fields.get("sampling")) and (sampling := _one_of(SamplingMode, field, values)):
+        chosen["sampling"] = sampling
+        if sampling is SamplingMode.ALLOW and values.context.layer is Layer.PROJECT:
+            values.report.error(
+                field.path,
+                found="sampling: allow in a project's file",
+                expected="sampling: ask, or the entry in your own file",
+            )
+    if (field := fields.get("roots")) and (roots := _one_of(RootsMode, field, values)):
+        chosen["roots"] = roots
+    return chosen
+
+
+def _complete(common: dict[str, Any], process: Mapping[str, Any], context: EntryContext) -> None:
+    """Adds the defaults that depend on the command line."""
+    words = [process["command"], *process["args"]]
+    if launch_of(process["command"], process["args"]):
+        common.setdefault("connect_timeout", INSTALL_LIMIT)
+    start = Path(process["cwd"]) if process["cwd"] else context.root
+    if names_folders(words, process["env"], start):
+        # Roots may replace these folders, and the project may be larger.
+        common.setdefault("roots", RootsMode.NONE)
 
 
 def _words(fields: Mapping[str, ConfigField]) -> list[Any]:

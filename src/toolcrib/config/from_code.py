@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from toolcrib.config.contribution import Contribution, ServerEntry, contribution_of, take_entry
 from toolcrib.config.masking import mask_args, mask_text
@@ -78,6 +78,11 @@ class _DeclaredServer(ABC):
     """Calls that run or wait for the connection; more are refused."""
     max_message_mb: float = 64.0
     """The largest message that is accepted from the server."""
+    sampling: Literal["deny", "ask", "allow"] = "deny"
+    """Whether the server may ask the caller's model; `ask`: each request needs approval first."""
+    roots: Literal["none", "project", "client"] | None = None
+    """The folders that the server learns when it asks for roots. None: `none` if an argument is a path, else
+    `project`."""
 
     def __post_init__(self) -> None:
         self.config()

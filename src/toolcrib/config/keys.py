@@ -60,6 +60,8 @@ SERVER_KEYS = {
     "start": "start",
     "idle_minutes": "idle_minutes",
     "share": "share",
+    "sampling": "sampling",
+    "roots": "roots",
 }
 """Each accepted spelling (after `normalized_key`) and Toolcrib's name for it."""
 

@@ -32,6 +32,9 @@ _KEEPS_SESSION = frozenset(
 )
 """Popular servers that keep a session for their caller, such as a browser with its pages: each agent needs its own."""
 
+_SERVES_FOLDERS = frozenset({"@modelcontextprotocol/server-filesystem", "mcp-server-filesystem"})
+"""Servers whose arguments are all folders."""
+
 
 class _Kind(enum.Enum):
     INTERPRETER = enum.auto()
@@ -173,19 +176,24 @@ def _is_found_by_name(words: Sequence[str], position: int) -> bool:
 
 
 def _code_words(words: Sequence[str]) -> int:
-    """How many words, counted from the first, decide what code runs."""
+    """How many words, counted from the first, decide what code runs; all of them if that is unknown."""
+    known = _known_code_words(words)
+    return len(words) if known is None else known
+
+
+def _known_code_words(words: Sequence[str]) -> int | None:
     start = 0
     while True:
         kind = _kind(words[start:])
         if kind is None:
             return start + 1
         if kind is _Kind.BUILDER or (kind is _Kind.SHELL and any(_CODE.fullmatch(word) for word in words[start:])):
-            return len(words)
+            return None
         found = _wrapped(words, start) if kind is _Kind.WRAPPER else _program(words, start)
         if found is None:
-            return len(words)
+            return None
         if kind in (_Kind.INTERPRETER, _Kind.SHELL):
-            return len(words) if words[found] in _RUNNERS else found + 1
+            return None if words[found] in _RUNNERS else found + 1
         start = found
 
 
@@ -285,6 +293,42 @@ def keeps_session(words: Sequence[str]) -> bool:
     name."""
     code = words if _name(words[0]) in ("docker", "podman") else words[: _code_words(words)]
     return any(f"/{known}/" in f"/{_unversioned(word)}/" for word in code for known in _KEEPS_SESSION)
+
+
+_PIECES = re.compile(r"[\s=,;'\"]+")
+_FOLDER_VARIABLES = re.compile(r".*(?:DIR|FOLDER|PATH|ROOT|WORKSPACE|VAULT|REPO).*", re.IGNORECASE)
+_MOST_WORDS = 1000
+_LONGEST_FILE_NAME = 255
+
+
+def names_folders(words: Sequence[str], env: Mapping[str, str], start: Path | None) -> bool:
+    """Whether an entry tells its server which folders to work on: with a path after the words that decide what code
+    runs, or in a variable. A file's path counts too, because a path doesn't show what it is.
+
+    A word without a slash counts if it is a folder in `start`, where the server starts; that reads the disk.
+    """
+    known = _known_code_words(words)
+    rest = words[1 if known is None else known :]
+    if known is not None and any(_unversioned(word) in _SERVES_FOLDERS for word in words[:known]):
+        return any(not word.startswith("-") for word in rest)
+    if len(rest) > _MOST_WORDS or any(_has_path(word) or _is_folder_in(start, word) for word in rest):
+        return True
+    chosen = [name for name in env if _FOLDER_VARIABLES.fullmatch(name) and not _CODE_VARIABLES.fullmatch(name)]
+    return any(_has_path(env[name]) for name in chosen)
+
+
+def _has_path(text: str) -> bool:
+    if WORKSPACE_FOLDER in text or "file:" in text.lower():
+        return True
+    addresses_removed = (piece for piece in _PIECES.split(text) if "://" not in piece and not piece.startswith("@"))
+    parts = (part for piece in addresses_removed for part in piece.split(":"))
+    return any(part in (".", "..", "~") or os.sep in part for part in parts)
+
+
+def _is_folder_in(start: Path | None, word: str) -> bool:
+    if start is None or not word or word.startswith("-") or len(word) > _LONGEST_FILE_NAME or "\0" in word:
+        return False
+    return (start / word).is_dir()
 
 
 def _unversioned(word: str) -> str:

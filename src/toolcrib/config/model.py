@@ -230,7 +230,8 @@ class ServerConfig:
     share: ShareMode | None = None
     """None: one instance per project if it depends on the project, otherwise one for all."""
     sampling: SamplingMode = SamplingMode.DENY
-    roots: RootsMode = RootsMode.PROJECT
+    roots: RootsMode | None = None
+    """None: `project`, without a process of its own for each project."""
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values with `${VAR}`, as written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
     supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
@@ -256,7 +257,19 @@ class ServerConfig:
     @property
     def is_per_project(self) -> bool:
         """Whether each project has its own instance, instead of one for all projects."""
-        return self.depends_on_project if self.share is None else self.share is not ShareMode.ALL
+        if self.share is None:
+            return self.depends_on_project or self._asks_for_roots_at_start
+        return self.share is not ShareMode.ALL
+
+    @property
+    def _asks_for_roots_at_start(self) -> bool:
+        """Whether an instance for all projects could not answer: many servers ask for their roots only once, before
+        any call. Over HTTP, each question belongs to a call."""
+        return self.roots in (RootsMode.PROJECT, RootsMode.CLIENT) and self.transport is not Transport.HTTP
+
+    @property
+    def roots_mode(self) -> RootsMode:
+        return self.roots or RootsMode.PROJECT
 
     @property
     def starts_on_demand(self) -> bool:

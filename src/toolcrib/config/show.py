@@ -148,6 +148,8 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
         "max_waiting_calls": server.max_waiting_calls,
         "max_message_mb": server.max_message_mb,
         "retry": retry,
+        "sampling": str(server.sampling),
+        "roots": str(server.roots_mode),
         **({"pins": str(server.pins)} if server.pins is not None else {}),
     }
 

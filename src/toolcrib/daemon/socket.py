@@ -28,6 +28,7 @@ from toolcrib.core.project import Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
 from toolcrib.gateway.auth import DEFAULT_CONVERSATION, Authenticator, checked_conversation
 from toolcrib.gateway.messages import MAX_BODY, Rejected, count_values, error_reply
+from toolcrib.gateway.parking import Parking
 from toolcrib.gateway.pipe import PipeConnection
 from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
 
@@ -45,6 +46,7 @@ class CommandSocket:
         self._crib = crib
         self._host = host
         self._auth = Authenticator(crib)
+        self._parking = Parking(crib.services.handles)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -72,6 +74,7 @@ class CommandSocket:
         for task in tuple(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._parking.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -146,7 +149,9 @@ class CommandSocket:
                 message = f"The root cannot be used: {error}."
                 await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": message}})
                 return
-            await PipeConnection(self._crib, project, principal, conversation, self._auth.reads, reader, writer).serve()
+            await PipeConnection(
+                self._crib, self._parking, project, principal, conversation, self._auth.reads, reader, writer
+            ).serve()
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter

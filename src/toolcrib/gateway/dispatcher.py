@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,7 @@ from toolcrib.errors import (
 )
 from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
+from toolcrib.gateway.asking import declared_capabilities
 from toolcrib.gateway.messages import (
     ClientMessage,
     Rejected,
@@ -49,10 +49,14 @@ from toolcrib.gateway.offer_requests import (
     progress_to,
     watch,
 )
+from toolcrib.gateway.parking import ASKED_METHODS, STATE, Asking, Exchange, ParkedCall, Parking
+from toolcrib.gateway.pending import PendingRequest
+from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.listing import OfferList
-from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, ServerAnswer
+from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, OnProgress, ServerAnswer
+from toolcrib.servers.questions import Asker
 
 log = logging.getLogger(__name__)
 
@@ -64,86 +68,15 @@ _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
 
 
-class PendingRequest:
-    """A request without an answer yet. Its client may cancel it or disconnect, and its session may end."""
-
-    __slots__ = ("cancelled_by_leaving", "disconnected", "over", "stopped", "task")
-
-    def __init__(self, task: asyncio.Task[Any] | None = None, *, cancelled_by_leaving: bool = False) -> None:
-        self.task = task
-        """The task that answers it."""
-        self.cancelled_by_leaving = cancelled_by_leaving
-        """Whether disconnecting cancels it."""
-        self.stopped: ErrorCase | None = None
-        """Why it was stopped early."""
-        self.disconnected = False
-        self.over = False
-
-    def cancel(self) -> None:
-        """Cancelled by its client."""
-        self._stop(ErrorCase.CANCELLED)
-
-    def interrupt(self) -> None:
-        """Its session has ended."""
-        self._stop(ErrorCase.ENDED)
-
-    def disconnect(self) -> None:
-        if not self.over:
-            self.disconnected = True
-            if self.cancelled_by_leaving:
-                self._stop(ErrorCase.CANCELLED)
-
-    def _stop(self, case: ErrorCase) -> None:
-        if not self.over and self.stopped is None:
-            self.stopped = case
-            if self.task is not None:
-                self.task.cancel(case)
-
-
-class PendingRequests:
-    """A connection's unanswered requests, by the id that its client can cancel them with."""
-
-    __slots__ = ("_by_id",)
-
-    def __init__(self) -> None:
-        self._by_id: dict[str | int, Callable[[], None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_id)
-
-    def begin(self, key: str | int, cancel: Callable[[], None]) -> Callable[[], None]:
-        """Adds a request and returns the function that removes it."""
-        self._by_id[key] = cancel
-
-        def end() -> None:
-            # If the client has reused the id, it means the newer request.
-            if self._by_id.get(key) is cancel:
-                del self._by_id[key]
-
-        return end
-
-    def cancel(self, message: ClientMessage) -> None:
-        """Cancels the request named by `notifications/cancelled`, if it is still pending."""
-        try:
-            key = msgspec.json.decode(message.params["requestId"], type=str | int)
-        except (KeyError, msgspec.ValidationError):
-            return
-        cancel = self._by_id.get(key)
-        if cancel is not None:
-            cancel()
-
-    def cancel_all(self) -> None:
-        for cancel in tuple(self._by_id.values()):
-            cancel()
-
-
 ProjectRequest = RequestContext[Project]
 
 
 class Dispatcher:
-    def __init__(self, crib: Crib) -> None:
+    def __init__(self, crib: Crib, parking: Parking) -> None:
         self._crib = crib
+        self._parking = parking
         self._door = crib.services.door
+        self._tasks = TaskRequests(crib.services.door, crib.services.tasks)
         self._sessions = crib.services.sessions
 
     async def context(
@@ -160,6 +93,32 @@ class Dispatcher:
         )
         return RequestContext(principal, project, session, conversation, reader)
 
+    async def answer_modern(
+        self, message: ClientMessage, context: ProjectRequest, begin: Callable[[PendingRequest], Exchange]
+    ) -> None:
+        """Answers a modern client's request on the exchange that `begin` makes for it. If its server asks meanwhile,
+        the result goes to a later request, which continues it."""
+        agent = context.principal.name
+        if STATE in message.params and message.method in ASKED_METHODS:
+            try:
+                parked = self._parking.resumed(message, agent)
+            except ToolcribError as error:
+                await begin(PendingRequest()).finish(self._refusal(error, Era.MODERN, context, message.id or b"null"))
+                return
+            if parked is not None:
+                await parked.resume(message, begin(parked.pending))
+                return
+        # A modern client cancels by disconnecting.
+        pending = PendingRequest(
+            asyncio.current_task(), cancelled_by_leaving=True, progress_token=message.meta.get("progressToken")
+        )
+        exchange = begin(pending)
+        if message.method in ASKED_METHODS and declared_capabilities(message.meta.get(protocol.CAPABILITIES_KEY)):
+            call = ParkedCall(self._parking, message, agent, pending, exchange)
+            await call.finish(await self.answer(message, Era.MODERN, context, pending, call.notify, asker=call))
+        else:
+            await exchange.finish(await self.answer(message, Era.MODERN, context, pending, exchange.notify))
+
     async def answer(
         self,
         message: ClientMessage,
@@ -168,9 +127,10 @@ class Dispatcher:
         request: PendingRequest,
         notify: Notify,
         watching: Watching | None = None,
+        asker: Asker | None = None,
     ) -> Reply:
         """The answer to any request except `subscriptions/listen`, whose answer is a stream. A legacy connection has a
-        `watching`."""
+        `watching`; the `asker` puts a server's questions to the client."""
         if message.id is None:
             raise ValueError("a notification has no answer")
         session, interrupt = context.session, request.interrupt
@@ -178,14 +138,12 @@ class Dispatcher:
             session.begin(interrupt)
         try:
             with context.project.in_use():
-                answer = await self._answered(message, era, context, notify, watching)
+                answer = await self._answered(message, era, context, request, notify, watching, asker)
                 return _reply(message.id, answer, era)
         except Rejected as rejected:
             return rejected.reply(era, message.id)
         except ToolcribError as error:
-            if context.reader is ReaderKind.PROGRAM:
-                return error_for_program(error, message.id)
-            return error_reply(error, None if context.reader is ReaderKind.HTTP else era, message.id)
+            return self._refusal(error, era, context, message.id)
         except asyncio.CancelledError:
             if request.stopped is None or request.task is None:
                 raise
@@ -195,18 +153,43 @@ class Dispatcher:
             log.exception("%s failed", message.method)
             return Rejected(ErrorCase.FAILED).reply(era, message.id)
         finally:
+            request.over = True
             if session is not None:
                 session.over(interrupt)
 
+    @staticmethod
+    def _refusal(error: ToolcribError, era: Era, context: ProjectRequest, request_id: bytes) -> Reply:
+        if context.reader is ReaderKind.PROGRAM:
+            return error_for_program(error, request_id)
+        return error_reply(error, None if context.reader is ReaderKind.HTTP else era, request_id)
+
     async def _answered(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, watching: Watching | None
+        self,
+        message: ClientMessage,
+        era: Era,
+        context: ProjectRequest,
+        request: PendingRequest,
+        notify: Notify,
+        watching: Watching | None,
+        asker: Asker | None,
     ) -> ServerAnswer:
-        if message.method == "tools/call":
-            return await self._call(message, era, context, notify, log_wish(message, watching, era, notify))
-        if message.method in FORWARDED:
-            return await forward(self._door, message, era, context, notify, log_wish(message, watching, era, notify))
+        if message.method in FORWARDED or message.method == "tools/call":
+            agent = context.principal.name
+            asking = Asking(message.params, asker, takes_input=isinstance(asker, ParkedCall))
+            if STATE in message.params and message.method in ASKED_METHODS:
+                asking = await self._parking.retry(message, agent, asker, context.project.root)
+            logs, progress = log_wish(message, watching, era, notify), progress_to(request, notify)
+            if message.method == "tools/call":
+                answer = await self._call(message, era, context, asking, progress, logs)
+            else:
+                answer = await forward(self._door, message, era, context, asking, progress, logs)
+            if answer.questions is None:
+                return answer
+            return ServerAnswer(result=self._parking.pass_on(message, agent, answer.questions))
         if watching is not None and message.method in WATCHED:
             return await watch(self._door, message, watching)
+        if message.method in TASK_METHODS:
+            return await self._tasks.answer(message, era, context, asker, progress_to(request, notify))
         return ServerAnswer(result=await self._result(message, era, context))
 
     def initialize(self, message: ClientMessage, principal: Principal, project: Project) -> Reply:
@@ -262,9 +245,15 @@ class Dispatcher:
         return tools
 
     async def _call(
-        self, message: ClientMessage, era: Era, context: ProjectRequest, notify: Notify, logs: LogWish | None
+        self,
+        message: ClientMessage,
+        era: Era,
+        context: ProjectRequest,
+        asking: Asking,
+        on_progress: OnProgress | None,
+        logs: LogWish | None,
     ) -> ServerAnswer:
-        params = dict(message.params)
+        params = dict(asking.params)
         try:
             name = _decode_name(params.pop("name"))
         except (KeyError, msgspec.ValidationError) as error:
@@ -274,14 +263,18 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
-        asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
+        takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
         request = CallRequest(
             tool=name,
+            takes_task=takes_task,
+            task_wish=task_wish,
             style=project.config.settings.names,
             params=params,
-            meta=protocol.forwarded_meta(message.meta, asks=asks),
-            takes_input=asks,
-            on_progress=progress_to(message, notify),
+            meta=protocol.forwarded_meta(message.meta),
+            asker=asking.asker,
+            takes_input=asking.takes_input,
+            answered=asking.answered,
+            on_progress=on_progress,
             logs=logs,
         )
         try:
@@ -289,8 +282,10 @@ class Dispatcher:
                 await project.wait_for_new_servers(CALL_WAIT_SECONDS)
             made = await self._door.call(context, request)
             answer = made.answer
+            if takes_task:
+                answer = self._tasks.created(answer, made.tool, context.principal.name, era)
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
-            if context.reader is not ReaderKind.MODEL:
+            if context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
             answer = ServerAnswer(result=error_as_tool_result(error))
         if answer.result is not None:
@@ -334,7 +329,7 @@ def _initialize(message: ClientMessage, instructions: str) -> bytes:
     return msgspec.json.encode(
         {
             "protocolVersion": version,
-            "capabilities": protocol.CAPABILITIES,
+            "capabilities": protocol.capabilities(version),
             "serverInfo": protocol.SERVER_INFO,
             "instructions": instructions,
         }
@@ -346,7 +341,7 @@ def _discover(instructions: str) -> bytes:
         Era.MODERN,
         {
             "supportedVersions": [MODERN_VERSION],
-            "capabilities": protocol.CAPABILITIES,
+            "capabilities": protocol.capabilities(MODERN_VERSION),
             "instructions": instructions,
             "ttlMs": 0,
             "cacheScope": "private",

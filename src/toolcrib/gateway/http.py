@@ -18,6 +18,7 @@ from toolcrib.core.crib import Crib
 from toolcrib.errors import ErrorCase, ToolcribError
 from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
+from toolcrib.gateway.asking import ClientAnswers, LegacyAsker, initialized_capabilities
 from toolcrib.gateway.auth import (
     DEFAULT_CONVERSATION,
     AdmittedRequest,
@@ -29,9 +30,11 @@ from toolcrib.gateway.auth import (
     method_not_allowed,
     read_body,
 )
-from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests, ProjectRequest
+from toolcrib.gateway.dispatcher import Dispatcher, ProjectRequest
 from toolcrib.gateway.messages import ClientMessage, Rejected, Reply, batched, error_reply, read_message
 from toolcrib.gateway.offer_requests import WATCHED
+from toolcrib.gateway.parking import Parking
+from toolcrib.gateway.pending import PendingRequest, PendingRequests
 from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
 from toolcrib.gateway.streams import PostExchange, Receive, Send, SseResponse, send_json, until_disconnected
 from toolcrib.gateway.watching import Watching
@@ -46,11 +49,12 @@ BATCH_VERSION = "2025-03-26"
 class LegacyConnection:
     """Open requests and streams of one legacy session id."""
 
-    __slots__ = ("id", "leaving", "pending", "streams", "watching")
+    __slots__ = ("answers", "id", "leaving", "pending", "streams", "watching")
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.pending = PendingRequests()
+        self.answers = ClientAnswers()
         self.streams: set[SseResponse] = set()
         self.watching: Watching | None = None
         """Its subscriptions to resources and log messages."""
@@ -139,7 +143,8 @@ class _OpenStream(msgspec.Struct, frozen=True, eq=False):
 class HttpGateway:
     def __init__(self, crib: Crib, *, token: str, port: int) -> None:
         self._sessions = crib.services.sessions
-        self._dispatcher = Dispatcher(crib)
+        self._parking = Parking(crib.services.handles)
+        self._dispatcher = Dispatcher(crib, self._parking)
         self._auth = Authenticator(crib, owner_token=token, port=port)
         # Cached: getting the loop costs a system call in some versions of Python.
         self._loop = asyncio.get_running_loop()
@@ -148,8 +153,9 @@ class HttpGateway:
         self._unsubscribe = crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded)
 
     def close(self) -> None:
-        """Ends every notification stream and refuses new requests."""
+        """Ends every notification stream and every call that waits for an answer; refuses new requests."""
         self._auth.closed = True
+        self._parking.interrupt()
         self._unsubscribe()
         for held in tuple(self._streams.values()):
             held.hang_up()
@@ -210,9 +216,9 @@ class HttpGateway:
         if message.method == "subscriptions/listen":
             await self._listen(message, message.id, context, receive, send)
             return
-        # A modern client cancels by disconnecting.
-        request = PendingRequest(asyncio.current_task(self._loop), cancelled_by_leaving=True)
-        await self._answer(message, Era.MODERN, context, request, receive, send)
+        await self._dispatcher.answer_modern(
+            message, context, lambda pending: PostExchange(self._loop, receive, send, pending)
+        )
 
     async def _batch(self, messages: list[ClientMessage], admitted: AdmittedRequest, send: Send) -> None:
         """Answers the requests of a batch with one JSON array, in their order."""
@@ -232,7 +238,7 @@ class HttpGateway:
         watching = connection.watch(context)
 
         async def answered(message: ClientMessage) -> bytes:
-            request = PendingRequest(asyncio.current_task(self._loop))
+            request = _pending(message, self._loop)
             end = connection.pending.begin(message.key, request.cancel)
             try:
                 found = await self._dispatcher.answer(message, Era.LEGACY, context, request, connection.send, watching)
@@ -254,19 +260,25 @@ class HttpGateway:
             return
         session_id, conversation = self._legacy_session(admitted)
         if message.id is None or message.is_response:
-            if message.method == "notifications/cancelled":
-                connection = self._legacy.at(session_id)
+            connection = self._legacy.at(session_id)
+            if message.is_response:
+                connection.answers.receive(message)
+            elif message.method == "notifications/cancelled":
                 connection.pending.cancel(message)
-                self._legacy.release(connection)
+            self._legacy.release(connection)
             await _done(send, 202)
             return
         context = await self._context(admitted, conversation)
         connection = self._legacy.at(session_id)
-        request = PendingRequest(asyncio.current_task(self._loop))
+        request = _pending(message, self._loop)
+        exchange = PostExchange(self._loop, receive, send, request)
+        asker = LegacyAsker(self._sessions.capabilities(session_id), connection.answers, request, exchange.ask)
         end = connection.pending.begin(message.key, request.cancel)
         try:
             watching = connection.watch(context) if message.method in WATCHED else connection.watching
-            await self._answer(message, Era.LEGACY, context, request, receive, send, watching)
+            await exchange.finish(
+                await self._dispatcher.answer(message, Era.LEGACY, context, request, exchange.notify, watching, asker)
+            )
         finally:
             end()
             self._legacy.release(connection)
@@ -276,7 +288,9 @@ class HttpGateway:
         project = await self._auth.project(admitted.principal)
         reply = self._dispatcher.initialize(message, admitted.principal, project)
         if reply.accepted:
-            session_id, _ = await self._sessions.begin_legacy(admitted.principal.name, admitted.label)
+            session_id, _ = await self._sessions.begin_legacy(
+                admitted.principal.name, admitted.label, initialized_capabilities(message)
+            )
             reply = msgspec.structs.replace(reply, extra=((b"mcp-session-id", session_id.encode()),))
         await send_json(send, reply)
 
@@ -295,19 +309,6 @@ class HttpGateway:
     async def _context(self, admitted: AdmittedRequest, conversation: str) -> ProjectRequest:
         project = await self._auth.project(admitted.principal)
         return await self._dispatcher.context(admitted.principal, project, conversation, admitted.reader)
-
-    async def _answer(
-        self,
-        message: ClientMessage,
-        era: Era,
-        context: ProjectRequest,
-        request: PendingRequest,
-        receive: Receive,
-        send: Send,
-        watching: Watching | None = None,
-    ) -> None:
-        exchange = PostExchange(self._loop, receive, send, request)
-        await exchange.finish(await self._dispatcher.answer(message, era, context, request, exchange.notify, watching))
 
     async def _get(self, admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_legacy_method(admitted.headers)
@@ -386,6 +387,10 @@ class HttpGateway:
                 if held.agent == event.agent:
                     held.watching.permission_changed()
             self._legacy.permission_changed(event.agent)
+
+
+def _pending(message: ClientMessage, loop: asyncio.AbstractEventLoop) -> PendingRequest:
+    return PendingRequest(asyncio.current_task(loop), progress_token=message.meta.get("progressToken"))
 
 
 async def _done(send: Send, status: int) -> None:

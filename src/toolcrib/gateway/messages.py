@@ -95,6 +95,12 @@ def result_message(request_id: bytes, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (request_id, result)
 
 
+def readdressed(reply: Reply, before: bytes, now: bytes) -> Reply:
+    """The reply for another request with the same answer."""
+    rest = reply.body.removeprefix(b'{"jsonrpc":"2.0","id":%b,' % before)
+    return msgspec.structs.replace(reply, body=b'{"jsonrpc":"2.0","id":%b,%b' % (now, rest))
+
+
 def error_message(request_id: bytes, code: int, message: str, data: Any = None) -> bytes:
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
@@ -129,6 +135,9 @@ class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     meta: Mapping[str, Any]
     is_response: bool = False
     """Whether it answers a request of ours, so that it has no method."""
+    result: bytes = b""
+    error: bytes = b""
+    """Of a response."""
 
     @property
     def key(self) -> str | int:
@@ -172,7 +181,15 @@ def read_message(body: bytes) -> ClientMessage:
     if envelope.jsonrpc != "2.0":
         raise Rejected(ErrorCase.ENVELOPE, why='The member "jsonrpc" must be "2.0"', id=request_id or b"null")
     if envelope.method is None and request_id is not None and (bytes(envelope.result) or bytes(envelope.error)):
-        return ClientMessage(method="", id=request_id, params={}, meta={}, is_response=True)
+        return ClientMessage(
+            method="",
+            id=request_id,
+            params={},
+            meta={},
+            is_response=True,
+            result=bytes(envelope.result),
+            error=bytes(envelope.error),
+        )
     if envelope.method is None:
         raise Rejected(
             ErrorCase.ENVELOPE,

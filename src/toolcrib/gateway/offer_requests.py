@@ -18,8 +18,10 @@ from toolcrib.core.project import Project
 from toolcrib.errors import ErrorCase, UnknownOffer
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification
+from toolcrib.gateway.parking import Asking
+from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.watching import MAX_RESOURCES, Watching, log_level
-from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
+from toolcrib.identity.principal import Principal, RequestContext
 from toolcrib.servers.link import LOG_MESSAGE
 from toolcrib.servers.model import NAMED_BY, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.resource_watch import LOG_LEVEL_KEY, LOG_LEVELS
@@ -38,12 +40,13 @@ async def forward(
     message: ClientMessage,
     era: Era,
     context: RequestContext[Project],
-    notify: Notify,
+    asking: Asking,
+    on_progress: OnProgress | None,
     logs: LogWish | None,
 ) -> ServerAnswer:
     """Reads a resource, gets a prompt, or completes an argument of either."""
     method, project = message.method, context.project
-    params = dict(message.params)
+    params = dict(asking.params)
     ref = _reference(params) if method == COMPLETE_METHOD else None
     name = _text(params, NAMED_BY[method]) if ref is None else ref.offer
     if not project.offers.lists(name):
@@ -52,17 +55,20 @@ async def forward(
         # The door refuses and records what does not exist.
         with contextlib.suppress(UnknownOffer):
             params["ref"] = ref.naming(project.find_offer(method, name, context.principal.name).name)
-    asks = era is Era.MODERN and context.reader is not ReaderKind.PROGRAM
     request = CallRequest(
         tool=name,
         method=method,
         params={key: value for key, value in params.items() if key != NAMED_BY.get(method)},
-        meta=protocol.forwarded_meta(message.meta, asks=asks),
-        takes_input=asks,
-        on_progress=progress_to(message, notify),
+        meta=protocol.forwarded_meta(message.meta),
+        asker=asking.asker,
+        takes_input=asking.takes_input,
+        answered=asking.answered,
+        on_progress=on_progress,
         logs=logs,
     )
     answer = project.public_answer(request, await door.call(context, request))
+    if answer.questions is not None:
+        return answer
     if answer.result is None:
         return ServerAnswer(error=protocol.offer_error(answer.error or b"{}", client=era))
     rendered = protocol.read_result if method == READ_METHOD else protocol.tool_result
@@ -87,11 +93,15 @@ async def watch(door: Door, message: ClientMessage, watching: Watching) -> Serve
     return ServerAnswer(result=b"{}") if error is None else ServerAnswer(error=error)
 
 
-def progress_to(message: ClientMessage, notify: Notify) -> OnProgress | None:
-    token = message.meta.get("progressToken")
-    if token is None:
+def progress_to(pending: PendingRequest, notify: Notify) -> OnProgress | None:
+    if pending.progress_token is None:
         return None
-    return lambda report: notify(notification("notifications/progress", {"progressToken": token, **report}))
+
+    def report(params: Mapping[str, Any]) -> None:
+        if pending.progress_token is not None:
+            notify(notification("notifications/progress", {"progressToken": pending.progress_token, **params}))
+
+    return report
 
 
 def log_wish(message: ClientMessage, watching: Watching | None, era: Era, notify: Notify) -> LogWish | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from toolcrib.core.crib import Crib
@@ -17,9 +17,12 @@ from toolcrib.core.project import Project
 from toolcrib.errors import ErrorCase, ToolcribError
 from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
+from toolcrib.gateway.asking import ClientAnswers, LegacyAsker, initialized_capabilities
 from toolcrib.gateway.auth import bad_token
-from toolcrib.gateway.dispatcher import Dispatcher, PendingRequest, PendingRequests
-from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, batched, error_reply, read_limited
+from toolcrib.gateway.dispatcher import Dispatcher
+from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, Reply, batched, error_reply, read_limited
+from toolcrib.gateway.parking import Parking
+from toolcrib.gateway.pending import PendingRequest, PendingRequests
 from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_request
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal
@@ -39,6 +42,7 @@ class PipeConnection:
     def __init__(
         self,
         crib: Crib,
+        parking: Parking,
         project: Project,
         principal: Principal,
         conversation: str,
@@ -47,7 +51,7 @@ class PipeConnection:
         writer: asyncio.StreamWriter,
     ) -> None:
         self._crib = crib
-        self._dispatcher = Dispatcher(crib)
+        self._dispatcher = Dispatcher(crib, parking)
         self._project = project
         self._principal = principal
         self._conversation = conversation
@@ -63,6 +67,9 @@ class PipeConnection:
         """Modern subscriptions, by the request's id."""
         self._watching: Watching | None = None
         """A legacy client's."""
+        self._capabilities: dict[str, dict[str, Any]] = {}
+        self._answers = ClientAnswers()
+        """What a legacy client can be asked, and its answers."""
         self._serving: asyncio.Task[None] | None = None
         self._dismissed = False
         """Whether the agent has ended, so reading stops."""
@@ -143,14 +150,19 @@ class PipeConnection:
             raise Rejected(ErrorCase.ENVELOPE, why="This connection began with initialize", id=message.id)
 
     def _notified(self, message: ClientMessage) -> None:
-        if message.method == "notifications/cancelled":
+        if message.is_response:
+            self._answers.receive(message)
+        elif message.method == "notifications/cancelled":
             self._pending.cancel(message)
         elif message.method == "notifications/initialized":
             self._initialized = True
 
     def _begin(self, message: ClientMessage, request_id: bytes) -> None:
-        request = PendingRequest()
-        task = request.task = self._in_background(self._answer(message, request_id, request))
+        if message.method == "initialize":
+            self._capabilities = initialized_capabilities(message)
+        answer = self._answer_modern if self._era is Era.MODERN else self._answer_legacy
+        request = PendingRequest(progress_token=message.meta.get("progressToken"))
+        task = request.task = self._in_background(answer(message, request_id, request))
         end = self._pending.begin(message.key, request.cancel)
         task.add_done_callback(lambda _: end())
 
@@ -160,27 +172,49 @@ class PipeConnection:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _answer(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
-        era = self._era or Era.LEGACY
+    async def _answer_legacy(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         try:
             context = await self._dispatcher.context(self._principal, self._project, self._conversation)
-            if self._watching is None and era is Era.LEGACY:
+            if self._watching is None:
                 self._watching = Watching(context, self._tell)
-            reply = await self._dispatcher.answer(message, era, context, request, self._report, self._watching)
-        except Rejected as rejected:
-            reply = rejected.reply(era, request_id)
-        except ToolcribError as error:
-            reply = error_reply(error, era, request_id)
-        except Exception:
-            log.exception("%s failed", message.method)
-            reply = Rejected(ErrorCase.FAILED).reply(era, request_id)
+            asker = LegacyAsker(self._capabilities, self._answers, request, self._send)
+            reply = await self._dispatcher.answer(
+                message, Era.LEGACY, context, request, self.report, self._watching, asker
+            )
+        except Exception as error:
+            reply = _failed(error, Era.LEGACY, message.method, request_id)
+        await self.send_reply(request, reply)
+
+    async def _answer_modern(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
+        try:
+            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            await self._dispatcher.answer_modern(message, context, lambda pending: _Exchange(self, message, pending))
+        except asyncio.CancelledError:
+            if request.stopped is None or request.task is None:
+                raise
+            request.task.uncancel()
+        except Exception as error:
+            await self.send_reply(request, _failed(error, Era.MODERN, message.method, request_id))
+
+    async def send_reply(self, request: PendingRequest, reply: Reply) -> None:
         if request.stopped is ErrorCase.CANCELLED:
             # Over a pipe, a cancelled request gets no answer.
             return
-        request.over = True
         self._send(reply.body)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
+
+    def take(self, key: str | int, request: PendingRequest) -> Callable[[], None]:
+        """The client can cancel the request by this id from now on. Returns the function that ends that."""
+        end = self._pending.begin(key, request.cancel)
+
+        def leave() -> None:
+            end()
+            if request.task is not asyncio.current_task() and request.task is not None:
+                # It is parked, and outlives this connection.
+                self._tasks.discard(request.task)
+
+        return leave
 
     async def _listen(self, message: ClientMessage, request_id: bytes) -> None:
         try:
@@ -192,7 +226,7 @@ class PipeConnection:
         except ToolcribError as error:
             self._send(error_reply(error, Era.MODERN, request_id).body)
             return
-        watching = self._listening[key] = Watching(context, self._report, kinds=wanted.kinds, tag=request_id)
+        watching = self._listening[key] = Watching(context, self.report, kinds=wanted.kinds, tag=request_id)
 
         def unlisten() -> None:
             if self._listening.get(key) is watching:
@@ -211,10 +245,10 @@ class PipeConnection:
 
     def _tell(self, message: bytes) -> None:
         if self._initialized:
-            self._report(message)
+            self.report(message)
 
-    def _report(self, message: bytes) -> None:
-        """Sends progress, or drops it if the client reads too slowly."""
+    def report(self, message: bytes) -> None:
+        """Sends a notification, or drops it if the client reads too slowly."""
         if self._writer.transport.get_write_buffer_size() < _MAX_UNREAD_BYTES:
             self._send(message)
 
@@ -223,6 +257,7 @@ class PipeConnection:
             self._writer.write(on_one_line(message) + b"\n")
 
     def _abort(self) -> None:
+        self._pending.cancel_all()
         for task in tuple(self._tasks):
             task.cancel()
         self._writer.transport.abort()
@@ -231,6 +266,7 @@ class PipeConnection:
         """Gives pending requests a moment to finish, then closes the connection."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT)
+        self._pending.cancel_all()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -239,3 +275,28 @@ class PipeConnection:
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
+
+
+class _Exchange:
+    """A modern client's request over the pipe."""
+
+    def __init__(self, connection: PipeConnection, message: ClientMessage, request: PendingRequest) -> None:
+        self._connection = connection
+        self._request = request
+        self._leave = connection.take(message.key, request)
+
+    def notify(self, message: bytes) -> None:
+        self._connection.report(message)
+
+    async def finish(self, reply: Reply) -> None:
+        self._leave()
+        await self._connection.send_reply(self._request, reply)
+
+
+def _failed(error: Exception, era: Era, method: str, request_id: bytes) -> Reply:
+    if isinstance(error, Rejected):
+        return error.reply(era, request_id)
+    if isinstance(error, ToolcribError):
+        return error_reply(error, era, request_id)
+    log.error("%s failed", method, exc_info=error)
+    return Rejected(ErrorCase.FAILED).reply(era, request_id)

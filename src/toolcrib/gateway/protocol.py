@@ -32,6 +32,7 @@ from toolcrib.errors import (
 )
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification, result_message
 from toolcrib.servers.model import MODERN_VERSION, NAMED_BY, Era
+from toolcrib.servers.questions import INPUT_REQUIRED, Question
 from toolcrib.servers.tasks import EXTENSION as TASKS
 from toolcrib.servers.wire import error_in, result_type
 
@@ -152,19 +153,16 @@ def decode_header(value: str | None) -> str | None:
 _ROUTED_EXTENSIONS = frozenset({"io.modelcontextprotocol/ui"})
 
 
-def forwarded_meta(meta: Mapping[str, Any], *, asks: bool = False) -> Mapping[str, Any]:
-    """The caller's `_meta` without the keys about its own connection, except for the capabilities that servers can
-    use through Toolcrib. `asks`: whether the caller can be asked for input."""
+def forwarded_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The caller's `_meta` without the keys about its own connection, except for the extensions that servers can use
+    through Toolcrib. What the caller can be asked depends on the server too."""
     if not meta:
         return meta
     kept = {key: value for key, value in meta.items() if key not in _CONNECTION_KEYS}
     claimed = meta.get(CAPABILITIES_KEY)
-    if asks and isinstance(claimed, dict) and claimed:
-        extensions = claimed.get("extensions")
-        named = extensions if isinstance(extensions, dict) else {}
-        known = {name: named[name] for name in _ROUTED_EXTENSIONS & named.keys()}
-        routed = {name: claimed[name] for name in ("elicitation",) if name in claimed}
-        kept[CAPABILITIES_KEY] = routed | ({"extensions": known} if known else {})
+    extensions = claimed.get("extensions") if isinstance(claimed, dict) else None
+    if isinstance(extensions, dict) and (known := _ROUTED_EXTENSIONS & extensions.keys()):
+        kept[CAPABILITIES_KEY] = {"extensions": {name: extensions[name] for name in known}}
     return kept
 
 
@@ -188,6 +186,12 @@ def own_result(era: Era, result: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode(result)
     meta = {SERVER_INFO_KEY: SERVER_INFO, **result.get("_meta", {})}
     return msgspec.json.encode({"resultType": "complete", **result, "_meta": meta})
+
+
+def input_required(questions: Mapping[str, Question], state: str) -> bytes:
+    requests = {key: {"method": one.method, "params": one.client_params} for key, one in questions.items()}
+    fields = {"resultType": INPUT_REQUIRED, "inputRequests": requests, "requestState": state}
+    return own_result(Era.MODERN, fields)
 
 
 def tool_result(result: bytes, *, client: Era) -> bytes:

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from toolcrib.gateway.dispatcher import PendingRequest
 from toolcrib.gateway.messages import Reply
+from toolcrib.gateway.pending import PendingRequest
 from toolcrib.servers.wire import on_one_line
 
 Receive = Callable[[], Awaitable[Any]]
@@ -99,6 +99,7 @@ class PostExchange:
         self._send = send
         self._loop = loop
         self._request = request
+        self._finished = False
         self._stream: SseResponse | None = None
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -113,8 +114,13 @@ class PostExchange:
         self._request.disconnect()
 
     def notify(self, message: bytes) -> None:
-        if not self._request.over:
+        if not self._finished:
             self._begin_stream().offer(message)
+
+    def ask(self, message: bytes) -> None:
+        """Sends a request to the client, or its cancellation."""
+        if not self._finished:
+            self._begin_stream().put(message)
 
     def _begin_stream(self) -> SseResponse:
         if self._stream is None:
@@ -124,7 +130,7 @@ class PostExchange:
 
     async def finish(self, reply: Reply) -> None:
         """Sends the answer if the client is still connected, and stops the exchange's timer and tasks."""
-        self._request.over = True
+        self._finished = True
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()

@@ -16,7 +16,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
 
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome, Event
@@ -131,6 +134,7 @@ MOST = 20_000
 MOST_LEGACY_IDS = 100
 """Per session. A client that initializes repeatedly under one label leaves its earlier ids behind."""
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _WRITE_AFTER = 1.0
 """Seconds until a session's counts are written; a crash loses at most these."""
 _WRITTEN_AT_ONCE = 500
@@ -147,6 +151,8 @@ class SessionRegistry:
         self._by_agent: dict[str, OrderedDict[str, Session]] = {}
         """Each agent's sessions by conversation, least recently used first."""
         self._by_legacy_id: dict[str, Session] = {}
+        self._capabilities: dict[str, Mapping[str, Any]] = {}
+        """What legacy clients can be asked, by their ids."""
         self._count = 0
         self._changed: list[Session] = []
         self._marker = self._mark
@@ -245,14 +251,21 @@ class SessionRegistry:
                 return session
         raise NotFound(f"There is no session {id!r}.", remedy="`toolcrib sessions` lists them.")
 
-    async def begin_legacy(self, agent: str, conversation: str | None) -> tuple[str, Session]:
-        """Returns a new legacy id and its session. Without a label, the id is also the conversation."""
+    async def begin_legacy(
+        self, agent: str, conversation: str | None, capabilities: Mapping[str, Any] = _NOTHING
+    ) -> tuple[str, Session]:
+        """Returns a new legacy id and its session. Without a label, the id is also the conversation. `capabilities`:
+        what the client can be asked."""
         id = secrets.token_hex(16)
         label = conversation or id
         session = self._had(agent, label) or self._made(agent, label)
         self._by_legacy_id[id] = session
         session.legacy += (id,)
-        self._put(LegacySessionRow(id=id, agent=agent, conversation=label, started_at=time.time()))
+        if capabilities:
+            self._capabilities[id] = capabilities
+        declared = msgspec.json.encode(dict(capabilities)).decode()
+        row = LegacySessionRow(id=id, agent=agent, conversation=label, started_at=time.time(), capabilities=declared)
+        self._put(row)
         if len(session.legacy) > MOST_LEGACY_IDS:
             self._forget_id(session, session.legacy[0])
         await self._settle()
@@ -266,6 +279,10 @@ class SessionRegistry:
         if session.legacy[-1] != id:
             session.legacy = (*(one for one in session.legacy if one != id), id)
         return session
+
+    def capabilities(self, id: str) -> Mapping[str, Any]:
+        """What the client with this legacy id can be asked."""
+        return self._capabilities.get(id, _NOTHING)
 
     async def end_legacy(self, id: str) -> None:
         """Ends a client's id, and its session if the client gave it no label."""
@@ -325,6 +342,8 @@ class SessionRegistry:
             bound = self._had(one.agent, one.conversation)
             if bound is not None:
                 self._by_legacy_id[one.id] = bound
+                if declared := msgspec.json.decode(one.capabilities):
+                    self._capabilities[one.id] = declared
                 bound.legacy += (one.id,)
 
     def _make_room(self, agent: str) -> None:
@@ -377,10 +396,12 @@ class SessionRegistry:
         self._count -= 1
         for id in session.legacy:
             del self._by_legacy_id[id]
+            self._capabilities.pop(id, None)
         self._put(SessionEnded(session.agent, session.conversation))
 
     def _forget_id(self, session: Session, id: str) -> None:
         del self._by_legacy_id[id]
+        self._capabilities.pop(id, None)
         session.legacy = tuple(one for one in session.legacy if one != id)
         self._put(LegacyIdEnded(id))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -62,6 +63,8 @@ class KnownTask(msgspec.Struct, kw_only=True, eq=False):
     """The result of a task that the gateway made."""
     asked: dict[str, AskedQuestion] = {}
     """What the server asks, and the client has not answered."""
+    follower: Any = None
+    """Fetches the result of a legacy server for a modern client."""
     next_look: float = 0.0
 
     @property
@@ -108,10 +111,9 @@ class TaskRegistry:
 
     def add_finished(self, agent: str, server: str, tool: str, answer: ServerAnswer) -> KnownTask:
         """A task of a call that has ended already."""
-        status = "failed" if answer.error is not None else "completed"
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         own = KnownTask(
-            agent=agent, server=server, tool=tool, task="", modern=True, status=status, own=answer, ttl=KEPT * 1000
+            agent=agent, server=server, tool=tool, task="", modern=True, status="completed", own=answer, ttl=KEPT * 1000
         )
         own.created_at = own.updated_at = now
         own.since, own.until = time.time(), time.monotonic() + KEPT

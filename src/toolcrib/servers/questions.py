@@ -20,12 +20,14 @@ from msgspec import Raw
 
 from toolcrib.config.masking import printable
 from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
-from toolcrib.errors import INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
 INPUT_REQUIRED = "input_required"
 RELATED_TASK = "io.modelcontextprotocol/related-task"
+QUESTION_SECONDS = 600.0
+"""How long a question waits for an answer."""
 MAX_ROUNDS = 10
 """How often a modern server may ask during one call."""
 MAX_QUESTIONS = 32
@@ -53,6 +55,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One of `METHODS`."""
     params: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """As the server sent them, except that the message names the server."""
+    task: str = ""
+    """The client's id of the task that asks, for a legacy client."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
 
@@ -62,6 +66,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         if self.method == ELICITATION:
             return "url" if self.params.get("mode") == "url" else "form"
         return "sampling" if self.method == SAMPLING else "roots"
+
+    @property
+    def client_params(self) -> dict[str, Any]:
+        """The params for a client. The server's `_meta` is about its own connection."""
+        params = {key: value for key, value in self.params.items() if key != "_meta"}
+        return {**params, "_meta": {RELATED_TASK: {"taskId": self.task}}} if self.task else params
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -90,10 +100,8 @@ class AskedQuestion(msgspec.Struct, frozen=True, array_like=True):
 class Asker(Protocol):
     """Passes a server's questions to someone who can answer."""
 
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
-        ...
+    capabilities: Mapping[str, Any]
+    """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
         """The result of the question. Raises `QuestionRefused`."""
@@ -197,7 +205,7 @@ async def settled(
     """The answer: our own, or the asker's. `root` is that of the server's instance. Raises `QuestionRefused`."""
     if root is None and asker is not None:
         root = asker.root
-    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+    if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return _roots_of(root)
     if asker is None:
         return _unasked(question, root)
@@ -211,6 +219,7 @@ async def settled(
         result = await asker.ask(question)
         result = await asyncio.to_thread(roots_inside, result, root) if question.method == ROOTS else result
         action = action_in(question.mode, result)
+        result = _with_defaults(question, result) if action == "accept" else result
     except QuestionRefused:
         asker.note(question, REFUSED)
         raise
@@ -219,6 +228,13 @@ async def settled(
         raise
     asker.note(question, action)
     return result
+
+
+def unanswered(question: Question) -> Mapping[str, Any]:
+    """The answer where somebody was asked and gave none. Raises `QuestionRefused`."""
+    if question.method == ELICITATION:
+        return CANCEL
+    raise QuestionRefused(f"The client did not answer {question.method}.", json_code=INTERNAL_ERROR)
 
 
 NOBODY, REFUSED, UNANSWERED, ANSWERED = "nobody could be asked", "refused", "unanswered", "answered"
@@ -233,6 +249,16 @@ def action_in(mode: str, result: Mapping[str, Any]) -> str:
     if action not in ("accept", "decline", "cancel"):
         raise QuestionRefused("The client's answer to a question is not valid: it has no action.")
     return str(action)
+
+
+def _with_defaults(question: Question, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An accepted form, with the schema's defaults for the fields that it leaves out."""
+    properties = question.schema.get("properties")
+    fields = properties.items() if question.mode == "form" and isinstance(properties, dict) else ()
+    defaults = {name: one["default"] for name, one in fields if isinstance(one, dict) and "default" in one}
+    content = result.get("content")
+    given = content if isinstance(content, dict) else {}
+    return {**result, "content": {**defaults, **given}} if defaults.keys() - given.keys() else result
 
 
 def _unasked(question: Question, root: Path | None) -> Mapping[str, Any]:
@@ -275,7 +301,7 @@ async def settle_round(
 
 
 def _is_for_caller(config: ServerConfig, question: Question, asker: CallAsker | None) -> bool:
-    if question.method == ROOTS and config.roots is RootsMode.PROJECT:
+    if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return False
     return asker is not None and can_answer(asker.capabilities, question)
 
@@ -296,9 +322,9 @@ def offered_capabilities(config: ServerConfig, capabilities: Mapping[str, Any] |
     offered = {name: known[name] for name in ("elicitation", "sampling", "roots") if name in known}
     if config.sampling is SamplingMode.DENY:
         offered.pop("sampling", None)
-    if config.roots is RootsMode.NONE:
+    if config.roots_mode is RootsMode.NONE:
         offered.pop("roots", None)
-    elif config.roots is RootsMode.PROJECT or capabilities is None:
+    elif config.roots_mode is RootsMode.PROJECT or capabilities is None:
         offered["roots"] = {}
     return offered
 
@@ -327,7 +353,7 @@ def _prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Q
             )
         case "sampling":
             return msgspec.structs.replace(question, needs_approval=config.sampling is SamplingMode.ASK)
-        case "roots" if config.roots is RootsMode.NONE:
+        case "roots" if config.roots_mode is RootsMode.NONE:
             raise QuestionRefused(
                 f"Server '{name}' asked for roots, which it does not get.",
                 remedy="Set `roots: project` in its entry to permit it.",

@@ -121,8 +121,7 @@ class Supervisor:
         self._stderr = StderrLog(log_file, self.mask.line)
         self._installation = Installation(config, install_locks)
         self._state = ServerState.STOPPED
-        self._since = time.time()
-        self._last_error = ""
+        self._since, self._last_error = time.time(), ""
         self._last_seen: float | None = None
         self._breaker = Breaker(config.retry)
         self._misbehaved = False

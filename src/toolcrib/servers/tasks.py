@@ -3,17 +3,17 @@
 In: a server's answer that names a task. Out: its `TaskState`; the final answer for a caller that doesn't know tasks
 (`finished`). `server` calls this; `gateway.task_requests` writes states for clients.
 
-2025-11-25 (the experimental capability `tasks`): the caller decides. `params.task` with a `ttl` makes a call a task, if
-the tool's `execution.taskSupport` is `optional` or `required`; the answer is `{"task": ...}`, with `ttl` (null: without
-limit) and `pollInterval`, in milliseconds. `tasks/result` waits for the result, and its stream carries the questions,
-each with `related-task` in `_meta`. A tool's `isError` is the status `failed`. `tasks/cancel` answers with the task, and
--32602 if it has ended.
+2025-11-25 (the experimental capability `tasks`): the caller decides. `params.task` with a `ttl` makes a call a task,
+if the tool's `execution.taskSupport` is `optional` or `required`; the answer is `{"task": ...}`, with `ttl` (null:
+without limit) and `pollInterval`, in milliseconds. `tasks/result` waits for the result, and its stream carries the
+questions, each with `related-task` in `_meta`. A tool's `isError` is the status `failed`. `tasks/cancel` answers with the
+task, and -32602 if it has ended.
 
-2026-07-28 (the extension `io.modelcontextprotocol/tasks`): the server decides, if the request declares the extension; a
-server that needs a task refuses others with -32021. The answer is the task itself, with `resultType: "task"`, `ttlMs` and
-`pollIntervalMs`. `tasks/get` has the `result`, or the `error` of the status `failed`, which is only for JSON-RPC errors.
-Questions are its `inputRequests` in the status `input_required`, and `tasks/update` answers them. The answer to
-`tasks/cancel` is empty, also for a task that has ended, and the server may go on. Over HTTP, `Mcp-Name` is the task's id.
+2026-07-28 (the extension `io.modelcontextprotocol/tasks`): the server decides, if the request declares the extension;
+one that needs a task refuses others with -32021. The answer is the task itself, with `resultType: "task"`, `ttlMs` and
+`pollIntervalMs`. `tasks/get` has the `result`, or the `error` of the status `failed`, which is only for JSON-RPC
+errors. Questions are its `inputRequests` in the status `input_required`, and `tasks/update` answers them. The answer to
+`tasks/cancel` is empty, also for a task that has ended, and the server may go on. Over HTTP, `Mcp-Name` is the id.
 
 The statuses are `working`, `input_required`, `completed`, `failed` and `cancelled`; an unknown id is -32602.
 """
@@ -392,7 +392,7 @@ async def asked_of_caller(server: Server, link: ServerLink, call: ToolCall, stat
     fields: dict[str, Any] = {**state.fields}
     if state.status == "input_required":
         fields["inputRequests"] = {
-            key: {"method": one.method, "params": one.params} for key, one in settled.questions.items()
+            key: {"method": one.method, "params": one.client_params} for key, one in settled.questions.items()
         }
         if not settled.questions:
             fields = {**fields, "status": "working"}

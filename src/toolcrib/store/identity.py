@@ -144,6 +144,8 @@ class LegacySessionRow:
     agent: str
     conversation: str
     started_at: float
+    capabilities: str
+    """What the client can be asked, as JSON."""
 
 
 def put_sessions(connection: sa.Connection, rows: Sequence[SessionRow]) -> None:

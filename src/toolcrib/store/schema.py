@@ -170,6 +170,7 @@ legacy_sessions = sa.Table(
     sa.Column("id", Text, primary_key=True),
     *_required(Text, "agent", "conversation"),
     sa.Column("started_at", sa.Double, nullable=False),
+    sa.Column("capabilities", Text, nullable=False),
     sa.ForeignKeyConstraint(["agent", "conversation"], ["sessions.agent", "sessions.conversation"], ondelete="CASCADE"),
     sa.Index("ix_legacy_sessions_owner", "agent", "conversation"),
 )
@@ -221,8 +222,8 @@ jobs = sa.Table(
 )
 
 
-SCHEMA_VERSION = 8
-"""Increases with every change of the tables. Versions 1 to 7 predate the first release."""
+SCHEMA_VERSION = 9
+"""Increases with every change of the tables. Versions 1 to 8 predate the first release."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962
 """`toolcrib` in ASCII: two processes that open the same new database must not both create it."""

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 SILENCE = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
 
+Json = dict[str, Any]
+
 
 class RpcError(Exception):
     """Becomes a JSON-RPC error, not a result."""
@@ -31,7 +33,42 @@ class RpcError(Exception):
         self.data = data
 
 
+class NeedsInput(Exception):
+    """A result of the modern era that asks the client, who makes the request again with the answers."""
+
+    def __init__(self, questions: Json, state: str) -> None:
+        super().__init__("input required")
+        self.result = {"resultType": "input_required", "inputRequests": questions, "requestState": state}
+
+
+class ModernRounds:
+    """What a modern client has answered in this call. The request's state keeps the answers of earlier rounds."""
+
+    def __init__(self, params: Json) -> None:
+        self.begun = "requestState" in params
+        self.known: Json = {**json.loads(params.get("requestState") or "{}"), **(params.get("inputResponses") or {})}
+
+    def answers(self, questions: Json) -> Json:
+        if missing := {key: question for key, question in questions.items() if key not in self.known}:
+            raise NeedsInput(missing, json.dumps(self.known))
+        return {key: self.known[key] for key in questions}
+
+
 class Caller(Protocol):
+    @property
+    def capabilities(self) -> Json:
+        """What the client declared that it can do."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether this is a later round of a call."""
+        ...
+
+    async def ask(self, questions: Json) -> Json:
+        """The answers, by the keys of the questions, which are `{"method": …, "params": …}`."""
+        ...
+
     async def progress(self, done: float, total: float, message: str) -> None: ...
 
     async def list_changed(self) -> None: ...
@@ -74,6 +111,11 @@ TOOLS: list[dict[str, Any]] = [
         "Logs a text at each of these levels.",
         _schema(["levels"], levels={"type": "array"}, text={"type": "string"}),
     ),
+    _tool(
+        "ask",
+        "Asks the questions of each round at once, one round after the other.",
+        _schema(["rounds"], rounds={"type": "array", "items": {"type": "object"}}, mark={"type": "string"}),
+    ),
     _tool("whoami", "Tells the process's folder, environment names, pid and words."),
 ]
 
@@ -103,17 +145,29 @@ RESOURCES: list[dict[str, Any]] = [
     {"uri": "test://one", "name": "one", "mimeType": "text/plain", "x-odd": [1.5, None], "_meta": {"test/one": None}},
     {"uri": "test://pixel", "name": "pixel", "mimeType": "image/png", "size": 68},
 ]
-TEMPLATES: list[dict[str, Any]] = [{"uriTemplate": "test://note/{id}", "name": "note", "description": "A note."}]
-PROMPTS: list[dict[str, Any]] = [
-    {"name": "greet", "description": "Greets.", "arguments": [{"name": "who", "required": True}], "x-odd": None}
+TEMPLATES: list[dict[str, Any]] = [
+    {"uriTemplate": "test://note/{id}", "name": "note", "description": "A note."},
+    {"uriTemplate": "test://asking/{mark}", "name": "asking", "description": "A resource that asks for a colour."},
 ]
+PROMPTS: list[dict[str, Any]] = [
+    {"name": "greet", "description": "Greets.", "arguments": [{"name": "who", "required": True}], "x-odd": None},
+    {"name": "consult", "description": "Asks for a colour.", "arguments": [{"name": "mark", "required": True}]},
+]
+COLOUR: Json = {
+    "method": "elicitation/create",
+    "params": {
+        "mode": "form",
+        "message": "Which colour?",
+        "requestedSchema": {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]},
+    },
+}
 CONTENTS: dict[str, dict[str, Any]] = {
     "test://one": {"mimeType": "text/plain", "text": "tekst ✓ \u0000 \U0001f9f0", "x-odd": {"kept": None}},
     "test://pixel": {"mimeType": "image/png", "blob": PIXEL},
 }
 
 
-def offered(method: str, params: dict[str, Any]) -> dict[str, Any]:
+async def offered(method: str, params: dict[str, Any], caller: Caller) -> dict[str, Any]:
     """The result of a request about anything but tools."""
     note(method, str(params.get("uri") or params.get("name") or params.get("level")), params, params.get("_meta"))
     match method:
@@ -125,11 +179,17 @@ def offered(method: str, params: dict[str, Any]) -> dict[str, Any]:
             uri = params["uri"]
             if uri.startswith("test://note/"):
                 return {"contents": [{"uri": uri, "text": f"note {uri.removeprefix('test://note/')}"}]}
+            if uri.startswith("test://asking/"):
+                answers = await asked(uri.removeprefix("test://asking/"), [{"colour": COLOUR}], caller)
+                return {"contents": [{"uri": uri, "text": json.dumps(answers)}]}
             if uri not in CONTENTS:
                 raise RpcError(-32002, "Resource not found", {"uri": uri})
             return {"contents": [{"uri": uri, **CONTENTS[uri]}], "x-odd": {"kept": None}}
         case "prompts/list":
             return {"prompts": PROMPTS}
+        case "prompts/get" if params["name"] == "consult":
+            answers = await asked(params["arguments"]["mark"], [{"colour": COLOUR}], caller)
+            return {"messages": [{"role": "user", "content": {"type": "text", "text": json.dumps(answers)}}]}
         case "prompts/get":
             content = {"type": "text", "text": f"Greet {params['arguments']['who']}."}
             return {"messages": [{"role": "user", "content": content}], "x-odd": {"kept": None}}
@@ -137,6 +197,20 @@ def offered(method: str, params: dict[str, Any]) -> dict[str, Any]:
             return {"completion": {"values": [f"{params['argument']['value']}rld"], "total": 1, "hasMore": False}}
         case _:
             return {}
+
+
+async def asked(mark: str, rounds: list[Json], caller: Caller) -> Json:
+    if not caller.begun:
+        note("asking", mark, caller.capabilities)
+    answers: Json = {}
+    try:
+        for questions in rounds:
+            answers |= await caller.ask(questions)
+    except asyncio.CancelledError:
+        note("cancelled", mark, answers)
+        raise
+    note("answered", mark, answers)
+    return answers
 
 
 OFFERED = (
@@ -227,6 +301,10 @@ class Toolbox:
         for level in arguments["levels"]:
             await caller.log(level, arguments.get("text", ""))
         return text("said")
+
+    async def _ask(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        answers = await asked(arguments.get("mark", ""), arguments["rounds"], caller)
+        return text(json.dumps(answers), structuredContent=answers)
 
     async def _whoami(self, _arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
         me = {"cwd": str(Path.cwd()), "env": sorted(os.environ), "pid": os.getpid(), "argv": sys.argv}

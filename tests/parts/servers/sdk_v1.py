@@ -5,6 +5,7 @@ Runs in the `mcp-v1` part's own environment, with the tools of `sdk_tools.py`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import warnings
@@ -17,16 +18,40 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
+from mcp.shared.message import ServerMessageMetadata
 from sdk_tools import OFFERED, OptionParser, RpcError, Toolbox, offered, serve, sse_app
 from starlette.applications import Starlette
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 
+class AnyResult(types.Result):
+    """A client's answer with all its fields; `types.Result` keeps those it does not know."""
+
+
 class SdkCaller:
+    begun = False
+
     def __init__(self, server: Server[Any, Any], sessions: set[Any]) -> None:
         self.context = server.request_context
         self.sessions = sessions
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        about = self.context.session.client_params
+        return about.capabilities.model_dump(by_alias=True, exclude_none=True) if about else {}
+
+    async def ask(self, questions: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(questions, await asyncio.gather(*map(self._answer, questions.values())), strict=True))
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        asked = types.ServerRequest.model_validate(question)
+        related = ServerMessageMetadata(related_request_id=self.context.request_id)
+        try:
+            answer = await self.context.session.send_request(asked, AnyResult, metadata=related)
+        except McpError as refused:
+            return {"error": refused.error.model_dump(exclude_none=True)}
+        return answer.model_dump(by_alias=True, exclude_none=True)
 
     async def progress(self, done: float, total: float, message: str) -> None:
         token = self.context.meta.progressToken if self.context.meta else None
@@ -70,7 +95,7 @@ def build() -> Server[Any, Any]:
     async def offer(request: Any) -> types.ServerResult:
         params = {} if request.params is None else request.params.model_dump(mode="json", by_alias=True)
         try:
-            result = offered(request.method, params)
+            result = await offered(request.method, params, SdkCaller(server, sessions))
         except RpcError as error:
             raise McpError(types.ErrorData(code=error.code, message=error.message, data=error.data)) from None
         return types.ServerResult(types.EmptyResult.model_validate(result))

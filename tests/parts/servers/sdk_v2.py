@@ -5,6 +5,7 @@ A middleware answers, because the SDK's types would drop unknown fields.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import warnings
 from typing import Any
@@ -18,8 +19,10 @@ from mcp.server.session import ServerSession
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
+from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import ResourceUpdated, ToolsListChanged
-from sdk_tools import OFFERED, OptionParser, RpcError, Toolbox, offered, serve, sse_app
+from pydantic import BaseModel
+from sdk_tools import OFFERED, ModernRounds, NeedsInput, OptionParser, RpcError, Toolbox, offered, serve, sse_app
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -45,11 +48,39 @@ class OwnServer(Server[Any]):
         return super().create_initialization_options(NotificationOptions(tools_changed=True))
 
 
+class AnyResult(BaseModel, extra="allow"):
+    """A client's answer with all its fields."""
+
+
 class SdkCaller:
     def __init__(self, ctx: ServerRequestContext[Any, Any], bus: InMemorySubscriptionBus, known: set[Any]) -> None:
         self.ctx = ctx
         self.bus = bus
         self.known = known
+        self.rounds = ModernRounds(dict(ctx.params or {}))
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        declared = self.ctx.session.client_capabilities
+        return declared.model_dump(by_alias=True, exclude_none=True) if declared else {}
+
+    @property
+    def begun(self) -> bool:
+        return self.rounds.begun
+
+    async def ask(self, questions: dict[str, Any]) -> dict[str, Any]:
+        if self.ctx.protocol_version == MODERN:
+            return self.rounds.answers(questions)
+        return dict(zip(questions, await asyncio.gather(*map(self._answer, questions.values())), strict=True))
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        asked = types.server_request_adapter.validate_python(question)
+        related = ServerMessageMetadata(related_request_id=self.ctx.request_id)
+        try:
+            answer = await self.ctx.session.send_request(asked, AnyResult, metadata=related)
+        except MCPError as refused:
+            return {"error": refused.error.model_dump(exclude_none=True)}
+        return answer.model_dump(by_alias=True, exclude_none=True)
 
     async def progress(self, done: float, total: float, message: str) -> None:
         await self.ctx.session.report_progress(done, total, message)
@@ -94,13 +125,18 @@ def build(only: str) -> Server[Any]:
             caller = SdkCaller(ctx, bus, legacy_sessions)
             try:
                 result = await toolbox.call(params["name"], params.get("arguments") or {}, params.get("_meta"), caller)
+            except NeedsInput as needs:
+                return needs.result
             except RpcError as error:
                 raise MCPError(code=error.code, message=error.message, data=error.data) from None
             return {**result, **complete}
         if ctx.method in OFFERED:
             hints = {"ttlMs": 0, "cacheScope": "private"} if modern and ctx.method in CACHED else {}
             try:
-                return {**offered(ctx.method, dict(ctx.params or {})), **hints, **complete}
+                caller = SdkCaller(ctx, bus, legacy_sessions)
+                return {**await offered(ctx.method, dict(ctx.params or {}), caller), **hints, **complete}
+            except NeedsInput as needs:
+                return needs.result
             except RpcError as error:
                 code = -32602 if modern else error.code
                 raise MCPError(code=code, message=error.message, data=error.data) from None

@@ -1,0 +1,154 @@
+"""Questions that servers of both eras ask clients of both eras in the middle of a call, over every transport.
+
+One daemon connects a server for each transport. The clients write their own bytes, so that the tests see what a client
+receives; the servers record the answers that they get.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from parts.agent_clients import ERAS, Owner
+from parts.asked_clients import AskedClient, Json
+from parts.daemon import Home, StartDaemon
+from parts.server_process import StartServer
+from parts.upstreams import UPSTREAMS, Upstreams, connect_upstreams
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9", "BNS-11")]
+
+WAYS = ("endpoint", "bridge")
+CLIENTS = [f"{era}_{way}" for era, way in itertools.product(ERAS, WAYS)]
+SCHEMA: Json = {"type": "object", "properties": {"colour": {"type": "string"}, "n": {"type": "integer", "default": 7}}}
+PAGE = "https://shop.example.com/pay?order=1"
+ANSWERS: dict[str, Json] = {
+    "accept": {"action": "accept", "content": {"colour": "green", "n": 3}},
+    "decline": {"action": "decline"},
+    "cancel": {"action": "cancel"},
+}
+SAMPLED: Json = {
+    "role": "assistant",
+    "content": {"type": "text", "text": "Paris"},
+    "model": "m",
+    "stopReason": "endTurn",
+}
+_marks = (f"mark-{number}" for number in itertools.count(1))
+
+
+def form(message: str = "Which colour?", schema: Json = SCHEMA) -> Json:
+    return {"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}}
+
+
+def page(url: str = PAGE, message: str = "Please pay.") -> Json:
+    params = {"mode": "url", "message": message, "url": url, "elicitationId": "e1"}
+    return {"method": "elicitation/create", "params": params}
+
+
+def sampling(text: str = "What is the capital of France?") -> Json:
+    messages = [{"role": "user", "content": {"type": "text", "text": text}}]
+    return {"method": "sampling/createMessage", "params": {"messages": messages, "maxTokens": 20}}
+
+
+ROOTS: Json = {"method": "roots/list"}
+VARIANTS = {
+    "sampling_denied_legacy": ("http_legacy", {"sampling": "deny"}),
+    "sampling_denied_modern": ("http_modern", {"sampling": "deny"}),
+    "roots_of_client_legacy": ("http_legacy", {"roots": "client"}),
+    "roots_of_client_modern": ("http_modern", {"roots": "client"}),
+    "no_roots_legacy": ("http_legacy", {"roots": "none"}),
+    "no_roots_modern": ("http_modern", {"roots": "none"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene(Upstreams):
+    owner: Owner
+    clients: dict[str, AskedClient]
+
+    def notes(self, upstream: str, mark: str) -> dict[str, list[Any]]:
+        """What the server recorded of a call, by kind: `asking` with the client's capabilities, `answered`."""
+        upstream = VARIANTS[upstream][0] if upstream in VARIANTS else upstream
+        lines = self.all_seen(upstream, "asking", mark) + self.all_seen(upstream, "answered", mark)
+        lines += self.all_seen(upstream, "cancelled", mark)
+        return {
+            kind: [line["arguments"] for line in lines if line["method"] == kind]
+            for kind in ("asking", "answered", "cancelled")
+        }
+
+    def audit_of(self, client: str) -> list[dict[str, Any]]:
+        return self.owner.audit(agent=client)
+
+
+@pytest.fixture(scope="module")
+def scene(
+    shared_home: Home,
+    start_shared_server: StartServer,
+    start_shared_daemon: StartDaemon,
+    parts: Callable[[str], list[str]],
+) -> Iterator[Scene]:
+    parts("mcp-v1")
+    variants = VARIANTS | {name: (name, {"sampling": "allow"}) for name in UPSTREAMS}
+    found = connect_upstreams(shared_home, start_shared_server, start_shared_daemon, variants)
+    owner, clients = Owner(found.daemon), {}
+    for name in CLIENTS:
+        token = owner.add(name, profile="developer", workdir=str(shared_home.project))
+        era, _, way = name.partition("_")
+        if way == "endpoint":
+            clients[name] = AskedClient.at_endpoint(found.daemon, era, token)
+        else:
+            clients[name] = AskedClient.through_bridge(found.daemon, era, name)
+    yield Scene(daemon=found.daemon, seen_files=found.seen_files, owner=owner, clients=clients)
+    for client in clients.values():
+        client.line.close()
+
+
+def check_wire(client: AskedClient) -> None:
+    """Each era only in its own words."""
+    for message in client.received:
+        if client.era == "legacy":
+            assert "input_required" not in json.dumps(message)
+        else:
+            assert not ("method" in message and "id" in message), message
+
+
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_question_reaches_the_client_and_its_answer_the_server(scene: Scene, client: str, upstream: str) -> None:
+    at = scene.clients[client]
+    for question, (action, answer) in itertools.product((form(), page()), ANSWERS.items()):
+        mode, mark, before = question["params"]["mode"], next(_marks), len(scene.audit_of(client))
+        given = {key: value for key, value in answer.items() if key == "action" or mode == "form"}
+
+        turn = at.call(f"{upstream}_ask", {"rounds": [{"q": question}], "mark": mark})
+        (asked,) = turn.questions.values()
+        assert asked["method"] == "elicitation/create"
+        message = asked["params"].pop("message")
+        assert (
+            asked["params"].items()
+            >= {
+                key: value
+                for key, value in question["params"].items()
+                if key in ("requestedSchema", "url") or (key == "mode" and mode == "url")
+            }.items()
+        )
+        assert upstream in message
+        assert question["params"]["message"] in message
+        assert mode == "form" or "shop.example.com" in message
+        turn = at.answer(turn, lambda _, given=given: given)
+
+        assert turn.result["structuredContent"] == {"q": given}
+        assert scene.notes(upstream, mark)["answered"] == [{"q": given}]
+        assert len(scene.notes(upstream, mark)["asking"]) == 1, "the call ran once"
+        check_wire(at)
+        rows = scene.audit_of(client)[before:]
+        (noted,) = [row for row in rows if row["kind"] == "question"]
+        assert (noted["outcome"], noted["detail"]["asks"], noted["server"]) == (action, mode, upstream)
+        assert "green" not in json.dumps([row for row in rows if row["kind"] != "outcome"])
+        rounds = 2 if (at.era, upstream.partition("_")[2]) == ("modern", "modern") else 1
+        kinds = [row["kind"] for row in rows]
+        assert (kinds.count("intent"), kinds.count("outcome")) == (rounds, rounds)
