@@ -192,10 +192,11 @@ class Server(Supervisor):
                 return answer
             tasks.seen(self, call, created)
             return answer if call.tasks.taken else await tasks.finished(self, link, call, created, how)
-        if call.method == tasks.GET and answer.result is not None:
+        if answer.result is not None and (call.method == tasks.GET or (call.method == tasks.CANCEL and not modern)):
             state = tasks.read_task(self.name, answer.result, link.peer.era)
             tasks.seen(self, call, state)
-            return await tasks.asked_of_caller(self, link, call, state, how) if modern else answer
+            if modern and call.takes_input:
+                return await tasks.asked_of_caller(self, link, call, state, how)
         return answer
 
     async def _sent_alone(

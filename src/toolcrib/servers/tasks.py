@@ -6,8 +6,8 @@ In: a server's answer that names a task. Out: its `TaskState`; the final answer 
 2025-11-25 (the experimental capability `tasks`): the caller decides. `params.task` with a `ttl` makes a call a task,
 if the tool's `execution.taskSupport` is `optional` or `required`; the answer is `{"task": ...}`, with `ttl` (null:
 without limit) and `pollInterval`, in milliseconds. `tasks/result` waits for the result, and its stream carries the
-questions, each with `related-task` in `_meta`. A tool's `isError` is the status `failed`. `tasks/cancel` answers with the
-task, and -32602 if it has ended.
+questions, each with `related-task` in `_meta`. A tool's `isError` is the status `failed`. `tasks/cancel` answers with
+the task, and -32602 if it has ended.
 
 2026-07-28 (the extension `io.modelcontextprotocol/tasks`): the server decides, if the request declares the extension;
 one that needs a task refuses others with -32021. The answer is the task itself, with `resultType: "task"`, `ttlMs` and
@@ -386,7 +386,7 @@ async def asked_of_caller(server: Server, link: ServerLink, call: ToolCall, stat
     needed = needed_by(server.name, state)
     settled = PassedQuestions({}, {}, None)
     if needed.requests:
-        settled = await settle_round(server.config, needed, call.asker, server.root, passes=call.takes_input)
+        settled = await settle_round(server.config, needed, call.asker, server.root, passes=True)
         if settled.answers:
             await update(link, state.id, settled.answers, meta=how["meta"], limit=how["limit"])
     fields: dict[str, Any] = {**state.fields}

@@ -1,8 +1,8 @@
 """A legacy server with tasks, on the last SDK of the first generation (`mcp` 1.30): stdio or HTTP.
 
-Out: the tools `later` (runs only as a task) and `maybe` (also as one), and `plain`. A task says its `messages`, asks the
-`question` for a field and then ends with its arguments and the answer; `fails` with that text; or, with `stays`, waits
-until it is cancelled. Runs in the `mcp-v1` part's own environment. `--seen` names the file that gets a line for each
+Out: the tools `later` (runs only as a task) and `maybe` (also as one), and `plain`. A task says its `messages`, asks
+the `question` for a field and then ends with its arguments and the answer; `fails` with that text; or, with `stays`,
+waits until it is cancelled. Runs in the `mcp-v1` part's own environment. `--seen` names the file that gets a line for each
 request and each answer to a question.
 """
 

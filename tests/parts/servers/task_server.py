@@ -1,7 +1,7 @@
 """A modern server with the tasks extension, on raw bytes, over stdio or HTTP. Standard library only.
 
-In: MCP 2026-07-28. Out: the tools that the official suite's `tasks-*` scenarios call, and `steps`, whose task ends after
-so many looks at it (`looks`), or never. A request that does not declare the extension gets no task: tools that need one
+In: MCP 2026-07-28. Out: the tools that the official suite's `tasks-*` scenarios call, and `steps`, whose task ends
+after so many `looks` at it. A request that does not declare the extension gets no task: tools that need one
 refuse it with -32021. `--seen` names the file that gets each message received as a JSON line. Over HTTP it prints
 `listening on PORT` when it is ready.
 """
