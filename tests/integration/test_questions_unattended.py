@@ -378,9 +378,9 @@ def test_a_program_answers_what_its_coding_agent_is_asked(scene: Scene, new_user
     done = subprocess.run(
         words, env=user.environ, cwd=user.project, capture_output=True, text=True, timeout=runs.LIMIT, check=False
     )
-    assert done.returncode == 0, done.error
+    assert done.returncode == 0, done.err
     found = json.loads(done.stdout)
-    assert (found["text"], found["status"]) == ("Done.", "finished"), done.error
+    assert (found["text"], found["status"]) == ("Done.", "finished"), done.err
     assert found["seen"] == [[server, f"{server}:ask", f"Server '{server}' asks: Who buys?"] for server in SERVERS]
     assert [scene.answers(mark) for mark in marks] == [[BOUGHT], [BOUGHT]]
     assert all('"Ann"' in text.replace("\\", "") for text in model.conversations[-1].results[-2:])
@@ -476,5 +476,5 @@ def test_the_owners_call_without_a_terminal_says_how_to_answer(scene: Scene) -> 
         called = pool.submit(scene.cli, *words)
         scene.cli("approve", scene.waiting()["id"], "name=Ann", "size=l")
         done = called.result(LIMIT)
-    assert "A server asks something. `toolcrib approvals" in done.error
+    assert "A server asks something. `toolcrib approvals" in done.err
     assert scene.answers("elsewhere") == [BOUGHT]

@@ -20,8 +20,8 @@ from toolcrib.identity.approvals import SHOWN, Approval, OwnerAsker
 from toolcrib.identity.principal import OWNER
 from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import is_glob, kind_and_glob
-from toolcrib.servers.questions import Asker
 from toolcrib.servers.question_checks import host_of
+from toolcrib.servers.questions import Asker
 
 LONGEST_WAIT = 60.0
 

@@ -35,6 +35,7 @@ from toolcrib.servers.wire import LARGEST_QUESTION
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
+RELATED_TASK = "io.modelcontextprotocol/related-task"
 INPUT_REQUIRED = "input_required"
 INPUT_RESPONSES = "inputResponses"
 QUESTION_SECONDS = 600.0
@@ -69,6 +70,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One of `METHODS`."""
     params: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """As the server sent them, except that the message names the server."""
+    task: str = ""
+    """The client's id of the task that asks, for a legacy client."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
     tool: str = ""
@@ -84,7 +87,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def client_params(self) -> dict[str, Any]:
         """The params for a client. The server's `_meta` is about its own connection."""
-        return {key: value for key, value in self.params.items() if key != "_meta"}
+        params = {key: value for key, value in self.params.items() if key != "_meta"}
+        return {**params, "_meta": {RELATED_TASK: {"taskId": self.task}}} if self.task else params
 
     @property
     def schema(self) -> Mapping[str, Any]:
