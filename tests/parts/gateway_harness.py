@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.gateway.http import HttpGateway
 from toolcrib.identity.principal import RequestContext
-from toolcrib.servers.model import Offers, ServerAnswer, ToolCall
+from toolcrib.servers.model import Offers, OnProgress, ServerAnswer, ToolCall
+from toolcrib.servers.questions import prepared, settled
 
 PORT = 4321
 MODERN = "2026-07-28"
@@ -28,14 +30,21 @@ LIMIT = 60.0
 
 
 class Slow:
-    """A server with two tools: `wait` answers when `go_on` is set, `where` returns the project of the call."""
+    """A server with three tools: `wait` answers when `go_on` is set, `where` returns the project of the call, `ask`
+    asks a form with each of these messages at once and returns the answers."""
 
     name = "slow"
-    tools = tuple(json.dumps({"name": name, "inputSchema": {"type": "object"}}).encode() for name in ("wait", "where"))
+    tools = tuple(
+        json.dumps({"name": name, "inputSchema": {"type": "object"}}).encode() for name in ("wait", "where", "ask")
+    )
 
     def __init__(self) -> None:
         self.called = asyncio.Event()
         self.go_on = asyncio.Event()
+        self.patience: float | None = None
+        """Seconds that `ask` waits for the answers."""
+        self.times = 0
+        """How often `ask` was called."""
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         return self.tools
@@ -46,12 +55,41 @@ class Slow:
     def absence(self, project: Project) -> str:
         return ""
 
-    async def call(self, request: RequestContext[Project], call: ToolCall, **_: Any) -> ServerAnswer:
+    async def call(
+        self,
+        request: RequestContext[Project],
+        call: ToolCall,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> ServerAnswer:
+        if call.name == "ask":
+            return await self._ask(call, on_progress)
         if call.name == "wait":
             self.called.set()
             await self.go_on.wait()
         text = str(request.project.root)
         return ServerAnswer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
+
+    async def _ask(self, call: ToolCall, on_progress: OnProgress | None) -> ServerAnswer:
+        self.times += 1
+        config = ServerConfig(name="slow", transport=Transport.STDIO, source=ConfigSource(layer=Layer.FLAGS))
+        given = json.loads(bytes(call.params["arguments"]))
+
+        async def answer(message: str) -> Any:
+            question = prepared(config, "elicitation/create", {"message": message, "requestedSchema": {}})
+            return await settled(config, question, call.asker, None)
+
+        answers: Any = "none in time"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.patience):
+                answers = await asyncio.gather(*map(answer, given["messages"]))
+        if on_progress is not None:
+            on_progress({"progress": 1})
+        if given.get("wait"):
+            self.called.set()
+            await self.go_on.wait()
+        return ServerAnswer(result=json.dumps({"content": [], "structuredContent": {"answers": answers}}).encode())
 
     def files(self, project: Project) -> tuple[Path, ...]:
         return ()
@@ -174,8 +212,10 @@ class GatewayHarness:
     async def legacy(self, session: str, method: str, token: str, **params: Any) -> Exchange:
         return await self.ask(legacy_body(method, **params), token, {"mcp-session-id": session})
 
-    async def initialize(self, token: str, label: str | None = None) -> str:
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}}
+    async def initialize(
+        self, token: str, label: str | None = None, capabilities: Mapping[str, Any] | None = None
+    ) -> str:
+        params = {"protocolVersion": "2025-11-25", "capabilities": capabilities or {}}
         named = {} if label is None else {"x-toolcrib-conversation": label}
         answer = await self.ask(legacy_body("initialize", **params), token, named)
         assert answer.status == 200, answer.text

@@ -1,4 +1,4 @@
-"""A call that needs approval waits for it, with a time limit, and the person sees what is sent."""
+"""Calls that need approval and servers' questions wait for the owner, who sees exactly what is sent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from toolcrib.config.masking import Masker
-from toolcrib.errors import NotFound
-from toolcrib.events import AgentEnded, Bus
+from toolcrib.errors import InvalidArguments, NotFound, UsageError
+from toolcrib.events import AgentEnded, Bus, QuestionWaits
 from toolcrib.identity.agent import mint_token, naming_tokens
 from toolcrib.identity.approvals import MAX_WAITING, MAX_WAITING_PER_AGENT, ApprovalAnswer, Approvals
+from toolcrib.servers.questions import REFUSED_BY_PERSON, Question, QuestionRefused
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -188,3 +189,142 @@ def test_only_real_tokens_are_replaced_by_their_agents_name() -> None:
     known = {token: "agent worker"}
     text = f"tcb_{token}-x; tcb_touch_hidden_file_with_a_name_as_long_as_a_real_token {token}"
     assert naming_tokens(text, lambda one: known.get(one, "")) == text.replace(token, "[secret token of agent worker]")
+
+
+FORM = {
+    "message": "Server 'shop' asks: Who?",
+    "requestedSchema": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer", "default": 18}},
+        "required": ["name"],
+    },
+}
+PAGE = {"mode": "url", "url": "https://shop.example/pay", "message": "Pay."}
+SAMPLING = {"messages": [], "maxTokens": 5}
+
+
+def question(params: dict[str, Any] = FORM, method: str = "elicitation/create") -> Question:
+    return Question(server="shop", method=method, params=params, tool="shop:buy")
+
+
+def asked(approvals: Approvals, one: Question, agent: str = "run") -> asyncio.Task[Any]:
+    approvals.unattended.add(agent)
+    asker = approvals.asker(agent, "talk")
+    assert asker is not None
+    return asyncio.create_task(asker.ask(one))
+
+
+def test_only_unattended_agents_ask_the_owner(approvals: Approvals) -> None:
+    assert approvals.asker("run", "talk") is None
+    approvals.unattended.add("run")
+    asker = approvals.asker("run", "talk")
+    assert asker is not None
+    assert asker.capabilities == {"elicitation": {"form": {}, "url": {}}}, "it has no model and no folders"
+
+
+async def test_a_question_waits_and_its_server_gets_the_owners_values(approvals: Approvals, bus: Bus) -> None:
+    seen: list[QuestionWaits] = []
+    bus.subscribe(seen.append, QuestionWaits)
+    call = asked(approvals, question())
+    (waiting,) = await approvals.next(5)
+    assert (waiting.agent, waiting.conversation, waiting.tool, waiting.question) == (
+        "run",
+        "talk",
+        "shop:buy",
+        question(),
+    )
+    assert waiting.until == waiting.asked_at + 600, "a form needs more time than a call"
+    assert [(one.id, one.agent, one.server, one.tool, one.mode) for one in seen] == [
+        (waiting.id, "run", "shop", "shop:buy", "form")
+    ]
+    for wrong in ({}, {"name": 5}, {"name": "Ann", "more": 1}, None):
+        with pytest.raises(InvalidArguments, match="does not fit the form"):
+            approvals.answer(waiting.id, approved=True, content=wrong)
+    assert approvals.waiting() == (waiting,)
+    assert not call.done()
+    approvals.answer(waiting.id, approved=True, content={"name": "Ann"})
+    async with asyncio.timeout(60):
+        assert await call == {"action": "accept", "content": {"name": "Ann", "age": 18}}
+
+
+@pytest.mark.parametrize("params", [FORM, PAGE])
+@pytest.mark.parametrize(("approved", "action"), [(False, "decline"), (None, "cancel")])
+async def test_a_question_can_be_declined_or_dismissed(
+    approvals: Approvals, params: dict[str, Any], *, approved: bool | None, action: str
+) -> None:
+    call = asked(approvals, question(params))
+    (waiting,) = await approvals.next(5)
+    with pytest.raises(UsageError, match="has values"):
+        approvals.answer(waiting.id, approved=approved, content={"name": "Ann"})
+    approvals.answer(waiting.id, approved=approved)
+    async with asyncio.timeout(60):
+        assert await call == {"action": action}
+
+
+async def test_a_page_is_accepted_without_values(approvals: Approvals) -> None:
+    call = asked(approvals, question(PAGE))
+    (waiting,) = await approvals.next(5)
+    with pytest.raises(UsageError, match="has values"):
+        approvals.answer(waiting.id, approved=True, content={"name": "Ann"})
+    approvals.answer(waiting.id, approved=True)
+    async with asyncio.timeout(60):
+        assert await call == {"action": "accept"}
+
+
+async def test_a_question_is_cancelled_without_an_answer_in_time_or_when_its_agent_ends_or_toolcrib_stops(
+    approvals: Approvals, bus: Bus
+) -> None:
+    async with asyncio.timeout(60):
+        assert await asked(Approvals(bus, question_limit=0.01), question()) == {"action": "cancel"}
+        ended = asked(approvals, question(), "other")
+        stopped = asked(approvals, question())
+        await approvals.next(5)
+        bus.publish(AgentEnded(agent="other"))
+        assert await ended == {"action": "cancel"}
+        approvals.close()
+        assert await stopped == {"action": "cancel"}
+    assert approvals.waiting() == ()
+
+
+async def test_too_many_questions_of_an_agent_are_cancelled(approvals: Approvals) -> None:
+    calls = [asked(approvals, question()) for _ in range(MAX_WAITING_PER_AGENT)]
+    await approvals.next(5)
+    async with asyncio.timeout(60):
+        assert await asked(approvals, question()) == {"action": "cancel"}
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert approvals.waiting() == ()
+
+
+async def test_a_rule_that_allows_a_call_does_not_answer_its_servers_question(approvals: Approvals) -> None:
+    call, asks = asking(approvals, "run", call="c1"), asked(approvals, question())
+    await approvals.next(5)
+    approvals.release("c1", why="a rule")
+    async with asyncio.timeout(60):
+        assert (await call).approved
+    (waiting,) = approvals.waiting()
+    assert waiting.question is not None
+    asks.cancel()
+    await asyncio.gather(asks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_request_for_a_models_answer_is_passed_on_only_with_permission(
+    approvals: Approvals, *, approved: bool
+) -> None:
+    asks = question(SAMPLING, "sampling/createMessage")
+    permitted = asyncio.create_task(approvals.ask_permission(asks, agent="run", conversation="talk"))
+    (waiting,) = await approvals.next(5)
+    assert waiting.question == asks
+    assert waiting.until == waiting.asked_at + 20, "as long as a call"
+    with pytest.raises(UsageError, match="can be dismissed"):
+        approvals.answer(waiting.id, approved=None)
+    approvals.answer(waiting.id, approved=approved)
+    async with asyncio.timeout(60):
+        if approved:
+            await permitted
+        else:
+            with pytest.raises(QuestionRefused, match="refused by the owner") as caught:
+                await permitted
+            assert caught.value.json_code == REFUSED_BY_PERSON

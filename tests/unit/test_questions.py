@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from parts.waiting import until
 from toolcrib.config.from_code import server_config
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation
@@ -693,8 +694,7 @@ async def test_one_refused_question_of_a_round_withdraws_the_others():
     round_of = asyncio.ensure_future(
         settle_round(config(roots="client"), needed, cast("CallAsker", person_and_bad), None, passes=False)
     )
-    while len(person.asked) + len(bad.asked) < 2:
-        await asyncio.sleep(0)
+    await until(lambda: len(person.asked) + len(bad.asked) == 2, "both to be asked")
     round_of.cancel()
     with pytest.raises(asyncio.CancelledError):
         await round_of

@@ -148,7 +148,7 @@ class Connection(AsyncResource, ToolProvider):
                 remedy="Omit profile, workdir and parent, or omit agent and token.",
             )
         self.bus = Bus()
-        self.own_asker = program_asker(answer)
+        self._own_asker = program_asker(answer)
         self.agent = agent or ""
         """Our agent's name in the daemon."""
         self._token = token or ""
@@ -334,7 +334,7 @@ class Connection(AsyncResource, ToolProvider):
             server="" if tool is None else tool.server,
             arguments=bytes(call.params.get("arguments", b"{}")),
         ) as finished:
-            if (asker := self.asker) is not None:
+            if (asker := self._asker) is not None:
                 call = msgspec.structs.replace(call, asker=_DaemonAsker(asker, call.name, tool))
             answer = await self._answered(call, timeout)
             result = read_answer(answer)

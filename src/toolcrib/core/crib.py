@@ -97,7 +97,7 @@ class Crib(AsyncResource, ToolProvider):
         answer: Answer | None = None,
     ) -> None:
         """Defaults: this user's files, the current folder, the process's environment, and all servers."""
-        self.own_asker = program_asker(answer)
+        self._own_asker = program_asker(answer)
         variables = os.environ if environ is None else environ
         paths = paths or Paths.of_user(variables)
         self.environment = CribEnvironment(
@@ -232,7 +232,7 @@ class Crib(AsyncResource, ToolProvider):
         return self.projects.home.offers
 
     async def _request(self, request: CallRequest) -> ServerAnswer:
-        request = msgspec.structs.replace(request, asker=self.asker)
+        request = msgspec.structs.replace(request, asker=self._asker)
         with self._advising(request.timeout):
             home = self.projects.home
             return home.public_answer(request, await self.services.door.call(RequestContext(OWNER, home), request))

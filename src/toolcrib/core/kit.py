@@ -75,7 +75,7 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         gets what servers ask during a call; without it, their questions are cancelled."""
         super().__init__()
         self.bus = Bus()
-        self.own_asker = program_asker(answer)
+        self._own_asker = program_asker(answer)
         self._configs = configs_of(servers)
         _refuse_same_names(self._configs)
         self.root = root or Path.cwd()
@@ -189,7 +189,7 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
 
     async def _request(self, request: CallRequest) -> ServerAnswer:
         self._refuse_closed()
-        request = msgspec.structs.replace(request, asker=self.asker)
+        request = msgspec.structs.replace(request, asker=self._asker)
         with self._advising(request.timeout):
             return self.public_answer(request, await self._door.call(RequestContext(OWNER, self), request))
 

@@ -101,13 +101,13 @@ class ToolProvider(ABC):
     """
 
     bus: Bus
-    own_asker: ProgramAsker | None = None
+    _own_asker: ProgramAsker | None = None
     """Asks the program what servers ask during its calls."""
 
     @property
-    def asker(self) -> ProgramAsker | None:
+    def _asker(self) -> ProgramAsker | None:
         """The one of the run that the current task belongs to, otherwise our own."""
-        return answering.get() or self.own_asker
+        return answering.get() or self._own_asker
 
     @property
     @abstractmethod
@@ -175,9 +175,7 @@ class ToolProvider(ABC):
         # Imported here because a daemon, which is also a provider, does not need the model formats.
         from toolcrib.core.toolbox import Tools  # noqa: PLC0415
 
-        whole = Tools(
-            (OfferedTool.of(tool) for tool in self.catalog.tools if not tool.needs_task), call=self._call_tool
-        )
+        whole = Tools(map(OfferedTool.of, self.catalog.tools), call=self._call_tool)
         unmatched = UnmatchedNames.REFUSED if self.all_known else UnmatchedNames.TAKEN
         made = whole.transformed(keep=keep, drop=drop, transform=transform, unmatched=unmatched)
         for error in made.unmatched:

@@ -152,6 +152,11 @@ class HttpGateway:
         self._streams: dict[SseResponse, _OpenStream] = {}
         self._unsubscribe = crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded)
 
+    @property
+    def parked(self) -> int:
+        """How many calls wait for their clients' answers."""
+        return len(self._parking)
+
     def close(self) -> None:
         """Ends every notification stream and every call that waits for an answer; refuses new requests."""
         self._auth.closed = True

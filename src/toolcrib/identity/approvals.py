@@ -20,13 +20,10 @@ from toolcrib.config.masking import mask_tree
 from toolcrib.errors import NotFound, UsageError
 from toolcrib.events import AgentEnded, ApprovalsChanged, Bus, Event, QuestionWaits
 from toolcrib.servers.form import completed
-from toolcrib.servers.questions import CANCEL, DECLINE, REFUSED_BY_PERSON, Question, QuestionRefused
+from toolcrib.servers.questions import CANCEL, DECLINE, QUESTION_SECONDS, REFUSED_BY_PERSON, Question, QuestionRefused
 
 ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
-QUESTION_SECONDS = 300.0
-"""Seconds for a form or a page: filling it in takes longer. The agents that wait for it have clients that we start,
-which are patient."""
 MAX_WAITING_PER_AGENT = 20
 MAX_WAITING = 200
 """The maximum number of waiting calls and questions, per agent and in total."""
@@ -114,7 +111,7 @@ class Approvals:
             asked_at=now,
             until=now + self._limit,
         )
-        return await self._answered(call, approval)
+        return await self._answered(call, approval, self._limit)
 
     async def ask_question(self, question: Question, *, agent: str, conversation: str) -> ApprovalAnswer:
         """Waits for the owner's answer to a server's question, or for the permission to pass it on."""
@@ -129,7 +126,7 @@ class Approvals:
             asked_at=now,
             until=now + limit,
         )
-        return await self._answered("", approval)
+        return await self._answered("", approval, limit)
 
     async def ask_permission(self, question: Question, *, agent: str, conversation: str) -> None:
         """For a question that is passed on only if the owner agrees. Raises `QuestionRefused`."""
@@ -145,14 +142,13 @@ class Approvals:
         """Asks the owner what servers ask an unattended agent; None for an agent that has a person at its client."""
         return OwnerAsker(self, agent, conversation) if agent in self.unattended else None
 
-    async def _answered(self, call: str, approval: Approval) -> ApprovalAnswer:
+    async def _answered(self, call: str, approval: Approval, limit: float) -> ApprovalAnswer:
         if full := self._full(approval.agent):
             return ApprovalAnswer(approved=False, why=full, remedy="Wait until some are answered.")
         answer: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[approval.id] = _Waiting(call=call, approval=approval, answer=answer)
         self._any.set()
         self._publish_beginning(approval)
-        limit = approval.until - approval.asked_at
         try:
             async with asyncio.timeout(limit):
                 return await answer

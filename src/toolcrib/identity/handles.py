@@ -54,7 +54,7 @@ class Handles:
             raise InvalidHandle(f"This {purpose} was changed, or belongs to another agent.")
         sealed = msgspec.msgpack.decode(plain, type=_Sealed)
         if sealed.until < time.time():
-            raise HandleExpired(f"This {purpose} has expired.")
+            raise HandleExpired(f"This {purpose} has expired.", remedy="Check what the call did before you call again.")
         return msgspec.msgpack.decode(sealed.content, type=kind)
 
     def _read_key(self) -> bytes:

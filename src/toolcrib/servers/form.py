@@ -104,19 +104,20 @@ def form_fields(schema: Mapping[str, Any]) -> tuple[FormField, ...]:
     return tuple(_field(name, one if isinstance(one, dict) else {}, required=name in needed) for name, one in listed)
 
 
+def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: one.default for one in form_fields(schema) if one.default is not None}
+
+
 def completed(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the form, with the defaults of fields that were left out. Raises `InvalidArguments`, which names
     each wrong field and what it expects."""
     fields = {one.name: one for one in form_fields(schema)}
+    content = {**defaults(schema), **values}
     wrong = [f"it has no field {_shown(name)}" for name in values if name not in fields]
-    content: dict[str, Any] = {}
     for name, one in fields.items():
-        value = values.get(name, one.default)
-        if name in values and not one.accepts(value):
-            wrong.append(f"{_shown(name)} must be {one.expected}, not {_shown(value)}")
-        elif value is not None:
-            content[name] = value
-        elif one.required:
+        if name in content and not one.accepts(content[name]):
+            wrong.append(f"{_shown(name)} must be {one.expected}, not {_shown(content[name])}")
+        elif one.required and name not in content:
             wrong.append(f"{_shown(name)} is required: {one.expected}")
     if wrong:
         raise InvalidArguments(

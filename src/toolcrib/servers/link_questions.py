@@ -23,6 +23,7 @@ from toolcrib.servers.questions import (
     MAX_QUESTIONS,
     NOBODY,
     PASSED_ON,
+    RELATED_TASK,
     ROOTS,
     CallAsker,
     PassedQuestions,
@@ -37,7 +38,6 @@ from toolcrib.servers.questions import (
 
 log = logging.getLogger(__name__)
 
-RELATED_TASK = "io.modelcontextprotocol/related-task"
 URL_ELICITATION_REQUIRED = -32042
 """The error code of 2025-11-25 for a call that needs a page to be opened first. 2026-07-28 has none."""
 ELICITATION_COMPLETE = "notifications/elicitation/complete"

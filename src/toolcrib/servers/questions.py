@@ -19,6 +19,7 @@ from msgspec import Raw
 from toolcrib.config.masking import printable
 from toolcrib.config.model import RootsMode, SamplingMode, ServerConfig
 from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, ProtocolViolation
+from toolcrib.servers.form import defaults
 from toolcrib.servers.question_checks import (
     address_fault,
     caution,
@@ -34,6 +35,7 @@ from toolcrib.servers.wire import LARGEST_QUESTION
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
+RELATED_TASK = "io.modelcontextprotocol/related-task"
 INPUT_REQUIRED = "input_required"
 INPUT_RESPONSES = "inputResponses"
 QUESTION_SECONDS = 600.0
@@ -68,6 +70,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One of `METHODS`."""
     params: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """As the server sent them, except that the message names the server."""
+    task: str = ""
+    """The client's id of the task that asks, for a legacy client."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
     tool: str = ""
@@ -83,7 +87,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def client_params(self) -> dict[str, Any]:
         """The params for a client. The server's `_meta` is about its own connection."""
-        return {key: value for key, value in self.params.items() if key != "_meta"}
+        params = {key: value for key, value in self.params.items() if key != "_meta"}
+        return {**params, "_meta": {RELATED_TASK: {"taskId": self.task}}} if self.task else params
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -192,12 +197,10 @@ def action_in(mode: str, result: Mapping[str, Any]) -> str:
 
 def _with_defaults(question: Question, result: Mapping[str, Any]) -> Mapping[str, Any]:
     """An accepted form, with the schema's defaults for the fields that it leaves out."""
-    properties = question.schema.get("properties")
-    fields = properties.items() if question.mode == "form" and isinstance(properties, dict) else ()
-    defaults = {name: one["default"] for name, one in fields if isinstance(one, dict) and "default" in one}
+    missing = defaults(question.schema) if question.mode == "form" else {}
     content = result.get("content")
     given = content if isinstance(content, dict) else {}
-    return {**result, "content": {**defaults, **given}} if defaults.keys() - given.keys() else result
+    return {**result, "content": {**missing, **given}} if missing.keys() - given.keys() else result
 
 
 def unasked(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any]:
@@ -233,7 +236,11 @@ async def settle_round(
     passed = {key: one for key, one in asked.items() if passes and _is_for_caller(config, one, asker)}
     for one in passed.values():
         if asker is not None and one.needs_approval:
-            await asker.permit(one)
+            try:
+                await asker.permit(one)
+            except QuestionRefused:
+                asker.note(one, REFUSED)
+                raise
     own = {key: one for key, one in asked.items() if key not in passed}
     asking = {key: asyncio.ensure_future(settled(config, question, asker, root)) for key, question in own.items()}
     try:
