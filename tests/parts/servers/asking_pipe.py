@@ -1,7 +1,8 @@
 """A legacy server over stdio that answers many calls at once, and asks on the one stream that they share.
 
 In: tools/call of `ask` (`method`, `params`), `hold`, `late` and `whoami`. `ask` asks and returns the client's answer,
-`hold` is finished by the next answer to a question, `late` asks when it was cancelled and `hold` is called. Each result has the process's id.
+`hold` is finished by the next answer to a question, `late` asks when it was cancelled and `hold` is called. Each result
+has the process's id.
 All that it receives is appended to the file `seen` beside the copy that runs. It needs the standard library only, so
 that it starts fast.
 """
