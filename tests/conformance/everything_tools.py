@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from asked import CAPITAL, CHOICES, CONFIRM, DEFAULTS, NAME, ROOTS, STEPS, Json, sample
+from asked import CAPITAL, CHOICES, CONFIRM, DEFAULTS, NAME, ROOTS, STEPS, Json, form, sample
 from mcp.server.context import ServerRequestContext
 from mcp.server.subscriptions import InMemorySubscriptionBus
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
@@ -225,21 +225,33 @@ async def trigger_prompt_change(call: ServerCall) -> Json:
     return text("The prompts changed.")
 
 
-# Questions pushed to a legacy client in the middle of a call.
+# Questions in the middle of a call: requests to a legacy client, results to a modern one.
 
 
 async def _elicit(call: ServerCall, message: str, schema: Json) -> Json:
-    got = await call.ctx.session.elicit_form(message, schema, related_request_id=call.ctx.request_id)
-    return text(f"Elicitation completed: action={got.action}, content={json.dumps(got.content)}")
+    if call.ctx.session.can_send_request:
+        asked = await call.ctx.session.elicit_form(message, schema, related_request_id=call.ctx.request_id)
+        got = {"action": asked.action, "content": asked.content}
+    elif "answer" in call.responses:
+        got = call.responses["answer"]
+    else:
+        return needs(answer=form(message, schema))
+    return text(f"Elicitation completed: action={got['action']}, content={json.dumps(got.get('content'))}")
 
 
 @tool("Asks the client's model.", {"type": "object", "properties": {"prompt": {"type": "string"}}})
 async def sampling(call: ServerCall) -> Json:
-    prompt = SamplingMessage(role="user", content=TextContent(type="text", text=call.arguments["prompt"]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MCPDeprecationWarning)
-        got = await call.ctx.session.create_message([prompt], max_tokens=100, related_request_id=call.ctx.request_id)
-    return text(f"LLM response: {got.content.text if isinstance(got.content, TextContent) else got.content}")
+    if call.ctx.session.can_send_request:
+        prompt = SamplingMessage(role="user", content=TextContent(type="text", text=call.arguments["prompt"]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MCPDeprecationWarning)
+            asked = await call.ctx.session.create_message(
+                [prompt], max_tokens=100, related_request_id=call.ctx.request_id
+            )
+        return text(f"LLM response: {asked.content.text if isinstance(asked.content, TextContent) else asked.content}")
+    if "answer" not in call.responses:
+        return needs(answer=sample(call.arguments["prompt"]))
+    return text(f"LLM response: {call.responses['answer']['content']['text']}")
 
 
 @tool("Asks the person.", {"type": "object", "properties": {"message": {"type": "string"}}})
@@ -258,7 +270,7 @@ async def elicitation_sep1330_enums(call: ServerCall) -> Json:
     return await _elicit(call, "What do you choose?", CHOICES)
 
 
-# Questions of the modern era: the call is answered with what is missing, and made again.
+# Questions of the modern era only.
 
 
 @tool("Asks for a name.")

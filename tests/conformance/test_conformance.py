@@ -24,6 +24,8 @@ from parts.waiting import until, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+ASKED = {"sampling": "allow", "roots": "client"}
+"""The settings of an entry with which its server may ask everything."""
 EXTENSIONS = suite.expected_failures("expected-failures.fixture.yml")
 
 
@@ -54,7 +56,7 @@ def test_the_fixture_server_alone_passes_the_official_suite(leg: Leg, everything
 async def test_the_gateway_passes_the_official_suite(
     leg: Leg, everything: str, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    running = daemon({"names": "plain", "servers": {"everything": {"url": everything}}})
+    running = daemon({"names": "plain", "servers": {"everything": {"url": everything, **ASKED}}})
     running.wait_until_ready("everything")
     expected = suite.expected_failures(f"expected-failures.{leg.revision}.yml")
     async with Forwarder(running.endpoint, running.token).running() as url:
@@ -98,7 +100,7 @@ def test_the_legacy_server_alone_passes_the_official_suite(
 async def test_the_gateway_passes_the_official_suite_in_front_of_a_legacy_server(
     leg: Leg, legacy_server: LegacyServer, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    running = daemon({"names": "plain", "servers": {"everything": {"url": legacy_server.url}}})
+    running = daemon({"names": "plain", "servers": {"everything": {"url": legacy_server.url, **ASKED}}})
     running.wait_until_ready("everything")
     expected = suite.expected_failures(f"expected-failures.legacy-server.{leg.revision}.yml")
     async with Forwarder(running.endpoint, running.token).running() as url:
@@ -123,7 +125,7 @@ async def test_the_gateway_passes_what_the_npm_server_passes_alone(
 ) -> None:
     """Its tools and prompts have other names than those of the scenarios, so only some can pass."""
     program, *words = parts("everything")
-    running = daemon({"names": "plain", "servers": {"everything": {"command": program, "args": words}}})
+    running = daemon({"names": "plain", "servers": {"everything": {"command": program, "args": words, **ASKED}}})
     running.wait_until_ready("everything")
     through, alone = tmp_path / "through", tmp_path / "alone"
     for folder in (through, alone):

@@ -25,7 +25,8 @@ from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import FORWARD_COST, LinkContext, Peer, ServerLink, SessionExpired
+from toolcrib.servers.input_budget import FORWARD_COST
+from toolcrib.servers.link import LinkContext, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import NAMED_BY, Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
@@ -41,6 +42,8 @@ _OURS = frozenset({"accept", "content-type", "content-length", "mcp-protocol-ver
 _RESUMES = 10
 _RESUME_AFTER = 1.0
 _DRAIN = 1.0
+_STREAM_OPENS = 1.0
+"""Seconds that a legacy server has to open its stream before it is called anyway."""
 _GOODBYE = 1.0
 _CANCEL = 10.0
 _FORGOTTEN_CODES = frozenset({-32000, -32001, -32600})
@@ -390,6 +393,10 @@ async def open_http(
                 peer = await _negotiate(session, context.known_era, probe_limit, observer, check, config)
                 link.negotiated(peer, observer.session_id, session)
                 observer.on_unreachable = link.lose
+                if observer.session_id and link.peer.era is Era.LEGACY:
+                    # A question that the server asks there before it is open would be lost.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(observer.stream_answered.wait(), _STREAM_OPENS)
                 # A legacy server announces changes on a stream that opens some time after our first list.
                 if link.peer.era is Era.LEGACY and link.peer.announces:
                     late = asyncio.get_running_loop().call_later(_RELIST_AFTER, on_lists_changed)
