@@ -370,11 +370,13 @@ async def test_a_page_is_accepted_by_a_program(scene: Scene) -> None:
     assert question.message == "Server 'legacy' asks you to open a page of shop.example: Pay."
 
 
-async def test_a_run_asks_its_program_what_its_servers_and_its_crib_are_asked(scene: Scene) -> None:
+@pytest.mark.parametrize("of_crib", [{}, {"answer": lambda _: False}], ids=["without", "with"])
+async def test_a_run_asks_its_program_what_its_servers_and_its_crib_are_asked(scene: Scene, of_crib: Any) -> None:
     seen: list[ServerQuestion] = []
-    steps = [CallByName("ask", asking("run own")), CallByName("modern_ask", asking("run crib")), Say("Bought.")]
+    own_mark, crib_mark = (f"run {whose} {len(of_crib)}" for whose in ("own", "crib"))
+    steps = [CallByName("ask", asking(own_mark)), CallByName("modern_ask", asking(crib_mark)), Say("Bought.")]
     with scripted("openai", steps) as model:
-        async with scene.connect(answer=lambda _: False) as connection:
+        async with scene.connect(**of_crib) as connection:
             options = AgentOptions(
                 model="openai:m",
                 base_url=model.url,
@@ -387,7 +389,7 @@ async def test_a_run_asks_its_program_what_its_servers_and_its_crib_are_asked(sc
             events = [event async for event in run_agent("Buy.", options)]
     assert events[-1].text == "Bought.", events[-1]
     assert [json.loads(text) for text in model.conversations[-1].results] == [{"q": BOUGHT}] * 2
-    assert scene.answers("run own") == scene.answers("run crib") == [BOUGHT]
+    assert scene.answers(own_mark) == scene.answers(crib_mark) == [BOUGHT]
     assert [question.server for question in seen] == ["legacy", "modern"]
 
 

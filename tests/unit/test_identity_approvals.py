@@ -208,18 +208,33 @@ def question(params: dict[str, Any] = FORM, method: str = "elicitation/create") 
 
 
 def asked(approvals: Approvals, one: Question, agent: str = "run") -> asyncio.Task[Any]:
-    approvals.unattended.add(agent)
-    asker = approvals.asker(agent, "talk")
+    approvals.unattended[agent] = False
+    asker = approvals.asker(agent, "talk", None)
     assert asker is not None
     return asyncio.create_task(asker.ask(one))
 
 
-def test_only_unattended_agents_ask_the_owner(approvals: Approvals) -> None:
-    assert approvals.asker("run", "talk") is None
-    approvals.unattended.add("run")
-    asker = approvals.asker("run", "talk")
-    assert asker is not None
-    assert asker.capabilities == {"elicitation": {"form": {}, "url": {}}}, "it has no model and no folders"
+class ClientAsker:
+    def __init__(self, **capabilities: Any) -> None:
+        self.capabilities = capabilities
+
+    async def ask(self, question: Question) -> Any:
+        return {"action": "cancel"}
+
+
+def test_only_the_owner_answers_for_an_unattended_agent_unless_its_program_may(approvals: Approvals) -> None:
+    declares, silent = ClientAsker(elicitation={}), ClientAsker(roots={})
+    assert approvals.asker("run", "talk", None) is None
+    assert approvals.asker("run", "talk", silent) is silent
+    for may_answer in (False, True):
+        approvals.unattended["run"] = may_answer
+        for client in (None, silent, declares):
+            asker = approvals.asker("run", "talk", client)
+            if may_answer and client is declares:
+                assert asker is declares
+            else:
+                assert asker is not None
+                assert asker.capabilities == {"elicitation": {"form": {}, "url": {}}}, "it has no model and no folders"
 
 
 async def test_a_question_waits_and_its_server_gets_the_owners_values(approvals: Approvals, bus: Bus) -> None:

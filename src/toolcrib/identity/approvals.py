@@ -20,7 +20,15 @@ from toolcrib.config.masking import mask_tree
 from toolcrib.errors import NotFound, UsageError
 from toolcrib.events import AgentEnded, ApprovalsChanged, Bus, Event, QuestionWaits
 from toolcrib.servers.form import completed
-from toolcrib.servers.questions import CANCEL, DECLINE, QUESTION_SECONDS, REFUSED_BY_PERSON, Question, QuestionRefused
+from toolcrib.servers.questions import (
+    CANCEL,
+    DECLINE,
+    QUESTION_SECONDS,
+    REFUSED_BY_PERSON,
+    Asker,
+    Question,
+    QuestionRefused,
+)
 
 ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
@@ -85,8 +93,9 @@ class Approvals:
         question_limit: float = QUESTION_SECONDS,
         mask: Callable[[str], str] = lambda text: text,
     ) -> None:
-        self.unattended = set[str]()
-        """The agents that have nobody at their client, whose servers therefore ask the owner."""
+        self.unattended: dict[str, bool] = {}
+        """The agents that have nobody at their client, whose servers therefore ask the owner; and whether the agent's
+        program may answer instead, if it says that it can."""
         self._bus = bus
         self._limit = limit
         self._question_limit = question_limit
@@ -138,9 +147,13 @@ class Approvals:
                 json_code=REFUSED_BY_PERSON,
             )
 
-    def asker(self, agent: str, conversation: str) -> OwnerAsker | None:
-        """Asks the owner what servers ask an unattended agent; None for an agent that has a person at its client."""
-        return OwnerAsker(self, agent, conversation) if agent in self.unattended else None
+    def asker(self, agent: str, conversation: str, client: Asker | None) -> Asker | None:
+        """Who answers what servers ask an agent: its client, or for an unattended agent the owner. Headless programs
+        say that they can be asked, although nobody is there."""
+        if agent not in self.unattended:
+            return client
+        answers = self.unattended[agent] and client is not None and "elicitation" in client.capabilities
+        return client if answers else OwnerAsker(self, agent, conversation)
 
     async def _answered(self, call: str, approval: Approval, limit: float) -> ApprovalAnswer:
         if full := self._full(approval.agent):
