@@ -176,7 +176,8 @@ class Dispatcher:
     ) -> ServerAnswer:
         if message.method in FORWARDED or message.method == "tools/call":
             agent = context.principal.name
-            asker = self._approvals.asker(agent, context.conversation, asker)
+            if agent in self._approvals.unattended:
+                asker = self._approvals.asker(agent, context.conversation, asker)
             asking = Asking(message.params, asker, takes_input=isinstance(asker, ParkedCall))
             if STATE in message.params and message.method in ASKED_METHODS:
                 asking = await self._parking.retry(message, agent, asker, context.project.root)

@@ -147,13 +147,12 @@ class Approvals:
                 json_code=REFUSED_BY_PERSON,
             )
 
-    def asker(self, agent: str, conversation: str, client: Asker | None) -> Asker | None:
-        """Who answers what servers ask an agent: its client, or for an unattended agent the owner. Headless programs
-        say that they can be asked, although nobody is there."""
-        if agent not in self.unattended:
+    def asker(self, agent: str, conversation: str, client: Asker | None) -> Asker:
+        """Who answers what servers ask an unattended agent: the owner, or its program. Headless coding agents say that
+        they can be asked, although nobody is there."""
+        if self.unattended[agent] and client is not None and "elicitation" in client.capabilities:
             return client
-        answers = self.unattended[agent] and client is not None and "elicitation" in client.capabilities
-        return client if answers else OwnerAsker(self, agent, conversation)
+        return OwnerAsker(self, agent, conversation)
 
     async def _answered(self, call: str, approval: Approval, limit: float) -> ApprovalAnswer:
         if full := self._full(approval.agent):
