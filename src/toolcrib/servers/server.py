@@ -185,7 +185,9 @@ class Server(Supervisor):
             call = msgspec.structs.replace(call, params=params)
         if call.method == tasks.RESULT:
             how["task"] = call.name
-        answer = await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
+        # What a server asks about a task names the task, so its requests need not wait for others.
+        alone = self.asks and call.method not in tasks.REQUESTS
+        answer = await (self._sent_alone if alone else self._sent)(link, call, listed, how)
         link = self._link or link
         if call.tasks is not None:
             created = tasks.created_task(self.name, answer)
