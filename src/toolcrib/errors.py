@@ -244,6 +244,7 @@ class ErrorCase(enum.StrEnum):
     META = "_meta lacks the version or the client's capabilities"
     MISMATCH = "a header is missing or does not match the body"
     VERSION = "the protocol version is not supported"
+    TASKS = "the client does not declare the extension for tasks"
     SESSION_MISSING = "no session id"
     SESSION_UNKNOWN = "the session id is unknown, ended or another agent's"
     TOO_MANY_SESSIONS = "too many active sessions"
@@ -335,6 +336,7 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ErrorCase.META: _modern(400, "params._meta must contain {what}.", INVALID_PARAMS),
         ErrorCase.MISMATCH: _modern(400, "The header {header} does not match {what}.", HEADER_MISMATCH),
         ErrorCase.VERSION: _modern(400, "Unsupported protocol version", UNSUPPORTED_VERSION),
+        ErrorCase.TASKS: _modern(400, "Missing required client capability", MISSING_CAPABILITY),
         ErrorCase.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Start with initialize."),
         ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Start again with initialize."),
         ErrorCase.TOO_MANY_SESSIONS: _before(

@@ -74,8 +74,30 @@ class CallOutcome(enum.StrEnum):
     UNKNOWN = "unknown"
     ASKED = "asked"
     """The server asks something; the caller's next call has the answers."""
+    TASK = "task"
+    """The server works on it as a task, whose result the caller fetches later."""
     REFUSED = "refused"
     """It may change something, and the audit log could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSeen(Event):
+    """A server created a task, or said how far it is."""
+
+    agent: str
+    server: str
+    tool: str
+    """The server's own name of the tool; empty except when it is created."""
+    task: str
+    """The server's id."""
+    modern: bool
+    status: str
+    message: str
+    created_at: str
+    updated_at: str
+    ttl: float | None
+    """Milliseconds, like `poll`."""
+    poll: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -378,9 +378,9 @@ def test_a_program_answers_what_its_coding_agent_is_asked(scene: Scene, new_user
     done = subprocess.run(
         words, env=user.environ, cwd=user.project, capture_output=True, text=True, timeout=runs.LIMIT, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.err
     found = json.loads(done.stdout)
-    assert (found["text"], found["status"]) == ("Done.", "finished"), done.stderr
+    assert (found["text"], found["status"]) == ("Done.", "finished"), done.err
     assert found["seen"] == [[server, f"{server}:ask", f"Server '{server}' asks: Who buys?"] for server in SERVERS]
     assert [scene.answers(mark) for mark in marks] == [[BOUGHT], [BOUGHT]]
     assert all('"Ann"' in text.replace("\\", "") for text in model.conversations[-1].results[-2:])
@@ -447,3 +447,34 @@ def test_a_models_answer_is_asked_for_only_with_the_owners_permission(scene: Sce
             assert scene.answers(mark) == []
     outcomes = [row["outcome"] for row in scene.questions(name)]
     assert outcomes == ["answered", "refused"]
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_owner_is_asked_at_the_terminal_of_the_call(scene: Scene, server: str) -> None:
+    words = ["call", f"{server}:ask", "--args", json.dumps(asking(f"at the call {server}"))]
+    typed = [
+        ("Answer it? [y/N]", "y"),
+        ("name: ", "Ann"),
+        ("age: ", ""),
+        ("size: ", "Large"),
+        ("extras", ""),
+        ("gift: ", ""),
+    ]
+    code, screen = at_terminal(scene.home, *words, answers=typed)
+    assert code == 0, screen
+    assert f"server {server} asks owner to fill in a form" in screen
+    assert scene.answers(f"at the call {server}") == [BOUGHT]
+    words = ["call", f"{server}:ask", "--args", json.dumps(asking(f"declined {server}", PAGE))]
+    code, screen = at_terminal(scene.home, *words, answers=[("shop.example", "ignored"), ("Answer it? [y/N]", "n")])
+    assert code == 0, screen
+    assert scene.answers(f"declined {server}") == [{"action": "decline"}]
+
+
+def test_the_owners_call_without_a_terminal_says_how_to_answer(scene: Scene) -> None:
+    words = ["call", "legacy:ask", "--args", json.dumps(asking("elsewhere"))]
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(scene.cli, *words)
+        scene.cli("approve", scene.waiting()["id"], "name=Ann", "size=l")
+        done = called.result(LIMIT)
+    assert "A server asks something. `toolcrib approvals" in done.err
+    assert scene.answers("elsewhere") == [BOUGHT]

@@ -75,7 +75,7 @@ class EndpointLine(Line):
     def _bytes(self, body: bytes, method: str, params: Mapping[str, Any]) -> bytes:
         if self.session:
             return self.endpoint.legacy_bytes(self.session, body)
-        named = params.get("name") or params.get("uri")
+        named = params.get("name") or params.get("uri") or params.get("taskId")
         return self.endpoint.raw(self.endpoint.usual(body, *self.endpoint.modern_headers(method, named)), body)
 
     def request(self, body: bytes, method: str, params: Mapping[str, Any]) -> None:

@@ -34,8 +34,8 @@ StartServer = Callable[..., RunningServer]
 
 def stdio_command(name: str, *flags: str) -> list[str]:
     """The command that starts one of our servers on stdio."""
-    python = fleet.command("mcp-v1")[0] if name == "sdk_v1" else sys.executable
-    isolated = ["-I", "-S"] if name in ("raw_server", "offers_server") else []
+    python = fleet.command("mcp-v1")[0] if name.startswith("sdk_v1") else sys.executable
+    isolated = ["-I", "-S"] if name in ("raw_server", "offers_server", "task_server") else []
     return [python, *isolated, str(fleet.SERVERS / f"{name}.py"), *flags]
 
 

@@ -16,7 +16,7 @@ from mcp.shared import inbound
 from msgspec import UNSET, Raw
 
 from toolcrib.servers import link, wire
-from toolcrib.servers.link import FLOOD_REASON, FORWARD_COST, MAX_FLOOD, SHARE, InputBudget
+from toolcrib.servers.input_budget import FLOOD_REASON, FORWARD_COST, MAX_FLOOD, SHARE, InputBudget
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import MARK, encode_header_value, headers_of, marked_properties
 from toolcrib.servers.wire import EDGE, LineSplitter, SseEvent, SseParser, TooLarge

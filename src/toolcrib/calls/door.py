@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
-from toolcrib.calls.outcome import outcome_of, outcome_of_error, refuse_unfinished
+from toolcrib.calls.outcome import outcome_of, outcome_of_error, outcome_of_look, refuse_unfinished
 from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord, RecordedAsker
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import OfferKind, Tool
@@ -41,8 +41,9 @@ from toolcrib.errors import (
 )
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
-from toolcrib.policy import Decision, Verdict
-from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, ToolCall
+from toolcrib.policy import Decision, Permission, Verdict
+from toolcrib.servers import tasks
+from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, TaskTerms, ToolCall
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +111,13 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """`arguments` and all other params except `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    task: str = ""
+    """The server's id of the task that a request is about. It is decided like a call of the task's tool, except that
+    the call's arguments and approval counted when the task was created."""
+    takes_task: bool = False
+    """Whether the caller takes a task as the answer."""
+    task_wish: Raw | None = None
+    """What a legacy caller wants of the task."""
     asker: Asker | None = None
     """Passes on what the server asks during the call; None: nobody can be asked."""
     takes_input: bool = False
@@ -153,16 +161,7 @@ class Door:
     async def call(self, context: RequestContext[ToolSource], request: CallRequest) -> CallAnswer:
         permission = context.principal.permission()
         call_id = f"{PROCESS}-{next(self._numbers)}"
-        try:
-            if request.method == "tools/call":
-                tool = context.project.find(request.tool, permission.shows, request.style)
-            else:
-                caller = context.principal.name
-                tool = context.project.find_offer(request.method, request.tool, caller, permission.shows)
-        except (NotFound, ServerFailure) as error:
-            outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
-            self._note_not_found(call_id, context, request, outcome)
-            raise
+        tool = self._found(call_id, context, request, permission)
         params = request.params
         arguments = params.get("arguments")
         if arguments is not None and _CLIENTS_OWN_BYTES in bytes(arguments):
@@ -180,11 +179,11 @@ class Door:
             audit=self._audit,
             sessions=self._sessions,
         )
-        params = self._check(record, params)
+        params = self._check(record, params, request)
         if self._active is not None:
             self._active.begin(record)
         try:
-            if record.decision.verdict is Verdict.ASK:
+            if record.decision.verdict is Verdict.ASK and not request.task:
                 await self._ask(record, _besides(request, params))
                 _refuse_changed(record, request)
             answer = await self._forward(record, request, params)
@@ -201,6 +200,19 @@ class Door:
             if self._active is not None:
                 self._active.end(record)
         return CallAnswer(answer, tool)
+
+    def _finish(self, record: CallRecord, request: CallRequest, answer: ServerAnswer) -> None:
+        size = answer.result or answer.error or b""
+        if request.method == tasks.GET:
+            # Looking at a task is not recorded, except when it brings the result.
+            if (seen := outcome_of_look(answer)) is not None:
+                record.finish(seen, size)
+            return
+        outcome, failure = outcome_of(answer)
+        if request.takes_task and (created := tasks.created_task(record.tool.server, answer)) is not None:
+            outcome = CallOutcome.TASK
+            record.about = {"task": tasks.digest_of(record.tool.server, created.id)}
+        record.finish(outcome, size, failure=failure)
 
     def _note_not_found(
         self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, outcome: CallOutcome
@@ -237,12 +249,28 @@ class Door:
                 )
             )
 
-    def _check(self, record: CallRecord, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    def _found(
+        self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, permission: Permission
+    ) -> Tool:
+        try:
+            if request.method == "tools/call" or request.task:
+                return context.project.find(request.tool, permission.shows, request.style)
+            caller = context.principal.name
+            return context.project.find_offer(request.method, request.tool, caller, permission.shows)
+        except (NotFound, ServerFailure) as error:
+            outcome = CallOutcome.UNKNOWN if isinstance(error, NotFound) else CallOutcome.UNAVAILABLE
+            self._note_not_found(call_id, context, request, outcome)
+            raise
+
+    def _check(self, record: CallRecord, params: Mapping[str, Raw], request: CallRequest) -> Mapping[str, Raw]:
         """Decides whether the caller may use the tool with these arguments. Returns the params as the server expects
         them."""
         # A caller that may not use the tool at all must not learn its schema from errors about the arguments.
         if record.decision.verdict is Verdict.DENY:
             raise _refused(record)
+        if request.task:
+            record.about = {"method": request.method, "task": tasks.digest_of(record.tool.server, request.task)}
+            return params
         view: CallerView | None = None
         try:
             if record.tool.override is not None and record.tool.override.undo:
@@ -290,9 +318,10 @@ class Door:
 
     async def _forward(self, record: CallRecord, request: CallRequest, params: Mapping[str, Raw]) -> ServerAnswer:
         tool, context = record.tool, record.context
-        audit = None if tool.reads_only else self._audit
+        looks = request.method == tasks.GET
+        audit = None if tool.reads_only or looks else self._audit
         call = ToolCall(
-            name=tool.name,
+            name=request.task or tool.name,
             method=request.method,
             params=params,
             meta=request.meta,
@@ -301,8 +330,10 @@ class Door:
             agent=record.agent,
             asker=RecordedAsker(record, request.asker, self._approvals),
             takes_input=request.takes_input,
+            tasks=_task_terms(request, tool),
         )
-        record.intend()
+        if not looks:
+            record.intend()
         for asked, action in request.answered:
             record.note_question(asked, action)
         if audit is not None:
@@ -330,16 +361,22 @@ class Door:
         finally:
             self.in_flight -= 1
             self.finished += 1
-        answer = refuse_unfinished(answer, tool)
+        answer = refuse_unfinished(answer, tool, takes_task=request.takes_task)
         if answer.result is not None and b'"resource_link"' in answer.result:
             context.project.remember_links(record.agent, tool.server, answer.result)
-        outcome, failure = outcome_of(answer)
-        record.finish(outcome, answer.result or answer.error or b"", failure=failure)
+        self._finish(record, request, answer)
         if audit is not None:
             # The call has run, so the answer is returned even if its outcome can only be written later.
             with contextlib.suppress(StoreError):
                 await audit.flush()
         return answer
+
+
+def _task_terms(request: CallRequest, tool: Tool) -> TaskTerms | None:
+    support = tool.task_support if "execution" in tool.fields else ""
+    if request.method != "tools/call" or not (request.takes_task or support == "required"):
+        return None
+    return TaskTerms(support=support, taken=request.takes_task, wish=request.task_wish)
 
 
 async def _repeated(record: CallRecord, request: CallRequest, call: ToolCall, error: ServerUnavailable) -> ServerAnswer:

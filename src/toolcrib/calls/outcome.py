@@ -9,6 +9,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.errors import SERVER_UNAVAILABLE, CallTimeout, ServerFailure
@@ -30,10 +31,10 @@ def outcome_of_error(error: BaseException) -> CallOutcome:
             return CallOutcome.ERROR
 
 
-def refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
+def refuse_unfinished(answer: ServerAnswer, tool: Tool, *, takes_task: bool) -> ServerAnswer:
     """Turns an answer that isn't the final result into a failure; the caller would take it for the result."""
     kind = None if answer.result is None else result_type(answer.result)
-    if kind in (None, "complete"):
+    if kind in (None, "complete") or (takes_task and kind == "task"):
         return answer
     text = f"{tool.display} gave no result: its answer is of the type {kind!r:.80}, which Toolcrib does not support."
     if tool.kind is not OfferKind.TOOL:
@@ -65,3 +66,27 @@ def outcome_of(answer: ServerAnswer) -> tuple[CallOutcome, str]:
         return CallOutcome.TOOL_ERROR, ""
     failure = failure_in(flagged.meta) if flagged.meta else ""
     return (CallOutcome.FAILED, failure) if failure else (CallOutcome.OK, "")
+
+
+class _Look(msgspec.Struct):
+    status: str = ""
+    result: Raw = Raw()
+
+
+def outcome_of_look(answer: ServerAnswer) -> CallOutcome | None:
+    """What `tasks/get` tells about its call; None while it says nothing about the result. A legacy server's answer
+    never does: its result is fetched with `tasks/result`."""
+    if answer.result is None:
+        return CallOutcome.ERROR
+    try:
+        look = msgspec.json.decode(answer.result, type=_Look)
+    except (msgspec.MsgspecError, RecursionError):
+        return CallOutcome.ERROR
+    match look.status:
+        case "completed" if bytes(look.result):
+            return outcome_of(ServerAnswer(result=bytes(look.result)))[0]
+        case "cancelled":
+            return CallOutcome.CANCELLED
+        case "failed":
+            return CallOutcome.ERROR
+    return None

@@ -50,6 +50,7 @@ class CallRecord:
         "_bus",
         "_noted",
         "_sessions",
+        "about",
         "account",
         "agent",
         "arguments",
@@ -106,6 +107,8 @@ class CallRecord:
         """As the caller gave them."""
         self.taken = arguments
         """As the server expects them: these are recorded, and shown for approval."""
+        self.about: Mapping[str, str] = {}
+        """The request and its task, if it is not a call itself."""
         self._noted = False
         """Whether they are in the intent, so the outcome doesn't repeat them."""
         self._bus = bus
@@ -126,7 +129,7 @@ class CallRecord:
         if self._audit is not None:
             entry = self._entry(EntryKind.QUESTION)
             entry.arguments, entry.outcome = None, action
-            entry.detail = {"asks": asked.mode, "digest": asked.digest}
+            entry.detail = {**self.about, "asks": asked.mode, "digest": asked.digest}
             self._audit.note(entry)
 
     def finish(self, outcome: CallOutcome, result: bytes = b"", *, failure: str = "") -> None:
@@ -139,13 +142,13 @@ class CallRecord:
             entry.size = len(result)
             entry.result = result or None
             if self.account is not None:
-                entry.detail = self.account.described
+                entry.detail = {**self.about, **(self.account.described or {})} or None
             if session is not None:
                 entry.counted = session.add_tokens
             self._audit.note(entry)
         if self._sessions is not None and session is not None:
             self._sessions.count(session, outcome, len(result))
-        kind = CallFinished if outcome in (CallOutcome.OK, CallOutcome.ASKED) else CallFailed
+        kind = CallFinished if outcome in (CallOutcome.OK, CallOutcome.ASKED, CallOutcome.TASK) else CallFailed
         if kind in self._bus.heard:
             fields = self._event_fields()
             self._bus.publish(
@@ -180,6 +183,7 @@ class CallRecord:
             rule=self.decision.rule,
             mode="full" if session is None else session.mode,
             arguments=None if self._noted else self.taken,
+            detail=self.about or None,
         )
 
 

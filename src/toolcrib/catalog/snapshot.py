@@ -212,8 +212,6 @@ class Catalog:
                 tool = before.get(name)
                 if tool is None or tool.fields != fields:
                     tool = Tool(server=server, name=name, fields=fields, names=names[server, name], override=override)
-                    if tool.needs_task:
-                        log.info("%s is not listed: it only runs as a task, which is not supported", tool.display)
                 found.append(tool)
             made += (
                 _adapted(

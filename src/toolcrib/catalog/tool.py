@@ -189,10 +189,11 @@ class Tool:
         return annotations if isinstance(annotations, dict) else {}
 
     @property
-    def needs_task(self) -> bool:
-        """It only runs as a task, whose result is fetched later. Toolcrib does not support that yet."""
+    def task_support(self) -> str:
+        """Whether a call can be a task, whose result is fetched later: `optional`, `required` or empty."""
         execution = self._field("execution")
-        return isinstance(execution, dict) and execution.get("taskSupport") == "required"
+        support = execution.get("taskSupport") if isinstance(execution, dict) else None
+        return support if support in ("optional", "required") else ""
 
     @property
     def reads_only(self) -> bool:
@@ -248,6 +249,10 @@ class Tool:
         values = {**self.shown.fields, "name": Raw(msgspec.json.encode(public_name))}
         if (schema := values.get("inputSchema")) is not None:
             values["inputSchema"] = Raw(without_annotations(bytes(schema)))
+        if "execution" in values and self.task_support == "required":
+            # Some clients refuse to call it otherwise, but Toolcrib can wait for its result.
+            execution = {**self._field("execution"), "taskSupport": "optional"}
+            values["execution"] = Raw(msgspec.json.encode(execution))
         return msgspec.json.encode(values)
 
     def raw(self) -> bytes:

@@ -66,6 +66,7 @@ _COMMANDS = (
     ("approvals", "approval_commands", "Show the calls waiting for your approval."),
     ("approve", "approval_commands", "Approve a waiting call."),
     ("refuse", "approval_commands", "Refuse a waiting call."),
+    ("tasks", "task_commands", "Show or cancel the tasks that servers work on."),
     ("stdio", "daemon_commands", "Serve MCP on stdin and stdout, as a bridge to the daemon."),
     ("run", "run_command", "Run a coding agent with Toolcrib's tools, limited by a profile and logged."),
     ("runs", "runs_commands", "List, show or follow this project's runs."),

@@ -7,6 +7,7 @@ on the screen.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say
+from toolcrib.cli.output import at_the_prompt, confirmed, hint, printed, say
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.show import visible
 from toolcrib.errors import DaemonNotRunning, UsageError
@@ -159,7 +160,11 @@ def approve(
     asked = row["question"]
     if values or (asked is not None and asked["mode"] == "form"):
         fields = _fields(row)
-        given["content"] = _typed(row, fields) if not values and sys.stdin.isatty() else _read(values or (), fields)
+        if not values and sys.stdin.isatty():
+            _say_approval(row, None)
+            given["content"] = _typed(fields)
+        else:
+            given["content"] = _read(values or (), fields)
     return _answer(given, as_json=as_json)
 
 
@@ -220,14 +225,9 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _typed(row: Mapping[str, Any], fields: Sequence[FormField]) -> dict[str, Any]:
+def _typed(fields: Sequence[FormField]) -> dict[str, Any]:
     """What the owner types at the terminal."""
-    _say_approval(row, None)
-    content: dict[str, Any] = {}
-    for field in fields:
-        if (value := _typed_value(field)) is not None:
-            content[field.name] = value
-    return content
+    return {field.name: value for field in fields if (value := _typed_value(field)) is not None}
 
 
 def _typed_value(field: FormField) -> Any:
@@ -248,6 +248,24 @@ def _typed_value(field: FormField) -> Any:
         if field.accepts(value):
             return value
         hint(f"It must be {visible(field.expected)}.")
+
+
+def answer_at_terminal(event: dict[str, Any]) -> None:
+    """A server asks in the middle of the command that runs here. What the person types is for this question alone."""
+    id = event.get("question")
+    if not isinstance(id, str):
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        hint(f"A server asks something. `toolcrib approvals {id}` shows it; answer with `toolcrib approve {id}`.")
+        return
+    row = _ask_daemon("approval:list", {"id": id})["approvals"][0]
+    with at_the_prompt():
+        with contextlib.redirect_stdout(sys.stderr):
+            _say_approval(row, None)
+        given: dict[str, Any] = {"id": id, "approved": confirmed("Answer it?", instead="")}
+        if given["approved"] and (fields := _fields(row)):
+            given["content"] = _typed(fields)
+        _ask_daemon("approval:answer", given)
 
 
 @commands.command()

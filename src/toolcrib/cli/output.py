@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -303,6 +304,24 @@ def terminal(stream: TextIO, width: int | None = None) -> Terminal:
     return Terminal(stream, width)
 
 
+_spinning: set[Terminal] = set()
+"""The terminals with a spinner."""
+_person_types = threading.Event()
+
+
+@contextlib.contextmanager
+def at_the_prompt() -> Iterator[None]:
+    """No spinner runs while the person types. What was typed before is forgotten: it is not an answer."""
+    _person_types.set()
+    for screen in tuple(_spinning):
+        screen.stop()
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    try:
+        yield
+    finally:
+        _person_types.clear()
+
+
 @contextlib.contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
     """Shows a spinner on a terminal if the block takes longer than a second. The block may replace its text; without a
@@ -318,15 +337,16 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     def show() -> None:
         screen = terminal(sys.stderr)
         with lock:
-            if not over.is_set():
+            if not (over.is_set() or _person_types.is_set()):
                 screen.spin(now_shown)
                 shown.append(screen)
+                _spinning.add(screen)
 
     def replace(text: str) -> None:
         nonlocal now_shown
         with lock:
             now_shown = text
-            for screen in shown:
+            for screen in shown if not _person_types.is_set() else ():
                 screen.spin(text)
 
     timer = threading.Timer(_SLOW, show)
@@ -340,6 +360,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
             over.set()
         for screen in shown:
             screen.stop()
+            _spinning.discard(screen)
 
 
 def _said_now_and_then() -> Callable[[str], None]:

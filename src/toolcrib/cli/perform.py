@@ -7,6 +7,7 @@ command always runs in this process, because the daemon doesn't have those serve
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -110,10 +111,13 @@ def perform(
 
 
 @contextlib.contextmanager
-def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterator[AskCommand]:
-    """For several commands in sequence: all in the daemon, or all in this process on one set of connections."""
+def asking(
+    name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None = None
+) -> Iterator[AskCommand]:
+    """For several commands in sequence: all in the daemon, or all in this process on one set of connections. Only the
+    daemon has other events than progress."""
     if daemon_runs() and not servers:
-        yield from_daemon
+        yield functools.partial(from_daemon, on_event=on_event)
         return
     with (
         working("connecting to the servers …") as tell,

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.approval_commands import answer_at_terminal
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import hint, printed, result_text, say, size_of, table
 from toolcrib.cli.perform import perform
@@ -175,5 +176,5 @@ def _result(
     # The daemon enforces the server's limit; ours only has to be longer.
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     wait = None if timeout is None else timeout + 15.0
-    found: dict[str, Any] = perform(command, params | limits, servers=servers or (), timeout=wait)["result"]
-    return found
+    asked = answer_at_terminal
+    return dict(perform(command, params | limits, servers=servers or (), timeout=wait, on_event=asked)["result"])

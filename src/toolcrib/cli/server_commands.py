@@ -74,8 +74,6 @@ def _hint_details(row: Mapping[str, Any]) -> None:
     hint_pins(row)
     if running := [f"{agent} (pid {one['pid']})" for agent, one in row.get("agents", {}).items() if one["pid"]]:
         hint(f"{row['name']}: each agent has its own process: {', '.join(running)}.")
-    if tasks := row.get("tasks_only"):
-        hint(f"{row['name']}: tools not listed, because they run only as tasks (not supported): {_named(tasks)}.")
     if row.get("last_error") and has_stderr(row):
         hint(logs_hint(row["name"]))
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.approval_commands import answer_at_terminal
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import TOOL_ERROR, hint, moment, printed, result_text, say, shortened, table
 from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
@@ -243,7 +244,7 @@ def call(
     params: dict[str, Any] = {"tool": tool}
     if timeout is not None:
         params["timeout"] = timeout
-    with asking("tool:call", params, servers) as ask:
+    with asking("tool:call", params, servers, answer_at_terminal) as ask:
         params["arguments"] = arguments_from(pairs or [], args, schema_of(tool, ask) if pairs else {})
         # The daemon enforces the tool's limit; ours only has to be longer.
         result = ask("tool:call", params, timeout=None if timeout is None else timeout + 15.0)["result"]

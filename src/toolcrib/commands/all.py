@@ -15,6 +15,7 @@ from toolcrib.commands import (
     server,
     server_details,
     system,
+    task,
     tool,
 )
 from toolcrib.commands.registry import registry
@@ -35,5 +36,6 @@ __all__ = [
     "server",
     "server_details",
     "system",
+    "task",
     "tool",
 ]

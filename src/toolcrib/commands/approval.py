@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,10 +15,13 @@ from pydantic import Field
 from toolcrib.catalog.tool import OfferKind
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
-from toolcrib.identity.approvals import SHOWN, Approval
+from toolcrib.events import Event, QuestionWaits
+from toolcrib.identity.approvals import SHOWN, Approval, OwnerAsker
+from toolcrib.identity.principal import OWNER
 from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import is_glob, kind_and_glob
 from toolcrib.servers.question_checks import host_of
+from toolcrib.servers.questions import Asker
 
 LONGEST_WAIT = 60.0
 
@@ -37,6 +41,30 @@ def _described(context: CommandContext, approval: Approval, *, whole: bool = Fal
         "whole": whole or max(map(len, (params, approval.arguments, approval.besides))) <= SHOWN,
         "left": max(0.0, approval.until - time.time()),
     }
+
+
+@contextlib.contextmanager
+def asking_owner(context: CommandContext) -> Iterator[Asker | None]:
+    """For a command that calls a server: the owner is asked what the server asks, and each question is an event of the
+    command. None without a daemon, because then no other command could answer."""
+    if context.host.describe()["endpoint"] is None:
+        yield None
+        return
+    emitting: set[asyncio.Task[None]] = set()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, QuestionWaits) and event.agent == OWNER.name:
+            task = asyncio.ensure_future(context.emit({"question": event.id}))
+            emitting.add(task)
+            task.add_done_callback(emitting.discard)
+
+    leave = context.crib.bus.subscribe(tell, QuestionWaits)
+    try:
+        yield OwnerAsker(context.services.approvals, OWNER.name, context.request.conversation)
+    finally:
+        leave()
+        for task in tuple(emitting):
+            task.cancel()
 
 
 class ListApprovals(Parameters):

@@ -71,7 +71,6 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         "source": str(config.source),
         "trusted": context.crib.trust.trusted(config) is not None,
         "pins": describe_pins(context.project, name),
-        "tasks_only": [tool.name for tool in context.project.catalog.of_server(name) if tool.needs_task],
         "tools": 0,
         "last_error": "",
     }

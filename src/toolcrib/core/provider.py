@@ -175,9 +175,7 @@ class ToolProvider(ABC):
         # Imported here because a daemon, which is also a provider, does not need the model formats.
         from toolcrib.core.toolbox import Tools  # noqa: PLC0415
 
-        whole = Tools(
-            (OfferedTool.of(tool) for tool in self.catalog.tools if not tool.needs_task), call=self._call_tool
-        )
+        whole = Tools(map(OfferedTool.of, self.catalog.tools), call=self._call_tool)
         unmatched = UnmatchedNames.REFUSED if self.all_known else UnmatchedNames.TAKEN
         made = whole.transformed(keep=keep, drop=drop, transform=transform, unmatched=unmatched)
         for error in made.unmatched:

@@ -30,6 +30,7 @@ from toolcrib.identity.handles import Handles
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
+from toolcrib.identity.tasks import TaskRegistry
 from toolcrib.servers.model import Offers
 from toolcrib.servers.server import Server
 from toolcrib.servers.supervisor import ASKS
@@ -92,6 +93,7 @@ class Services:
     approvals: Approvals
     door: Door
     handles: Handles
+    tasks: TaskRegistry
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
     """Writes a change into the audit log; durable on return."""
@@ -147,6 +149,7 @@ async def open_services(
 
         approvals = Approvals(bus, mask=lambda text: naming_tokens(mask.named(text), holder))
         door = Door(bus, audit=audit, registry=agents, approvals=approvals, sessions=sessions)
+        handles = Handles(paths.handles_key)
         yield Services(
             store=store,
             last_known=LastKnownTools(store),
@@ -155,7 +158,8 @@ async def open_services(
             sessions=sessions,
             approvals=approvals,
             door=door,
-            handles=Handles(paths.handles_key),
+            handles=handles,
+            tasks=TaskRegistry(bus, handles),
             clock=clock,
             record=record,
         )

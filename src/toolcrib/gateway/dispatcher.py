@@ -51,6 +51,7 @@ from toolcrib.gateway.offer_requests import (
 )
 from toolcrib.gateway.parking import ASKED_METHODS, STATE, Asking, Exchange, ParkedCall, Parking
 from toolcrib.gateway.pending import PendingRequest
+from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.listing import OfferList
@@ -76,6 +77,7 @@ class Dispatcher:
         self._parking = parking
         self._approvals = crib.services.approvals
         self._door = crib.services.door
+        self._tasks = TaskRequests(crib.services.door, crib.services.tasks)
         self._sessions = crib.services.sessions
 
     async def context(
@@ -190,6 +192,8 @@ class Dispatcher:
             return ServerAnswer(result=self._parking.pass_on(message, agent, answer.questions))
         if watching is not None and message.method in WATCHED:
             return await watch(self._door, message, watching)
+        if message.method in TASK_METHODS:
+            return await self._tasks.answer(message, era, context, asker, progress_to(request, notify))
         return ServerAnswer(result=await self._result(message, era, context))
 
     def initialize(self, message: ClientMessage, principal: Principal, project: Project) -> Reply:
@@ -263,8 +267,11 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
+        takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
         request = CallRequest(
             tool=name,
+            takes_task=takes_task,
+            task_wish=task_wish,
             style=project.config.settings.names,
             params=params,
             meta=protocol.forwarded_meta(message.meta),
@@ -279,8 +286,10 @@ class Dispatcher:
                 await project.wait_for_new_servers(CALL_WAIT_SECONDS)
             made = await self._door.call(context, request)
             answer = made.answer
+            if takes_task:
+                answer = self._tasks.created(answer, made.tool, context.principal.name, era)
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
-            if context.reader is not ReaderKind.MODEL:
+            if context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
             answer = ServerAnswer(result=error_as_tool_result(error))
         if answer.result is not None:
@@ -324,7 +333,7 @@ def _initialize(message: ClientMessage, instructions: str) -> bytes:
     return msgspec.json.encode(
         {
             "protocolVersion": version,
-            "capabilities": protocol.CAPABILITIES,
+            "capabilities": protocol.capabilities(version),
             "serverInfo": protocol.SERVER_INFO,
             "instructions": instructions,
         }
@@ -336,7 +345,7 @@ def _discover(instructions: str) -> bytes:
         Era.MODERN,
         {
             "supportedVersions": [MODERN_VERSION],
-            "capabilities": protocol.CAPABILITIES,
+            "capabilities": protocol.capabilities(MODERN_VERSION),
             "instructions": instructions,
             "ttlMs": 0,
             "cacheScope": "private",

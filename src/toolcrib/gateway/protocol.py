@@ -33,6 +33,7 @@ from toolcrib.errors import (
 from toolcrib.gateway.messages import ClientMessage, Rejected, notification, result_message
 from toolcrib.servers.model import MODERN_VERSION, NAMED_BY, Era
 from toolcrib.servers.questions import INPUT_REQUIRED, Question
+from toolcrib.servers.tasks import EXTENSION as TASKS
 from toolcrib.servers.wire import error_in, result_type
 
 LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -57,6 +58,11 @@ CAPABILITIES = {
     "completions": {},
     "logging": {},
 }
+TASK_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
+    LEGACY_VERSIONS[-1]: {"tasks": {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}},
+    MODERN_VERSION: {"extensions": {TASKS: {}}},
+}
+"""By protocol version; older ones have no tasks."""
 LISTS = {OfferKind.TOOL: "tools", OfferKind.RESOURCE: "resources", OfferKind.PROMPT: "prompts"}
 _LEGACY_NOT_FOUND = -32002
 _MODERN_MEMBERS = frozenset({"resultType", "ttlMs", "cacheScope"})
@@ -73,6 +79,11 @@ HTTP_STATUS = {
     METHOD_NOT_FOUND: 404,
 }
 """The status of a modern answer that forwards a server's error with this code; 200 for other codes."""
+
+
+def capabilities(version: str) -> Mapping[str, Any]:
+    """What clients of this version are offered."""
+    return {**CAPABILITIES, **TASK_CAPABILITIES.get(version, {})}
 
 
 def era_of(message: ClientMessage, version_header: str | None) -> Era:

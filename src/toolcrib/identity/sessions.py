@@ -222,7 +222,7 @@ class SessionRegistry:
         session.result_bytes += size
         if outcome is CallOutcome.DENIED:
             session.denied += 1
-        elif outcome not in (CallOutcome.OK, CallOutcome.ASKED):
+        elif outcome not in (CallOutcome.OK, CallOutcome.ASKED, CallOutcome.TASK):
             session.failed += 1
         if not session.changed:
             self._mark(session)

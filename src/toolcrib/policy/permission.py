@@ -50,7 +50,6 @@ class RuleMatch:
 
 NO_RULE = Decision(Verdict.DENY, "no rule allows it")
 OWNER_ONLY = Decision(Verdict.DENY, "built-in: only the owner may manage Toolcrib")
-TASKS_ONLY = Decision(Verdict.DENY, "built-in: it runs only as a task, which Toolcrib does not support")
 RAW_RESTRICTED = Decision(Verdict.DENY, "built-in: only the profiles owner and trusted may use raw commands")
 
 _RANKS = {
@@ -126,8 +125,6 @@ class Permission:
 
     def fixed_denial(self, tool: Tool) -> Decision | None:
         """A built-in denial that rules cannot change."""
-        if tool.needs_task:
-            return TASKS_ONLY
         if tool.server not in RESERVED_SERVER_NAMES or self.profile == "owner":
             return None
         if tool.annotations.get(OWNER_MARK) is True:

@@ -25,7 +25,8 @@ from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import FORWARD_COST, LinkContext, Peer, ServerLink, SessionExpired
+from toolcrib.servers.input_budget import FORWARD_COST
+from toolcrib.servers.link import LinkContext, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import NAMED_BY, Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session

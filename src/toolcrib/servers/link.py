@@ -2,8 +2,7 @@
 
 In: requests as method and params. Out: answers as raw bytes; progress; notice that the tools changed or the connection
 is lost. A transport is an async context manager that yields a `ServerLink`: `stdio`, `websocket` and `sse` yield a
-`PipeLink`, `http` an `HttpLink`. `server` uses it. Each link has an `InputBudget`: how much event loop time the server
-may use with unrequested input before it is throttled, and finally disconnected.
+`PipeLink`, `http` an `HttpLink`. `server` uses it. `input_budget` limits what a server sends unasked.
 
 A `PipeLink` receives whole messages (`receive`) and matches answers to our requests by id. Everything for the SDK's
 half of the connection goes to `sdk.SdkSession`: answers to its requests, requests from the server, subscription events.
@@ -18,7 +17,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,70 +29,14 @@ from toolcrib.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     CallTimeout,
+    ServerFailure,
     ServerUnavailable,
 )
 from toolcrib.servers import wire
+from toolcrib.servers.input_budget import FORWARD_COST, InputBudget
 from toolcrib.servers.link_questions import ELICITATION_COMPLETE, OpenCall, ServerQuestions
 from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.questions import CANCEL, ELICITATION, MAX_QUESTIONS, METHODS, QuestionRefused
-
-PIECE = 4096
-"""Bytes processed at once: a few milliseconds, whatever their content."""
-SHARE = 0.1
-"""The share of event loop time above which reading pauses."""
-_STRETCH = 0.005
-"""Seconds of it that a server may use at once without a pause."""
-_LASTING = 0.05
-"""The share that a server may use permanently."""
-MAX_FLOOD = 0.5
-"""Seconds beyond that share after which the server is disconnected: about ten seconds of flooding."""
-FORWARD_COST = 0.0003
-"""Seconds that a forwarded message costs elsewhere: in the SDK for a request, in a client for progress."""
-FLOOD_REASON = "It was stopped because it sends far more than was requested."
-
-
-class InputBudget:
-    def __init__(self, end: Callable[[str], None]) -> None:
-        """`end` receives the reason for disconnecting the server."""
-        self._end = end
-        self._debt = 0.0
-        self._flood = 0.0
-        self._at = time.monotonic()
-
-    def charge(self, seconds: float, *, asked: bool = False) -> None:
-        """Requested input (`asked`), such as a call's progress, only throttles the server, never disconnects it."""
-        now = time.monotonic()
-        passed, self._at = now - self._at, now
-        self._debt = max(0.0, self._debt - SHARE * passed) + seconds
-        self._flood = max(0.0, self._flood - _LASTING * passed) + (0.0 if asked else seconds)
-        if self._flood > MAX_FLOOD:
-            self._end(FLOOD_REASON)
-
-    @property
-    def pause(self) -> float:
-        """Seconds to wait before reading more; 0 while the server keeps to its share."""
-        return self._debt / SHARE if self._debt > _STRETCH else 0.0
-
-    async def take(self, chunk: bytes, read: Callable[[bytes], bool]) -> bool:
-        """Reads a stream's chunk piece by piece, until `read` returns True: that piece held the answer."""
-        for piece in pieces(chunk):
-            began = time.thread_time()
-            if read(piece):
-                return True
-            if b"\n" in piece or b"\r" in piece:
-                self.charge(time.thread_time() - began)
-                await self.rest()
-        return False
-
-    async def rest(self) -> None:
-        if pause := self.pause:
-            await asyncio.sleep(pause)
-
-
-def pieces(chunk: bytes) -> Iterator[bytes]:
-    for start in range(0, len(chunk), PIECE):
-        yield chunk[start : start + PIECE]
-
 
 if TYPE_CHECKING:
     from toolcrib.servers.account import Account
@@ -315,6 +258,16 @@ class ServerLink(abc.ABC):
                 else:
                     del self.questions.calls[request_id]
                 asking.end()
+
+    def send_unawaited(self, method: str, params: Mapping[str, Any], *, meta: Mapping[str, Any], limit: float) -> None:
+        """Sends a request whose answer doesn't matter."""
+
+        async def send() -> None:
+            with contextlib.suppress(ServerFailure):
+                await self.request(method, params, meta=meta, limit=limit)
+
+        if not self.lost.done():
+            self._in_background(send())
 
     def asked(
         self, id: str | int | float, method: str, read: Callable[[], Mapping[str, Any] | None], request_id: str = ""

@@ -23,6 +23,7 @@ from toolcrib.servers.questions import (
     MAX_QUESTIONS,
     NOBODY,
     PASSED_ON,
+    RELATED_TASK,
     ROOTS,
     CallAsker,
     PassedQuestions,
@@ -37,7 +38,6 @@ from toolcrib.servers.questions import (
 
 log = logging.getLogger(__name__)
 
-RELATED_TASK = "io.modelcontextprotocol/related-task"
 URL_ELICITATION_REQUIRED = -32042
 """The error code of 2025-11-25 for a call that needs a page to be opened first. 2026-07-28 has none."""
 ELICITATION_COMPLETE = "notifications/elicitation/complete"
@@ -167,13 +167,14 @@ class ServerQuestions:
         pages = [prepared(self.config, ELICITATION, params, call.asker) for params in wanted]
         for question in pages:
             self._remember_page(question, call.agent)
-        asker = call.asker
-        if asker is not None and call.takes_input and INPUT_RESPONSES not in call.params:
-            if all(can_answer(asker.capabilities, question) for question in pages):
+        asker, is_first = call.asker, INPUT_RESPONSES not in call.params
+        if asker is not None:
+            able = call.takes_input and all(can_answer(asker.capabilities, question) for question in pages)
+            if able and is_first:
                 questions = {f"page_{number}": question for number, question in enumerate(pages, 1)}
                 return ServerAnswer(questions=PassedQuestions(questions, {}, None))
-        for question in pages if asker is not None else ():
-            asker.note(question, PASSED_ON)
+            for question in pages:
+                asker.note(question, PASSED_ON)
         data = {"elicitations": [question.client_params for question in pages]}
         named = {"code": required.code, "message": quoted(required.message), "data": data}
         return ServerAnswer(error=msgspec.json.encode(named))

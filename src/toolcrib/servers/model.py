@@ -60,7 +60,19 @@ class LogWish(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 LONGEST_ADDRESS = 4096
 """Characters of a resource's address. Rules compare many spellings of each."""
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri", "resources/subscribe": "uri"}
-"""The requests that concern one of a server's offers, and the member of their params that names it."""
+NAMED_BY |= dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
+"""The requests that concern one of a server's offers or tasks, and the member of their params that names it."""
+
+
+class TaskTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a call of a tool becomes a task, whose result is fetched later."""
+
+    support: str = ""
+    """The tool's `execution.taskSupport`: `required`, `optional` or empty."""
+    taken: bool = False
+    """Whether the caller takes a task as the answer; otherwise its result is waited for."""
+    wish: Raw | None = None
+    """`params.task` of a legacy caller."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +92,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """Passes on what the server asks."""
     takes_input: bool = False
     """Whether the caller answers a modern server's questions itself (`input_required`), in a call of its own."""
+    tasks: TaskTerms | None = None
+    """None: an ordinary call."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
 

@@ -17,7 +17,8 @@ from msgspec import UNSET
 from toolcrib.config.masking import printable
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.link import CANCELLED, FORWARD_COST, FORWARDED, LISTS_CHANGED, PROGRESS, Peer, ServerLink
+from toolcrib.servers.input_budget import FORWARD_COST
+from toolcrib.servers.link import CANCELLED, FORWARDED, LISTS_CHANGED, PROGRESS, Peer, ServerLink
 from toolcrib.servers.model import ServerAnswer
 from toolcrib.servers.wire import TooLarge
 

@@ -45,7 +45,7 @@ def quoted(text: Any) -> str:
     return "\n".join([first, *(_LIKE_OURS.sub("> ", line) for line in others)])
 
 
-def form_fault(schema: Any, message: Any) -> str:
+def form_fault(schema: Any) -> str:
     """Why a form is refused; empty if it is not."""
     if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return "it has no fields"
@@ -60,9 +60,15 @@ def form_fault(schema: Any, message: Any) -> str:
             return f"its field {shown} is not a text, number, boolean or choice, as the specification requires"
         if any(map(_DECEPTIVE.search, (name, *_fixed_texts(field)))):
             return f"its field {shown} contains control characters"
+    return ""
+
+
+def wanted_secret(schema: Mapping[str, Any], message: Any) -> str:
+    """Where a form without a fault asks for a secret; empty if it does not."""
+    for name, field in schema["properties"].items():
         if _is_for_secret(name, field):
-            return f"its field {shown} is for a secret"
-    if any(_takes_text(field) for field in fields.values()) and _WANTED.search(_words(message)):
+            return f"its field {repr(printable(name))[:80]} is for a secret"
+    if any(map(_takes_text, schema["properties"].values())) and _WANTED.search(_words(message)):
         return "its message asks for a secret"
     return ""
 
@@ -112,9 +118,9 @@ def _fixed_texts(field: Mapping[str, Any]) -> Iterator[str]:
             yield from (part for part in (one.values() if isinstance(one, dict) else [one]) if isinstance(part, str))
 
 
-def _takes_text(field: Any) -> bool:
+def _takes_text(field: Mapping[str, Any]) -> bool:
     """Whether a person can enter something of their own that could be a secret."""
-    return isinstance(field, dict) and field.get("type") != "boolean" and not _is_choice(field)
+    return field.get("type") != "boolean" and not _is_choice(field)
 
 
 def _is_choice(field: Mapping[str, Any]) -> bool:
@@ -134,7 +140,7 @@ def _is_for_secret(name: str, field: Mapping[str, Any]) -> bool:
         return False
     if str(field.get("format")).lower() == "password" or field.get("writeOnly") is True:
         return True
-    names = [_words(name), _words(field.get("title"))]
+    names = [_AMOUNT.sub("", _words(text)) for text in (name, field.get("title"))]
     if field.get("type") in ("integer", "number"):
         # A number of tokens.
         names = [re.sub(r"\btokens?\b", "", text) for text in names]
@@ -170,10 +176,11 @@ _SECRET = (
     r"|social security (?:number|no)|" + "|".join(_folded(word) for word in _FOREIGN.split()) + r")(?![a-z])"
 )
 _NOT_ITSELF = (
-    r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|usage|managers?|stores?|vaults?|path|file|folder|scopes?"
-    r"|length|policy|rules|expiry|expiration|expires|lifetime|ttl|age|rotation|symbols?|address|contract|pair|price|standard"
+    r"(?! (?:names?|ids?|types?|counts?|limits?|budgets?|usage|used|left|managers?|stores?|vaults?|path|file|folder"
+    r"|scopes?|length|policy|rules|expiry|expiration|expires|lifetime|ttl|age|rotation|symbols?|address|contract|pair|price|standard"
     r"|format|algorithm|provider|hint|reset|santa|number|mode|board|label|description|prefix|url|location|reference)\b)"
 )
+_AMOUNT = re.compile(r"\b(?:max|maximum|min|minimum|total|num|number of) (?:[a-z]+ )?tokens\b")
 _NAMED = re.compile(rf"(?<![a-z0-9]){_SECRET}{_NOT_ITSELF}")
 _LEADING = r"(?: (?!for|of|to|with|about|if|whether|or|from|in|on|using|than|without)[a-z0-9]+){0,4}?"
 _VERB = (

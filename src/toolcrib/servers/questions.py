@@ -28,12 +28,14 @@ from toolcrib.servers.question_checks import (
     host_of,
     quoted,
     shown_form,
+    wanted_secret,
 )
 from toolcrib.servers.roots import roots_inside, roots_of
 from toolcrib.servers.wire import LARGEST_QUESTION
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
+RELATED_TASK = "io.modelcontextprotocol/related-task"
 INPUT_REQUIRED = "input_required"
 INPUT_RESPONSES = "inputResponses"
 QUESTION_SECONDS = 600.0
@@ -68,6 +70,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One of `METHODS`."""
     params: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """As the server sent them, except that the message names the server."""
+    task: str = ""
+    """The client's id of the task that asks, for a legacy client."""
     needs_approval: bool = False
     """Whether the owner must approve it before it is passed on: `sampling: ask`."""
     tool: str = ""
@@ -83,7 +87,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def client_params(self) -> dict[str, Any]:
         """The params for a client. The server's `_meta` is about its own connection."""
-        return {key: value for key, value in self.params.items() if key != "_meta"}
+        params = {key: value for key, value in self.params.items() if key != "_meta"}
+        return {**params, "_meta": {RELATED_TASK: {"taskId": self.task}}} if self.task else params
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -311,7 +316,9 @@ def _prepared(config: ServerConfig, method: str, params: Mapping[str, Any]) -> Q
                 remedy="Set `roots: project` in its entry to permit it.",
                 json_code=METHOD_NOT_FOUND,
             )
-        case "form" if why := form_fault(params.get("requestedSchema"), params.get("message")):
+        case "form" if why := form_fault(params.get("requestedSchema")):
+            raise QuestionRefused(f"Toolcrib refused a form of server '{name}': {why}.")
+        case "form" if why := wanted_secret(question.schema, params.get("message")):
             raise QuestionRefused(
                 f"Toolcrib refused a form of server '{name}': {why}. Forms must not ask for passwords, keys or other "
                 "secrets, because their answers pass through clients and models.",

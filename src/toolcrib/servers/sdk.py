@@ -44,10 +44,12 @@ from pydantic import ValidationError
 from toolcrib.config.masking import printable
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.account import Account, AccountUnusable
-from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, ServerLink, pieces, running_beside
+from toolcrib.servers.input_budget import InputBudget, pieces
+from toolcrib.servers.link import CLIENT_INFO, EndedEarly, Peer, ServerLink, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.post_client import LARGEST_HEAD
 from toolcrib.servers.resource_watch import ResourceWatch
+from toolcrib.servers.tasks import EXTENSION as TASKS
 from toolcrib.servers.web import KEEPALIVE
 
 log = logging.getLogger(__name__)
@@ -168,6 +170,7 @@ class SdkSession:
             capabilities=frozenset(
                 {kind for kind in ("resources", "prompts", "completions", "logging") if kind in offered}
                 | ({"subscribe"} if _claims(offered.get("resources"), "subscribe") else set())
+                | ({"tasks"} if _makes_tasks(offered) else set())
             ),
         )
 
@@ -250,6 +253,12 @@ _LISTED = ("tools", "resources", "prompts")
 
 def _claims(capability: Any, name: str) -> bool:
     return isinstance(capability, dict) and capability.get(name) is True
+
+
+def _makes_tasks(offered: Mapping[str, Any]) -> bool:
+    """Whether calls can become tasks, in either generation's form."""
+    requests = (offered.get("tasks") or {}).get("requests") or {}
+    return "call" in (requests.get("tools") or {}) or TASKS in (offered.get("extensions") or {})
 
 
 async def _all_of(subscription: Subscription) -> None:

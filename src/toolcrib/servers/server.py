@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from toolcrib.config.model import ShareMode
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
-from toolcrib.servers import health, refused_calls
+from toolcrib.servers import health, refused_calls, tasks
 from toolcrib.servers.installing import STOP_PATIENCE
 from toolcrib.servers.link import ServerLink, SessionExpired
 from toolcrib.servers.model import (
@@ -26,6 +28,7 @@ from toolcrib.servers.model import (
     ServerAnswer,
     ServerHealth,
     ServerState,
+    TaskTerms,
     ToolCall,
 )
 from toolcrib.servers.questions import (
@@ -103,7 +106,7 @@ class Server(Supervisor):
         """Lists the tools again, also of an idle server. Raises ServerFailure."""
         self.calls += 1
         try:
-            await self._list(await self._connected())
+            await self._list(await self.connected())
         finally:
             self.calls -= 1
 
@@ -121,10 +124,9 @@ class Server(Supervisor):
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling also cancels on the server."""
         config = self.config
         limit, setting = timeout, "the call's time limit"
-        if limit is None and (limit := config.call_timeouts.get(call.name)) is not None:
-            setting = f"the server's call_timeouts.{call.name}"
-        elif limit is None:
-            limit, setting = config.call_timeout, "the server's call_timeout"
+        if limit is None:
+            limit, named = self.call_limit(call.name), call.name in config.call_timeouts
+            setting = f"the server's call_timeouts.{call.name}" if named else "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
         wish, told = call.logs, False
@@ -146,7 +148,13 @@ class Server(Supervisor):
                 await self.watch.change_level(None, wish.level)
             if call.method == "resources/subscribe":
                 return await self.watch.add(call.name)
-            return await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
+            if call.tasks is not None or call.method in tasks.REQUESTS:
+                return await self._sent_of_task(link, call, listed, how)
+            answer = await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
+            if answer.error is not None and tasks.needs_extension(answer):
+                needing = msgspec.structs.replace(call, tasks=TaskTerms(support="required"))
+                return await self._sent_of_task(link, needing, listed, how)
+            return answer
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
@@ -157,6 +165,40 @@ class Server(Supervisor):
                 self.watch.wishes.remove(wish)
                 if told:
                     await self.watch.change_level(wish.level, None)
+
+    def call_limit(self, tool: str) -> float:
+        """Seconds that a call may take."""
+        return self.config.call_timeouts.get(tool, self.config.call_timeout)
+
+    async def _sent_of_task(
+        self, link: ServerLink, call: ToolCall, listed: tuple[bytes, ...] | None, how: dict[str, Any]
+    ) -> ServerAnswer:
+        """A call that may become a task, or a request about one."""
+        modern = link.peer.era is Era.MODERN
+        if call.method == tasks.RESULT and modern:
+            begun = tasks.TaskState(id=call.name, era=Era.MODERN, status="working")
+            return await tasks.finished(self, link, call, begun, how)
+        if call.tasks is not None:
+            params = tasks.request_params(self, link, call, call.tasks)
+            if params is None:
+                return tasks.NOT_A_TASK
+            call = msgspec.structs.replace(call, params=params)
+        if call.method == tasks.RESULT:
+            how["task"] = call.name
+        answer = await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
+        link = self._link or link
+        if call.tasks is not None:
+            created = tasks.created_task(self.name, answer)
+            if created is None:
+                return answer
+            tasks.seen(self, call, created)
+            return answer if call.tasks.taken else await tasks.finished(self, link, call, created, how)
+        if answer.result is not None and (call.method == tasks.GET or (call.method == tasks.CANCEL and not modern)):
+            state = tasks.read_task(self.name, answer.result, link.peer.era)
+            tasks.seen(self, call, state)
+            if modern and call.takes_input:
+                return await tasks.asked_of_caller(self, link, call, state, how)
+        return answer
 
     async def _sent_alone(
         self, link: ServerLink, call: ToolCall, listed: tuple[bytes, ...] | None, how: dict[str, Any]
@@ -174,6 +216,10 @@ class Server(Supervisor):
         params: Mapping[str, Any] = {**call.params, key: call.name} if key else call.params
         if link.peer.era is Era.MODERN:
             how["meta"] = self._declaring(call, how["meta"])
+            if call.method in tasks.REQUESTS or (
+                call.tasks is not None and (call.tasks.taken or call.tasks.support == "required")
+            ):
+                how["meta"] = tasks.declaring(how["meta"])
         elif INPUT_RESPONSES in params:
             # The answers were about pages that had to be opened before this call.
             params = {name: value for name, value in params.items() if name != INPUT_RESPONSES}
@@ -210,12 +256,12 @@ class Server(Supervisor):
 
     async def _connected_for(self, call: ToolCall, listed: tuple[bytes, ...] | None) -> ServerLink:
         """Raises ServerUnavailable if the tool's definition, which was decided on, changed while the call waited."""
-        link = await self._connected()
+        link = await self.connected()
         if self.tools != listed and listed is not None and call.method == "tools/call":
             refused_calls.refuse_changed(self.name, call.name, listed, self.tools)
         return link
 
-    async def _connected(self) -> ServerLink:
+    async def connected(self) -> ServerLink:
         """Waits for a usable link. Triggers a retry if no attempt is running."""
         kicked = False
         try:

@@ -18,7 +18,8 @@ from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.account import Account, AccountUnusable
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import SessionExpired, pieces, running_beside
+from toolcrib.servers.input_budget import pieces
+from toolcrib.servers.link import SessionExpired, running_beside
 from toolcrib.servers.pipe_link import PipeLink
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
 from toolcrib.servers.web import Refused, explain_network

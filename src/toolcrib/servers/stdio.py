@@ -29,9 +29,9 @@ from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
 from toolcrib.servers.health import STOPPED
+from toolcrib.servers.input_budget import PIECE, InputBudget, pieces
 from toolcrib.servers.installing import PATIENCE
 from toolcrib.servers.last_words import ProbeNoise, cache_remedy, explanation
-from toolcrib.servers.link import PIECE, InputBudget, pieces
 from toolcrib.servers.pipe_link import PipeLink
 from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.servers.wire import LineSplitter

@@ -24,7 +24,7 @@ import msgspec
 from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import CONNECT_LIMIT, ServerConfig
 from toolcrib.errors import ServerFailure, ServerUnavailable
-from toolcrib.events import Bus, ServerStateChanged
+from toolcrib.events import Bus, Event, ServerStateChanged
 from toolcrib.servers import health, refused_calls
 from toolcrib.servers.account import LOADING_SDK, Account
 from toolcrib.servers.breaker import Breaker
@@ -51,6 +51,7 @@ from toolcrib.servers.model import (
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.resource_watch import ResourceWatch
 from toolcrib.servers.stdio import StderrLog
+from toolcrib.servers.tasks import OpenTasks
 from toolcrib.servers.tool_listing import list_offers, list_tools
 from toolcrib.servers.web import explain, root_cause, with_current_token
 
@@ -120,14 +121,14 @@ class Supervisor:
         self._stderr = StderrLog(log_file, self.mask.line)
         self._installation = Installation(config, install_locks)
         self._state = ServerState.STOPPED
-        self._since = time.time()
-        self._last_error = ""
+        self._since, self._last_error = time.time(), ""
         self._last_seen: float | None = None
         self._breaker = Breaker(config.retry)
         self._misbehaved = False
         """Whether we closed the last connection because of its input; if so, the reason stays visible."""
         self.calls = 0
         """Calls that run or wait for the connection."""
+        self.tasks = OpenTasks()
         self._resumes = True
         """Whether its next connection is the first one, or the first after it was idle."""
         self.restarts = 0
@@ -147,7 +148,9 @@ class Supervisor:
         self._settled = asyncio.Event()
         self._wake, self._tools_changed = asyncio.Event(), asyncio.Event()
         self._listing, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
-        self._idle = IdleTimer(config.idle_seconds, lambda: self.calls > 0 or bool(self.watch), self.rest_soon)
+        self._idle = IdleTimer(
+            config.idle_seconds, lambda: self.calls > 0 or bool(self.watch) or bool(self.tasks), self.rest_soon
+        )
         self._resting: asyncio.Task[None] | None = None
 
     @property
@@ -202,7 +205,7 @@ class Supervisor:
         async with self._turning:
             if self._state is not ServerState.READY:
                 return
-            if self.calls:
+            if self.calls or self.tasks:
                 self._idle.start()
                 return
             # From here on, calls wait for the next connection.
@@ -425,6 +428,9 @@ class Supervisor:
         self._bus.publish(ServerStateChanged(server=self.name, state=state.value, reason=reason))
         if state not in _QUIET_STATES:
             self._publish_tools()
+
+    def publish(self, event: Event) -> None:
+        self._bus.publish(event)
 
     def _publish_tools(self) -> None:
         try:

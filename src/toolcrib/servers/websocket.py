@@ -35,7 +35,8 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.account import Account
-from toolcrib.servers.link import InputBudget, running_beside
+from toolcrib.servers.input_budget import InputBudget
+from toolcrib.servers.link import running_beside
 from toolcrib.servers.pipe_link import PipeLink
 from toolcrib.servers.web import explain_network
 from toolcrib.servers.wire import TooLarge
