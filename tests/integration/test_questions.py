@@ -96,7 +96,7 @@ def scene(
     parts: Callable[[str], list[str]],
 ) -> Iterator[Scene]:
     parts("mcp-v1")
-    variants = VARIANTS | {name: (name, {"sampling": "allow"}) for name in UPSTREAMS}
+    variants = VARIANTS | {name: (name, {"sampling": "allow", "roots": "project"}) for name in UPSTREAMS}
     found = connect_upstreams(shared_home, start_shared_server, start_shared_daemon, variants)
     owner, clients = Owner(found.daemon), {}
     for name in CLIENTS:
@@ -170,10 +170,9 @@ def test_each_of_several_questions_gets_its_own_answer(scene: Scene, client: str
         return {"action": "accept", "content": {"colour": question["params"]["message"].rpartition(" ")[2], "n": 1}}
 
     turn = at.call(f"{upstream}_ask", {"rounds": rounds, "mark": mark}, wanted=2)
-    assert len(turn.questions) == 2, "both are open at once"
-    turn = at.answer(turn, answer)
-    assert len(turn.questions) == 1
-    turn = at.answer(turn, answer)
+    # A legacy server's questions reach a modern client together only if they arrive together.
+    assert len(turn.questions) == 2 or (at.era == "modern" and "legacy" in upstream)
+    turn = at.finish(turn, answer)
     expected = {
         key: {"action": "accept", "content": {"colour": text, "n": 1}}
         for key, text in (("a", "First?"), ("b", "Second?"), ("c", "Third?"))
