@@ -608,8 +608,10 @@ async def test_nobody_is_asked_an_untagged_question_while_several_calls_run(agen
 
 async def test_a_question_on_a_calls_own_stream_or_about_a_task_is_put_to_that_call():
     at, untagged = asking()
-    first, second = open_call(Person(), task="t1"), open_call(Person())
+    first, second, third = open_call(Person(), task="t1"), open_call(Person()), open_call(Person())
     at.calls |= {"tc-1": first, "tc-2": second}
+    assert at.call_of(ROOTS, {}, "") is second, "what a task asks names it"
+    at.calls["tc-4"] = third
     assert at.call_of(ELICITATION, {}, "tc-2") is second
     assert at.call_of(ELICITATION, {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t1"}}}, "") is first
     for meta in (

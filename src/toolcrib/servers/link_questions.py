@@ -107,7 +107,9 @@ class ServerQuestions:
         else:
             if method != ROOTS:
                 self._on_untagged()
-            found = next(iter(self.calls.values())) if len(self.calls) == 1 else None
+            # What a task asks names it.
+            calls = [call for call in self.calls.values() if not call.task]
+            found = calls[0] if len(calls) == 1 else None
         return None if found is None or found.ended else found
 
     async def answer(self, method: str, params: Mapping[str, Any], call: OpenCall | None) -> Mapping[str, Any]:
