@@ -77,7 +77,11 @@ class Slow:
         given = json.loads(bytes(call.params["arguments"]))
 
         async def answer(message: str) -> Any:
-            question = prepared(config, "elicitation/create", {"message": message, "requestedSchema": {}})
+            question = prepared(
+                config,
+                "elicitation/create",
+                {"message": message, "requestedSchema": {"type": "object", "properties": {}}},
+            )
             return await settled(config, question, call.asker, None)
 
         answers: Any = "none in time"

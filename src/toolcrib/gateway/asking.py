@@ -18,7 +18,7 @@ import msgspec
 from toolcrib.errors import INTERNAL_ERROR
 from toolcrib.gateway.messages import ClientMessage, notification
 from toolcrib.gateway.pending import PendingRequest
-from toolcrib.servers.questions import QUESTION_SECONDS, Question, QuestionRefused, unanswered
+from toolcrib.servers.questions import QUESTION_SECONDS, Question, QuestionRefused, QuestionUnanswered
 from toolcrib.servers.wire import request
 
 _numbers = itertools.count(1)
@@ -103,7 +103,9 @@ class LegacyAsker:
             self._answers.end(id)
             if not (answer.done() and not answer.cancelled()):
                 self._send(notification("notifications/cancelled", {"requestId": id, "reason": "no longer needed"}))
-        return unanswered(question) if message is None else _result(message)
+        if message is None:
+            raise QuestionUnanswered
+        return _result(message)
 
 
 def _params(question: Question) -> Mapping[str, Any]:

@@ -34,8 +34,8 @@ from toolcrib.servers.questions import (
     Asker,
     PassedQuestions,
     Question,
+    QuestionUnanswered,
     action_in,
-    unanswered,
 )
 from toolcrib.servers.roots import roots_inside
 
@@ -133,7 +133,7 @@ class ParkedCall:
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
         if not self._parking.hold(self):
-            return unanswered(question)
+            raise QuestionUnanswered
         loop = asyncio.get_running_loop()
         key = f"question_{next(self._numbers)}"
         answer: asyncio.Future[Mapping[str, Any]] = loop.create_future()
@@ -145,7 +145,7 @@ class ParkedCall:
         except TimeoutError:
             # Ends the call too, which the server is told.
             self.pending.cancel()
-            return unanswered(question)
+            raise QuestionUnanswered from None
         finally:
             del self._questions[key]
 

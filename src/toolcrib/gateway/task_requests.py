@@ -31,8 +31,8 @@ from toolcrib.servers.questions import (
     Asker,
     Question,
     QuestionRefused,
+    QuestionUnanswered,
     action_in,
-    unanswered,
 )
 from toolcrib.servers.roots import roots_inside
 from toolcrib.servers.tasks import (
@@ -309,7 +309,7 @@ class _ModernAsker:
         self.capabilities = capabilities
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
-        return unanswered(question)
+        raise QuestionUnanswered
 
 
 class _Follower:
@@ -349,7 +349,7 @@ class _Follower:
             async with asyncio.timeout(QUESTION_SECONDS):
                 return await answer
         except TimeoutError:
-            return unanswered(question)
+            raise QuestionUnanswered from None
         finally:
             del self._answers[key]
             self.open.pop(key, None)

@@ -20,7 +20,15 @@ from toolcrib.config.masking import mask_tree
 from toolcrib.errors import NotFound, UsageError
 from toolcrib.events import AgentEnded, ApprovalsChanged, Bus, Event, QuestionWaits
 from toolcrib.servers.form import completed
-from toolcrib.servers.questions import CANCEL, DECLINE, QUESTION_SECONDS, REFUSED_BY_PERSON, Question, QuestionRefused
+from toolcrib.servers.questions import (
+    CANCEL,
+    DECLINE,
+    QUESTION_SECONDS,
+    REFUSED_BY_PERSON,
+    Question,
+    QuestionRefused,
+    QuestionUnanswered,
+)
 
 ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
@@ -65,8 +73,8 @@ class ApprovalAnswer:
     why: str
     remedy: str = ""
     """What the caller can do about a refusal."""
-    result: Mapping[str, Any] = field(default_factory=lambda: CANCEL, repr=False)
-    """What a server gets that asked for a form or a page."""
+    result: Mapping[str, Any] | None = field(default=None, repr=False)
+    """What a server gets that asked for a form or a page. None: the owner gave no answer."""
 
 
 @dataclass(kw_only=True)
@@ -289,6 +297,7 @@ class OwnerAsker:
         self._conversation = conversation
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
-        """Without an answer in time, the server gets `cancel`."""
         answer = await self._approvals.ask_question(question, agent=self._agent, conversation=self._conversation)
+        if answer.result is None:
+            raise QuestionUnanswered
         return answer.result

@@ -63,6 +63,10 @@ class QuestionRefused(ProtocolViolation):
         self.json_code = json_code
 
 
+class QuestionUnanswered(Exception):
+    """Somebody was asked, and gave no answer."""
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     """The name of the server that asks."""
@@ -121,7 +125,7 @@ class Asker(Protocol):
     """What can be answered, as MCP's client capabilities: of `elicitation`, `sampling` and `roots`."""
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
-        """The result of the question. Raises `QuestionRefused`."""
+        """The result of the question. Raises `QuestionRefused`, and `QuestionUnanswered` after `QUESTION_SECONDS`."""
         ...
 
 
@@ -164,8 +168,8 @@ async def settled(
         result = await asyncio.to_thread(roots_inside, result, root) if question.method == ROOTS else result
         action = action_in(question.mode, result)
         return _with_defaults(question, result) if action == "accept" else result
-    except TimeoutError:
-        return unanswered(question)
+    except (TimeoutError, QuestionUnanswered):
+        return _unanswered(question)
     except QuestionRefused:
         action = action if action == NOBODY else REFUSED
         raise
@@ -173,7 +177,7 @@ async def settled(
         asker.note(question, action)
 
 
-def unanswered(question: Question) -> Mapping[str, Any]:
+def _unanswered(question: Question) -> Mapping[str, Any]:
     """The answer where somebody was asked and gave none. Raises `QuestionRefused`."""
     if question.method == ELICITATION:
         return CANCEL
