@@ -14,7 +14,7 @@ from toolcrib.errors import InvalidArguments, NotFound, UsageError
 from toolcrib.events import AgentEnded, Bus, QuestionWaits
 from toolcrib.identity.agent import mint_token, naming_tokens
 from toolcrib.identity.approvals import MAX_WAITING, MAX_WAITING_PER_AGENT, ApprovalAnswer, Approvals
-from toolcrib.servers.questions import REFUSED_BY_PERSON, Question, QuestionRefused
+from toolcrib.servers.questions import REFUSED_BY_PERSON, Question, QuestionRefused, QuestionUnanswered
 
 pytestmark = pytest.mark.req("KSI-5")
 

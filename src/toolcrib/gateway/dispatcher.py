@@ -266,7 +266,9 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
-        takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
+        takes_task, task_wish = False, None
+        if "task" in params or message.meta.get(protocol.CAPABILITIES_KEY):
+            takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
         request = CallRequest(
             tool=name,
             takes_task=takes_task,
