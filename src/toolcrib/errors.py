@@ -244,13 +244,13 @@ class ErrorCase(enum.StrEnum):
     META = "_meta lacks the version or the client's capabilities"
     MISMATCH = "a header is missing or does not match the body"
     VERSION = "the protocol version is not supported"
-    TASKS = "the client does not declare the extension for tasks"
     SESSION_MISSING = "no session id"
     SESSION_UNKNOWN = "the session id is unknown, ended or another agent's"
     TOO_MANY_SESSIONS = "too many active sessions"
     FOLDER_GONE = "the agent's working folder does not exist"
     METHOD = "the JSON-RPC method is unknown"
     ARGUMENT = "the params are invalid for the method"
+    TASKS = "the client does not declare the extension for tasks"
     UNKNOWN_TOOL = "the tool does not exist"
     DENIED = "the agent may not use the tool"
     NOT_APPROVED = "the call was not approved in time"
@@ -336,7 +336,6 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ErrorCase.META: _modern(400, "params._meta must contain {what}.", INVALID_PARAMS),
         ErrorCase.MISMATCH: _modern(400, "The header {header} does not match {what}.", HEADER_MISMATCH),
         ErrorCase.VERSION: _modern(400, "Unsupported protocol version", UNSUPPORTED_VERSION),
-        ErrorCase.TASKS: _modern(400, "Missing required client capability", MISSING_CAPABILITY),
         ErrorCase.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Start with initialize."),
         ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Start again with initialize."),
         ErrorCase.TOO_MANY_SESSIONS: _before(
@@ -352,6 +351,7 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ),
         ErrorCase.METHOD: _within(METHOD_NOT_FOUND, "Method not found: {method}", modern=404),
         ErrorCase.ARGUMENT: _within(INVALID_PARAMS, "{why}.", modern=400),
+        ErrorCase.TASKS: _modern(400, "Missing required client capability", MISSING_CAPABILITY),
         ErrorCase.UNKNOWN_TOOL: _within(UnknownTool.code, 'There is no tool "{name}". {suggestion}', modern=400),
         ErrorCase.DENIED: _to_the_model(
             "{agent} may not use {tool}: {rule}. Ask the owner of this machine to allow it."

@@ -83,15 +83,10 @@ def test_modern_clients_get_a_result_type_and_requests_for_input_and_legacy_ones
     assert "asks for input" in result["content"][0]["text"]
 
 
-def test_a_tool_that_runs_only_as_a_task_is_not_listed_and_named_by_servers(shared: Daemon, mcp: Endpoint) -> None:
-    listed = [tool["name"] for tool in mcp.modern("tools/list").result["tools"]]
-    assert "healthy_tool_00000" in listed
-    assert "healthy_later" not in listed
-    result = mcp.call("healthy_later").result
-    assert result["isError"] is True
-    assert "only as a task" in result["content"][0]["text"]
-    rows = shared.command("server:list")["servers"]
-    assert {row["name"]: row["tasks_only"] for row in rows if row["tasks_only"]} == {"healthy": ["later"]}
+def test_a_tool_that_demands_a_task_of_a_server_without_tasks_is_called_as_usual(mcp: Endpoint) -> None:
+    listed = {tool["name"]: tool for tool in mcp.modern("tools/list").result["tools"]}
+    assert listed["healthy_later"]["execution"] == {"taskSupport": "optional"}
+    assert mcp.call("healthy_later").result["structuredContent"]["ok"] is True
 
 
 NOISE = [

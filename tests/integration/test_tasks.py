@@ -6,6 +6,8 @@ One daemon connects every server. The clients write their own bytes; the servers
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +22,7 @@ from parts.daemon import Daemon, Home, StartDaemon, run_cli
 from parts.raw_client import legacy_request, notice, request
 from parts.server_process import StartServer, stdio_command, stdio_entry
 from parts.waiting import wait_for
+from toolcrib import Kit, StdioServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9", "BNS-11")]
 
@@ -399,3 +402,66 @@ def test_a_task_outlives_its_clients_connection(scene: Scene) -> None:
     with AskedClient.through_bridge(scene.daemon, "legacy", "returns") as third:
         for task in tasks.values():
             assert "done" in ended(third, task).result["content"][0]["text"]
+
+
+@pytest.mark.parametrize("era", KNOWING)
+def test_a_tool_of_the_npm_server_that_runs_only_as_a_task_can_be_called(
+    toolcrib_home: Home, daemon: StartDaemon, parts: Callable[[str], list[str]], era: str
+) -> None:
+    program, *words = parts("everything")
+    running = daemon({"servers": {"everything": {"command": program, "args": words}}})
+    running.wait_until_ready("everything")
+    topic = {"topic": "python", "ambiguous": True}
+    with AskedClient.at_endpoint(running, era, capabilities=EVERYTHING) as client:
+        turn = client.call("everything_simulate-research-query", topic)
+        (question,) = turn.questions.values()
+        assert "multiple interpretations" in question["params"]["message"]
+        turn = client.finish(turn, lambda _: {"action": "accept", "content": {"interpretation": "snake"}})
+        assert "python (snake)" in turn.result["content"][0]["text"]
+    if era == "legacy":
+        done = run_cli(toolcrib_home, "call", "everything:simulate-research-query", "topic=cats")
+        assert "Research Report: cats" in done.out, done.err
+
+
+async def test_a_program_calls_a_tool_that_runs_only_as_a_task(
+    parts: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    parts("mcp-v1")
+    seen = ["--seen", str(tmp_path / "seen")]
+    entries = {"old": stdio_command("sdk_v1_tasks", *seen), "new": stdio_command("task_server", *seen)}
+    async with Kit([StdioServer(name, command=words[0], args=words[1:]) for name, words in entries.items()]) as kit:
+        assert (await kit.tools().call("later", {"messages": ["so far"]})).structured["messages"] == ["so far"]
+        assert "steps done" in (await kit.tools().call("steps", {"looks": 1})).text
+
+
+def test_a_server_that_dies_during_a_task_ends_the_call(toolcrib_home: Home, daemon: StartDaemon) -> None:
+    running = daemon({"servers": {"new": stdio_entry("task_server", "--seen", str(toolcrib_home.path / "seen"))}})
+    running.wait_until_ready("new")
+    client = AskedClient.at_endpoint(running, "legacy")
+    params = {"name": "new_steps", "arguments": {"looks": 9999}}
+    client.line.request(legacy_request("tools/call", params, id=0), "tools/call", params)
+    wait_for(lambda: running.command("task:list")["tasks"], "the task")
+    (row,) = running.command("server:list")["servers"]
+    os.kill(row["pid"], signal.SIGKILL)
+    message = client.line.read()
+    assert message["result"]["isError"] is True
+    assert "may have run" in message["result"]["content"][0]["text"]
+    client.line.close()
+
+
+def test_tasks_of_remote_servers_outlive_the_daemon(
+    toolcrib_home: Home, daemon: StartDaemon, start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server([*stdio_command("task_server", "--seen", str(tmp_path / "seen")), "--transport", "http"])
+    config = {"servers": {"new": {"url": server.url("http")}}}
+    first = daemon(config)
+    first.wait_until_ready("new")
+    token = Owner(first).add("patient", profile="developer", workdir=str(toolcrib_home.project))
+    with AskedClient.at_endpoint(first, "modern", token, KNOWING["modern"]) as client:
+        task = create(client, "new_steps", {"looks": 1})
+    assert first.stop() == 0
+    second = daemon(config)
+    second.wait_until_ready("new")
+    assert second.command("task:list")["tasks"] == []
+    with AskedClient.at_endpoint(second, "modern", token, KNOWING["modern"]) as client:
+        assert "done" in ended(client, task).result["content"][0]["text"]

@@ -208,7 +208,7 @@ def test_only_a_servers_command_gets_the_hint_about_dashes(cli):
     assert "Put `--` before the server's command." in cli("add", "files", "server", "--port", "1")[2]
 
 
-def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
+def test_servers_lists_changed_tools(capsys):
     for pins, named in (
         ({"new": ["wipe"]}, "1 new: wipe"),
         ({"new": [*"abcdef"], "changed": ["g"]}, "1 changed: g; 6 new: a, b, c, d, e …"),
@@ -224,8 +224,6 @@ def test_servers_lists_changed_tools_and_tools_that_run_only_as_tasks(capsys):
         "my files: the definition of re\\u200bad is suspicious: it hides this; it and that. "
         "`toolcrib pins 'my files'` shows it.\n"
     )
-    server_table([{"name": "lab", "tasks_only": ["research"]}])
-    assert "lab: tools not listed, because they run only as tasks (not supported): research." in capsys.readouterr().err
 
 
 def test_trust_and_untrust_of_a_server_report_what_changed(cli, home):

@@ -330,7 +330,7 @@ class Door:
             agent=record.agent,
             asker=RecordedAsker(record, request.asker, self._approvals),
             takes_input=request.takes_input,
-            tasks=_task_terms(request, tool),
+            tasks=_task_terms(request, tool) if request.takes_task or "execution" in tool.fields else None,
         )
         if not looks:
             record.intend()
@@ -373,7 +373,7 @@ class Door:
 
 
 def _task_terms(request: CallRequest, tool: Tool) -> TaskTerms | None:
-    support = tool.task_support if "execution" in tool.fields else ""
+    support = tool.task_support
     if request.method != "tools/call" or not (request.takes_task or support == "required"):
         return None
     return TaskTerms(support=support, taken=request.takes_task, wish=request.task_wish)

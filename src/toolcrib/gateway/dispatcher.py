@@ -177,8 +177,7 @@ class Dispatcher:
         if message.method in FORWARDED or message.method == "tools/call":
             agent = context.principal.name
             if agent in self._approvals.unattended:
-                # Its program says that it can be asked, but nobody is there.
-                asker = self._approvals.asker(agent, context.conversation)
+                asker = self._approvals.asker(agent, context.conversation, asker)
             asking = Asking(message.params, asker, takes_input=isinstance(asker, ParkedCall))
             if STATE in message.params and message.method in ASKED_METHODS:
                 asking = await self._parking.retry(message, agent, asker, context.project.root)
@@ -267,7 +266,9 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
-        takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
+        takes_task, task_wish = False, None
+        if "task" in params or message.meta.get(protocol.CAPABILITIES_KEY):
+            takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
         request = CallRequest(
             tool=name,
             takes_task=takes_task,

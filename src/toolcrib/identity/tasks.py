@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolcrib.errors import InvalidHandle, NotFound
 from toolcrib.events import AgentEnded, Bus, Event, TaskSeen
-from toolcrib.identity.handles import Handles
 from toolcrib.servers.model import ServerAnswer
 from toolcrib.servers.questions import AskedQuestion
 from toolcrib.servers.tasks import ENDED, KEPT, LONGEST_TTL, digest_of
+
+if TYPE_CHECKING:
+    from toolcrib.identity.handles import Handles
 
 MAX_PER_AGENT = 100
 """Unfinished tasks."""

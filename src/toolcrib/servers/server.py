@@ -124,9 +124,10 @@ class Server(Supervisor):
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling also cancels on the server."""
         config = self.config
         limit, setting = timeout, "the call's time limit"
-        if limit is None:
-            limit, named = self.call_limit(call.name), call.name in config.call_timeouts
-            setting = f"the server's call_timeouts.{call.name}" if named else "the server's call_timeout"
+        if limit is None and (limit := config.call_timeouts.get(call.name)) is not None:
+            setting = f"the server's call_timeouts.{call.name}"
+        elif limit is None:
+            limit, setting = config.call_timeout, "the server's call_timeout"
         if self.calls >= config.max_waiting_calls:
             raise refused_calls.overloaded(self.name, self.calls)
         wish, told = call.logs, False
@@ -150,11 +151,7 @@ class Server(Supervisor):
                 return await self.watch.add(call.name)
             if call.tasks is not None or call.method in tasks.REQUESTS:
                 return await self._sent_of_task(link, call, listed, how)
-            answer = await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
-            if answer.error is not None and tasks.needs_extension(answer):
-                needing = msgspec.structs.replace(call, tasks=TaskTerms(support="required"))
-                return await self._sent_of_task(link, needing, listed, how)
-            return answer
+            return await (self._sent_alone if self.asks else self._sent)(link, call, listed, how)
         finally:
             self.calls -= 1
             self._idle.used_at = time.monotonic()
@@ -166,10 +163,6 @@ class Server(Supervisor):
                 if told:
                     await self.watch.change_level(wish.level, None)
 
-    def call_limit(self, tool: str) -> float:
-        """Seconds that a call may take."""
-        return self.config.call_timeouts.get(tool, self.config.call_timeout)
-
     async def _sent_of_task(
         self, link: ServerLink, call: ToolCall, listed: tuple[bytes, ...] | None, how: dict[str, Any]
     ) -> ServerAnswer:
@@ -179,7 +172,7 @@ class Server(Supervisor):
             begun = tasks.TaskState(id=call.name, era=Era.MODERN, status="working")
             return await tasks.finished(self, link, call, begun, how)
         if call.tasks is not None:
-            params = tasks.request_params(self, link, call, call.tasks)
+            params = tasks.request_params(link, call, call.tasks, how["limit"])
             if params is None:
                 return tasks.NOT_A_TASK
             call = msgspec.structs.replace(call, params=params)
@@ -207,6 +200,8 @@ class Server(Supervisor):
     ) -> ServerAnswer:
         """While it runs, every question is about this call."""
         async with self._one_at_a_time:
+            if link.questions is not None:
+                await link.questions.only_live_calls()
             if link.lost.done():
                 link = await self._connected_for(call, listed)
             return await self._sent(link, call, listed, how)
@@ -245,8 +240,23 @@ class Server(Supervisor):
             except ServerUnavailable as error:
                 # The rounds before this one may have done something.
                 raise link.interrupted(link.reason_in(error)) from None
-        if answer.error is not None and b"-32042" in answer.error and link.questions is not None:
-            return link.questions.required_pages(answer.error, call)
+        return answer if answer.error is None else await self._refused(link, call, answer, listed, how)
+
+    async def _refused(
+        self,
+        link: ServerLink,
+        call: ToolCall,
+        answer: ServerAnswer,
+        listed: tuple[bytes, ...] | None,
+        how: dict[str, Any],
+    ) -> ServerAnswer:
+        """Handles the errors with which a server demands something before it runs a call."""
+        error = answer.error or b""
+        if b"-32042" in error and link.questions is not None:
+            return link.questions.required_pages(error, call)
+        if call.tasks is None and tasks.needs_extension(answer):
+            needing = msgspec.structs.replace(call, tasks=TaskTerms(support="required"))
+            return await self._sent_of_task(link, needing, listed, how)
         return answer
 
     def _declaring(self, call: ToolCall, meta: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -154,7 +154,7 @@ def needs_extension(answer: ServerAnswer) -> bool:
     return error is not None and EXTENSION.encode() in error and error_in(error).code == MISSING_CAPABILITY
 
 
-def request_params(server: Server, link: ServerLink, call: ToolCall, terms: TaskTerms) -> Mapping[str, Raw] | None:
+def request_params(link: ServerLink, call: ToolCall, terms: TaskTerms, limit: float) -> Mapping[str, Raw] | None:
     """A call's params, as a task if its server knows tasks and the call can or must be one. None: the caller may not
     make it a task."""
     if link.peer.era is Era.MODERN:
@@ -163,7 +163,7 @@ def request_params(server: Server, link: ServerLink, call: ToolCall, terms: Task
         return None if terms.wish is not None else call.params
     if terms.support != "required" and not terms.taken:
         return call.params
-    seconds = server.call_limit(call.name) + _MARGIN if not terms.taken else KEPT
+    seconds = KEPT if terms.taken else limit + _MARGIN
     return {**call.params, "task": terms.wish or Raw(msgspec.json.encode({"ttl": int(seconds * 1000)}))}
 
 
@@ -230,6 +230,9 @@ async def finished(server: Server, link: ServerLink, call: ToolCall, state: Task
         if state.era is Era.LEGACY:
             return await run.legacy()
         return await run.modern()
+    except ServerUnavailable as error:
+        # What did not run is only the last look at it.
+        raise link.interrupted(link.reason_in(error)) from None
     except (asyncio.CancelledError, CallTimeout, ProtocolViolation):
         if call.method == "tools/call":
             run.cancel()
