@@ -89,8 +89,8 @@ async def test_an_invalid_entry_or_source_is_refused_with_the_reason(environ, tm
 NAMES = """
     AgentEvent AgentOptions ChangeSchema Client CodeAgent CodingTools Connection Crib DefaultArguments DescribeTools
     DropTools ExecutionResult FixArguments ForTools HttpServer KeepTools Kit OfferedTool PrefixTools ProviderOptions
-    RenameArguments RenameTools Result ServerConfig SseServer StdioServer ToolProvider ToolRequest ToolcribError Tools
-    WebSocketServer __version__ destructive idempotent open_world read_only run_agent server_config
+    RenameArguments RenameTools Result ServerConfig ServerQuestion SseServer StdioServer ToolProvider ToolRequest
+    ToolcribError Tools WebSocketServer __version__ destructive idempotent open_world read_only run_agent server_config
 """
 
 

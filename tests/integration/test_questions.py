@@ -96,7 +96,7 @@ def scene(
     parts: Callable[[str], list[str]],
 ) -> Iterator[Scene]:
     parts("mcp-v1")
-    variants = VARIANTS | {name: (name, {"sampling": "allow"}) for name in UPSTREAMS}
+    variants = VARIANTS | {name: (name, {"sampling": "allow", "roots": "project"}) for name in UPSTREAMS}
     found = connect_upstreams(shared_home, start_shared_server, start_shared_daemon, variants)
     owner, clients = Owner(found.daemon), {}
     for name in CLIENTS:
@@ -157,3 +157,95 @@ def test_a_question_reaches_the_client_and_its_answer_the_server(scene: Scene, c
         rounds = 2 if (at.era, upstream.partition("_")[2]) == ("modern", "modern") else 1
         kinds = [row["kind"] for row in rows]
         assert (kinds.count("intent"), kinds.count("outcome")) == (rounds, rounds)
+
+
+@pytest.mark.usual(client=("legacy_endpoint", "modern_bridge"))
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_each_of_several_questions_gets_its_own_answer(scene: Scene, client: str, upstream: str) -> None:
+    at, mark = scene.clients[client], next(_marks)
+    rounds = [{"a": form("First?"), "b": form("Second?")}, {"c": form("Third?")}]
+
+    def answer(question: Json) -> Json:
+        return {"action": "accept", "content": {"colour": question["params"]["message"].rpartition(" ")[2], "n": 1}}
+
+    turn = at.call(f"{upstream}_ask", {"rounds": rounds, "mark": mark}, wanted=2)
+    # A legacy server's questions reach a modern client together only if they arrive together.
+    assert len(turn.questions) == 2 or (at.era == "modern" and "legacy" in upstream)
+    turn = at.finish(turn, answer)
+    expected = {
+        key: {"action": "accept", "content": {"colour": text, "n": 1}}
+        for key, text in (("a", "First?"), ("b", "Second?"), ("c", "Third?"))
+    }
+    assert turn.result["structuredContent"] == expected
+    assert scene.notes(upstream, mark)["answered"] == [expected]
+    assert len(scene.notes(upstream, mark)["asking"]) == 1
+    check_wire(at)
+
+
+@pytest.mark.usual(client=("legacy_bridge", "modern_endpoint"))
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_samples_and_lists_roots_as_its_entry_permits(scene: Scene, client: str, upstream: str) -> None:
+    at, mark = scene.clients[client], next(_marks)
+    turn = at.call(f"{upstream}_ask", {"rounds": [{"s": sampling()}, {"r": ROOTS}], "mark": mark})
+    (asked,) = turn.questions.values()
+    assert asked["method"] == "sampling/createMessage"
+    assert asked["params"]["messages"] == sampling()["params"]["messages"]
+    assert upstream in asked["params"]["systemPrompt"]
+    turn = at.answer(turn, lambda _: SAMPLED)
+    project = {"uri": scene.daemon.home.project.as_uri(), "name": scene.daemon.home.project.name}
+    assert turn.result["structuredContent"] == {"s": SAMPLED, "r": {"roots": [project]}}
+    assert scene.notes(upstream, mark)["answered"] == [{"s": SAMPLED, "r": {"roots": [project]}}]
+    check_wire(at)
+
+
+@pytest.mark.usual(client=("legacy_endpoint", "modern_endpoint"))
+@pytest.mark.parametrize("upstream", ["legacy", "modern"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_entry_refuses_sampling_and_passes_on_only_roots_inside_the_project(
+    scene: Scene, client: str, upstream: str
+) -> None:
+    at, project = scene.clients[client], scene.daemon.home.project
+    turn = at.call(f"sampling_denied_{upstream}_ask", {"rounds": [{"s": sampling()}], "mark": next(_marks)})
+    assert not turn.questions
+    assert "does not permit" in json.dumps(turn.message)
+
+    (project / "inside").mkdir(exist_ok=True)
+    inside, outside = ({"uri": folder.as_uri(), "name": "a"} for folder in (project / "inside", project.parent))
+    turn = at.call(f"roots_of_client_{upstream}_ask", {"rounds": [{"r": ROOTS}], "mark": next(_marks)})
+    assert [question["method"] for question in turn.questions.values()] == ["roots/list"]
+    turn = at.answer(turn, lambda _: {"roots": [outside, inside, {"uri": "https://example.com"}]})
+    assert turn.result["structuredContent"] == {"r": {"roots": [inside]}}
+
+    turn = at.call(f"no_roots_{upstream}_ask", {"rounds": [{"r": ROOTS}], "mark": next(_marks)})
+    assert not turn.questions
+    assert "does not get" in json.dumps(turn.message)
+
+
+@pytest.mark.usual(client=("legacy_endpoint", "modern_endpoint"))
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_asks_for_a_prompt_and_a_resource_but_never_for_a_secret(
+    scene: Scene, client: str, upstream: str
+) -> None:
+    at, mark = scene.clients[client], next(_marks)
+    given = {"action": "accept", "content": {"colour": "blue"}}
+    turn = at.ask("prompts/get", {"name": f"{upstream}_consult", "arguments": {"mark": mark}})
+    assert len(turn.questions) == 1
+    turn = at.answer(turn, lambda _: given)
+    assert json.loads(turn.result["messages"][0]["content"]["text"]) == {"colour": given}
+    check_wire(at)
+
+    turn = at.ask("resources/read", {"uri": f"{upstream.replace('_', '-')}+test://asking/{mark}"})
+    assert len(turn.questions) == 1
+    turn = at.answer(turn, lambda _: given)
+    assert json.loads(turn.result["contents"][0]["text"]) == {"colour": given}
+    check_wire(at)
+    assert scene.notes(upstream, mark)["answered"] == [{"colour": given}] * 2
+    assert len(scene.notes(upstream, mark)["asking"]) == 2
+
+    secret = form("Sign in", {"type": "object", "properties": {"password": {"type": "string"}}})
+    turn = at.call(f"{upstream}_ask", {"rounds": [{"q": secret}], "mark": mark})
+    assert not turn.questions
+    assert "is for a secret" in json.dumps(turn.message)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,7 +28,7 @@ from parts.typing_person import at_terminal
 from parts.waiting import during, wait_for
 from toolcrib import AgentOptions, Client, Crib, Kit, ServerQuestion, StdioServer, run_agent
 from toolcrib.core.connection import Connection
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import ServerUnavailable, ToolcribError
 from toolcrib.testing import Call, CallByName, Say, ScriptedModel, scripted
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-8")]
@@ -240,17 +241,50 @@ async def test_a_form_is_answered_with_json_or_values(scene: Scene) -> None:
 async def test_a_question_ends_with_its_call_and_with_its_agent(scene: Scene, server: str) -> None:
     async with scene.connect() as connection:
         call = asyncio.create_task(connection.call(f"{server}:ask", asking(f"left {server}")))
-        waits = await during(scene.waiting)
+        await during(scene.waiting)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await during(scene.nothing_waits)
+    async with scene.connect() as connection:
         call = asyncio.create_task(connection.call(f"{server}:ask", asking(f"ended {server}")))
-        assert (await during(scene.waiting))["id"] != waits["id"]
+        await during(scene.waiting)
         await during(scene.owner.remove, connection.agent)
         await during(scene.nothing_waits)
         with pytest.raises(ToolcribError):
             await call
     assert scene.answers(f"left {server}") == scene.answers(f"ended {server}") == []
+
+
+async def test_a_daemon_killed_while_it_asks_repeats_nothing_and_the_next_one_asks_the_owner_too(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli
+) -> None:
+    seen = toolcrib_home.path / "seen"
+    config = {"servers": {"modern": stdio_entry(*SERVERS["modern"], "--seen", str(seen))}}
+    first = daemon(config)
+    first.wait_until_ready("modern")
+
+    def waiting(running: Daemon) -> Json:
+        (row,) = wait_for(lambda: running.command("approval:list")["approvals"], "a question to wait", LIMIT)
+        return dict(row)
+
+    async with Crib.connect(environ=toolcrib_home.environ(), workdir=toolcrib_home.project) as connection:
+        call = asyncio.create_task(connection.call("ask", asking("killed")))
+        await during(waiting, first)
+        await during(first.kill)
+        with pytest.raises(ServerUnavailable, match="may have run"):
+            await call
+        second = await during(daemon, config, "--port", str(urlsplit(first.endpoint).port))
+        await during(wait_for, lambda: second.status()["runs"] == 1, "the lease to be back", LIMIT)
+        assert second.command("approval:list")["approvals"] == []
+        call = asyncio.create_task(connection.call("ask", asking("again")))
+        waits = await during(waiting, second)
+        (await during(cli, "refuse", waits["id"])).ok()
+        assert (await call).structured == {"q": {"action": "decline"}}
+        audited = (await during(cli, "audit", "--agent", connection.agent)).ok().out
+    assert "cut off" in audited
+    lines = [json.loads(line) for line in seen.read_text().splitlines()]
+    marks = [line["name"] for line in lines if line["method"] == "asking"]
+    assert marks == ["killed", "again"]
 
 
 def answer_with(seen: list[ServerQuestion], value: Any = None) -> Callable[[ServerQuestion], Any]:
@@ -336,11 +370,13 @@ async def test_a_page_is_accepted_by_a_program(scene: Scene) -> None:
     assert question.message == "Server 'legacy' asks you to open a page of shop.example: Pay."
 
 
-async def test_a_run_asks_its_program_what_its_servers_and_its_crib_are_asked(scene: Scene) -> None:
+@pytest.mark.parametrize("of_crib", [{}, {"answer": lambda _: False}], ids=["without", "with"])
+async def test_a_run_asks_its_program_what_its_servers_and_its_crib_are_asked(scene: Scene, of_crib: Any) -> None:
     seen: list[ServerQuestion] = []
-    steps = [CallByName("ask", asking("run own")), CallByName("modern_ask", asking("run crib")), Say("Bought.")]
+    own_mark, crib_mark = (f"run {whose} {len(of_crib)}" for whose in ("own", "crib"))
+    steps = [CallByName("ask", asking(own_mark)), CallByName("modern_ask", asking(crib_mark)), Say("Bought.")]
     with scripted("openai", steps) as model:
-        async with scene.connect(answer=lambda _: False) as connection:
+        async with scene.connect(**of_crib) as connection:
             options = AgentOptions(
                 model="openai:m",
                 base_url=model.url,
@@ -353,7 +389,7 @@ async def test_a_run_asks_its_program_what_its_servers_and_its_crib_are_asked(sc
             events = [event async for event in run_agent("Buy.", options)]
     assert events[-1].text == "Bought.", events[-1]
     assert [json.loads(text) for text in model.conversations[-1].results] == [{"q": BOUGHT}] * 2
-    assert scene.answers("run own") == scene.answers("run crib") == [BOUGHT]
+    assert scene.answers(own_mark) == scene.answers(crib_mark) == [BOUGHT]
     assert [question.server for question in seen] == ["legacy", "modern"]
 
 

@@ -1,6 +1,6 @@
-"""`codex app-server`, driven as an editor would: one prompt, in which servers' questions are answered.
+"""`codex app-server`, driven as an editor would: one prompt, in which a server's questions are answered.
 
-`codex exec` cancels every question. In: an installed Codex, whose file names the servers, and the answer. Out: the
+`codex exec` cancels every question. In: an installed Codex, whose file names the server, and the answer. Out: the
 questions as Codex passed them on.
 """
 
@@ -18,6 +18,7 @@ from parts import fleet
 from parts.coding_agents import PROMPT, InstalledAgent
 
 ELICITATION = "mcpServer/elicitation/request"
+SERVER_STATE = "mcpServer/startupStatus/updated"
 
 
 class CodexApp:
@@ -29,6 +30,7 @@ class CodexApp:
         )
         self._cwd = cwd
         self._answer: dict[str, Any] = {}
+        self._server_state = "starting"
         self.questions: list[dict[str, Any]] = []
 
     def run(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -39,6 +41,8 @@ class CodexApp:
             self._send({"method": "initialized"})
             # With the policy `never`, Codex itself declines.
             thread = self._ask(2, "thread/start", {"cwd": str(self._cwd), "approvalPolicy": "on-request"})
+            while self._server_state == "starting":
+                self._read_until(lambda message: message.get("method") == SERVER_STATE)
             self._ask(
                 3, "turn/start", {"threadId": thread["thread"]["id"], "input": [{"type": "text", "text": PROMPT}]}
             )
@@ -67,6 +71,8 @@ class CodexApp:
             if message.get("method") == ELICITATION and "id" in message:
                 self.questions.append(message["params"])
                 self._send({"id": message["id"], "result": self._answer})
+            if message.get("method") == SERVER_STATE:
+                self._server_state = message["params"]["status"]
             if ends(message):
                 return message
         raise AssertionError("the app server has ended")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,9 +137,8 @@ class RawConnection(_Stream):
         """Each message of an answer when it arrives."""
         _, headers = self.head()
         if headers.get("content-type", "").startswith("text/event-stream"):
-            with contextlib.suppress(ConnectionError):
-                while True:
-                    yield self.event()
+            while chunk := self.chunk():
+                yield from (json.loads(line[6:]) for line in chunk.split(b"\n") if line.startswith(b"data: "))
         elif size := int(headers.get("content-length", "0")):
             yield json.loads(self._file.read(size))
 

@@ -14,7 +14,7 @@ from toolcrib.errors import InvalidArguments, NotFound, UsageError
 from toolcrib.events import AgentEnded, Bus, QuestionWaits
 from toolcrib.identity.agent import mint_token, naming_tokens
 from toolcrib.identity.approvals import MAX_WAITING, MAX_WAITING_PER_AGENT, ApprovalAnswer, Approvals
-from toolcrib.servers.questions import REFUSED_BY_PERSON, Question, QuestionRefused
+from toolcrib.servers.questions import REFUSED_BY_PERSON, Question, QuestionRefused, QuestionUnanswered
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -208,18 +208,29 @@ def question(params: dict[str, Any] = FORM, method: str = "elicitation/create") 
 
 
 def asked(approvals: Approvals, one: Question, agent: str = "run") -> asyncio.Task[Any]:
-    approvals.unattended.add(agent)
-    asker = approvals.asker(agent, "talk")
-    assert asker is not None
+    approvals.unattended[agent] = False
+    asker = approvals.asker(agent, "talk", None)
     return asyncio.create_task(asker.ask(one))
 
 
-def test_only_unattended_agents_ask_the_owner(approvals: Approvals) -> None:
-    assert approvals.asker("run", "talk") is None
-    approvals.unattended.add("run")
-    asker = approvals.asker("run", "talk")
-    assert asker is not None
-    assert asker.capabilities == {"elicitation": {"form": {}, "url": {}}}, "it has no model and no folders"
+class ClientAsker:
+    def __init__(self, **capabilities: Any) -> None:
+        self.capabilities = capabilities
+
+    async def ask(self, question: Question) -> Any:
+        return {"action": "cancel"}
+
+
+def test_only_the_owner_answers_for_an_unattended_agent_unless_its_program_may(approvals: Approvals) -> None:
+    declares, silent = ClientAsker(elicitation={}), ClientAsker(roots={})
+    for may_answer in (False, True):
+        approvals.unattended["run"] = may_answer
+        for client in (None, silent, declares):
+            asker = approvals.asker("run", "talk", client)
+            if may_answer and client is declares:
+                assert asker is declares
+            else:
+                assert asker.capabilities == {"elicitation": {"form": {}, "url": {}}}, "it has no model and no folders"
 
 
 async def test_a_question_waits_and_its_server_gets_the_owners_values(approvals: Approvals, bus: Bus) -> None:
@@ -271,26 +282,30 @@ async def test_a_page_is_accepted_without_values(approvals: Approvals) -> None:
         assert await call == {"action": "accept"}
 
 
-async def test_a_question_is_cancelled_without_an_answer_in_time_or_when_its_agent_ends_or_toolcrib_stops(
+async def test_a_question_has_no_answer_after_its_time_or_when_its_agent_ends_or_toolcrib_stops(
     approvals: Approvals, bus: Bus
 ) -> None:
     async with asyncio.timeout(60):
-        assert await asked(Approvals(bus, question_limit=0.01), question()) == {"action": "cancel"}
+        with pytest.raises(QuestionUnanswered):
+            await asked(Approvals(bus, question_limit=0.01), question())
         ended = asked(approvals, question(), "other")
         stopped = asked(approvals, question())
         await approvals.next(5)
         bus.publish(AgentEnded(agent="other"))
-        assert await ended == {"action": "cancel"}
+        with pytest.raises(QuestionUnanswered):
+            await ended
         approvals.close()
-        assert await stopped == {"action": "cancel"}
+        with pytest.raises(QuestionUnanswered):
+            await stopped
     assert approvals.waiting() == ()
 
 
-async def test_too_many_questions_of_an_agent_are_cancelled(approvals: Approvals) -> None:
+async def test_too_many_questions_of_an_agent_have_no_answer(approvals: Approvals) -> None:
     calls = [asked(approvals, question()) for _ in range(MAX_WAITING_PER_AGENT)]
     await approvals.next(5)
     async with asyncio.timeout(60):
-        assert await asked(approvals, question()) == {"action": "cancel"}
+        with pytest.raises(QuestionUnanswered):
+            await asked(approvals, question())
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import string
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
@@ -21,8 +22,10 @@ from toolcrib.config.from_code import server_config
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation
 from toolcrib.servers import questions
+from toolcrib.servers.link import Peer
 from toolcrib.servers.link_questions import OpenCall, ServerQuestions
-from toolcrib.servers.model import ServerAnswer, ToolCall
+from toolcrib.servers.model import Era, ServerAnswer, ToolCall
+from toolcrib.servers.pipe_link import PipeLink
 from toolcrib.servers.question_checks import LARGEST_FORM, LONGEST_MESSAGE, host_of
 from toolcrib.servers.questions import (
     CANCEL,
@@ -610,7 +613,7 @@ async def test_a_question_on_a_calls_own_stream_or_about_a_task_is_put_to_that_c
     at, untagged = asking()
     first, second, third = open_call(Person(), task="t1"), open_call(Person()), open_call(Person())
     at.calls |= {"tc-1": first, "tc-2": second}
-    assert at.call_of(ROOTS, {}, "") is second, "what a task asks names it"
+    assert at.call_of(ROOTS, {}, "") is second, "a question about a task names it"
     at.calls["tc-4"] = third
     assert at.call_of(ELICITATION, {}, "tc-2") is second
     assert at.call_of(ELICITATION, {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t1"}}}, "") is first
@@ -780,3 +783,133 @@ async def test_completed_pages_are_remembered_for_a_limited_number_of_questions(
         await at.answer(ELICITATION, {**PAGE, "elicitationId": f"e{number}"}, call)
     assert at.asked_to_open({"elicitationId": "e1099"}) == "agent-1099"
     assert at.asked_to_open({"elicitationId": "e0"}) is None
+
+
+class Pipe(PipeLink):
+    """A connection to a legacy server that we write ourselves, with one call in flight."""
+
+    def __init__(self, person: Person, era: Era = Era.LEGACY) -> None:
+        super().__init__("shop", send=self._keep, on_lists_changed=lambda: None)
+        self.sent: list[dict[str, Any]] = []
+        self.questions = ServerQuestions(SHOP, None, lambda: None)
+        self.negotiated(Peer(era=era, version="2025-11-25"))
+        how: Any = {"meta": {}, "limit": 60.0, "call": call_of(person)}
+        self.call = asyncio.ensure_future(self.request("tools/call", {"name": "buy"}, **how))
+
+    async def _keep(self, message: bytes) -> None:
+        self.sent.append(json.loads(message))
+
+    def hear(self, **message: Any) -> None:
+        self.receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+    def ask(self, id: Any, **params: Any) -> None:
+        self.hear(id=id, method=ELICITATION, params=params or text_form("name"))
+
+    def cancel(self, id: Any) -> None:
+        self.hear(method="notifications/cancelled", params={"requestId": id})
+
+    @property
+    def replies(self) -> list[dict[str, Any]]:
+        return [message for message in self.sent if "method" not in message]
+
+
+@asynccontextmanager
+async def pipe(person: Person, era: Era = Era.LEGACY) -> AsyncIterator[Pipe]:
+    link = Pipe(person, era)
+    await until(lambda: link.sent)
+    yield link
+    link.call.cancel()
+    await asyncio.gather(link.call, return_exceptions=True)
+    await link.stop(1.0)
+
+
+async def test_a_question_is_answered_once_whatever_its_id():
+    person = Person({"action": "decline"})
+    async with pipe(person) as link:
+        for id in (1, 1, "1", -7, 2**60, 1.5, ""):
+            link.ask(id)
+        await until(lambda: len(link.replies) == 6)
+        assert sorted(str(reply["id"]) for reply in link.replies) == sorted(map(str, (1, "1", -7, 2**60, 1.5, "")))
+        assert {reply["result"]["action"] for reply in link.replies} == {"decline"}
+        link.ask(1)
+        await until(lambda: len(link.replies) == 7)
+
+
+@pytest.mark.parametrize("id", [None, True, [], {}, [1]])
+async def test_a_question_with_an_id_of_another_type_is_no_question(id):
+    person = Person({"action": "decline"})
+    async with pipe(person) as link:
+        link.ask(id)
+        link.cancel(id)
+        link.ask("last")
+        await until(lambda: link.replies)
+        assert [reply["id"] for reply in link.replies] == ["last"]
+
+
+async def test_a_server_can_withdraw_its_question_even_before_it_was_put():
+    person = Person()
+    async with pipe(person) as link:
+        for number in range(20):
+            link.ask(number)
+            link.cancel(number)
+        link.ask("stays")
+        await until(lambda: person.asked)
+        link.cancel("stays")
+        await until(lambda: person.cancelled)
+        assert (len(person.asked), link.replies, link._asked) == (1, [], {})
+
+
+async def test_more_questions_than_a_person_can_answer_are_refused():
+    async with pipe(Person()) as link:
+        for number in range(40):
+            link.ask(number)
+        await until(lambda: len(link.replies) == 8)
+        assert {reply["error"]["message"] for reply in link.replies} == {"at most 32 questions can be open"}
+
+
+async def test_open_questions_end_with_the_call_and_the_server_is_told():
+    person = Person()
+    async with pipe(person) as link:
+        link.ask(1)
+        await until(lambda: person.asked)
+        link.hear(id="tc-1", result={"content": []})
+        assert (await link.call).result == b'{"content": []}'
+        await until(lambda: link.replies)
+        assert (person.cancelled, link.replies) == (1, [{"jsonrpc": "2.0", "id": 1, "result": CANCEL}])
+        link.ask(2)
+        await until(lambda: len(link.replies) == 2)
+        assert (len(person.asked), link.replies[1]["result"]) == (1, CANCEL)
+
+
+async def test_a_question_that_is_too_large_is_refused_and_not_passed_on_in_part():
+    person = Person({"action": "decline"})
+    async with pipe(person) as link:
+        link.ask(1, message="x" * 2_000_000)
+        link.ask(2, **text_form("name", "x" * 100_000))
+        link.hear(id=3, method=ELICITATION, params=[1])
+        await until(lambda: len(link.replies) == 3)
+        outcomes = {reply["id"]: reply.get("error", {}).get("code") for reply in link.replies}
+        assert outcomes == {1: -32602, 2: None, 3: -32602}
+
+
+async def test_a_modern_server_cannot_send_requests():
+    person = Person({"action": "accept"})
+    async with pipe(person, Era.MODERN) as link:
+        link.ask(1)
+        await until(lambda: link.replies)
+        assert (person.asked, link.replies[0]["error"]["code"]) == ([], -32601)
+
+
+@given(
+    messages=st.lists(json_values, max_size=6), id=json_values, method=st.sampled_from([ELICITATION, SAMPLING, ROOTS])
+)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+async def test_no_message_of_a_server_breaks_the_connection(messages, id, method):
+    async with pipe(Person({"action": "accept"})) as link:
+        for params in messages:
+            link.hear(id=id, method=method, params=params)
+            link.hear(method="notifications/cancelled", params={"requestId": params})
+            link.hear(method="notifications/elicitation/complete", params=params)
+        link.ask("last")
+        await until(lambda: any(reply["id"] == "last" for reply in link.replies))
+        assert not link.lost.done()

@@ -45,7 +45,7 @@ def approvals(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until there is something to answer.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show the calls waiting for your approval, and servers' questions waiting for your answer."""
+    """Show the calls and servers' questions that wait for you."""
     if id is not None and wait:
         raise UsageError("ID and --wait can't be used together.", remedy="Use one of them.")
     found = _ask_daemon("approval:list", {} if id is None else {"id": id})
@@ -150,7 +150,9 @@ def approve(
     always: Always = False,
     as_json: AsJson = False,
 ) -> int:
-    """Approve a waiting call, or accept a server's question. At a terminal, a form's fields are asked one by one."""
+    """Approve a waiting call, or accept a server's question.
+
+    At a terminal, a form's fields are asked one by one if you give no values."""
     if values and content is not None:
         raise UsageError("NAME=VALUE and --content can't be used together.", remedy="Use one of them.")
     given: dict[str, Any] = {"id": id, "approved": True, "always": always}

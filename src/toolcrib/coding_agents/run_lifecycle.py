@@ -26,7 +26,6 @@ from toolcrib.coding_agents.run_preparation import PreparedRun, RunRequest
 from toolcrib.coding_agents.run_result import REMEDIES, OnMcpFailure, RunStatus, RunSummary, ToolListSize
 from toolcrib.config.model import WORKSPACE
 from toolcrib.core.answers import ProgramAsker, ServerQuestion, program_asker
-from toolcrib.daemon_client.connection import DaemonDisconnected
 from toolcrib.daemon_client.lease import (
     AgentLease,
     CallSeen,
@@ -267,8 +266,8 @@ class CodingAgentLifecycle:
             await lease.answer(id, approved=approved, content=result.get("content"))
         except NotFound:
             log.debug("the question %s was answered elsewhere, or its call has ended", id)
-        except (ToolcribError, DaemonDisconnected) as error:
-            log.warning("a server's question could not be answered: %s", error)
+        except Exception:
+            log.warning("a server's question could not be answered, and waits for the owner", exc_info=True)
 
     def _of_line(self, line: OutputLine, now: float) -> Iterable[AgentEvent]:
         for event in self._parsed(line):

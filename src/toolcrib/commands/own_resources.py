@@ -27,7 +27,7 @@ _SERVERS = _defined(uri=SERVERS, name="servers", description="The servers that y
 _APPROVALS = _defined(
     uri=APPROVALS,
     name="approvals",
-    description="The calls that wait for your approval.",
+    description="The calls and servers' questions that wait for you.",
     annotations={OWNER_MARK: True},
 )
 _JOB = _defined(uriTemplate=f"{JOBS}{{id}}", name="job", description="A job of yours: its state, then its result.")

@@ -145,9 +145,9 @@ class LeaseParameters(Parameters):
     parent: str = Field(default="", description="the parent: its limits and end also apply")
     job: str = Field(default="", description="the job of the run; its agent submits no jobs and ends with it")
     ci: str = Field(default="", description="the variable that shows that the run is in CI")
-    unattended: bool = Field(default=True, description="what servers ask waits for the owner: `toolcrib approvals`")
+    answers: bool = Field(default=False, description="what servers ask waits for the owner, unless its program answers")
     resume: ResumeLease | None = Field(
-        default=None, description="instead of all others but `unattended`: the agent of an earlier daemon"
+        default=None, description="instead of all others but `answers`: the agent of an earlier daemon"
     )
 
     @model_validator(mode="after")
@@ -193,12 +193,11 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
 @contextlib.contextmanager
 def _unattended(context: CommandContext, name: str, params: LeaseParameters) -> Iterator[None]:
     agents = context.services.approvals.unattended
-    if params.unattended:
-        agents.add(name)
+    agents[name] = params.answers
     try:
         yield
     finally:
-        agents.discard(name)
+        del agents[name]
 
 
 async def _end_orphan(context: CommandContext, name: str) -> None:

@@ -160,7 +160,7 @@ class Connection(AsyncResource, ToolProvider):
             conversation=secrets.token_hex(5),
             lives=_AGENT_LIFETIME,
             parent=parent or "",
-            unattended=answer is None,
+            answers=True,
         )
         self._calls = itertools.count(1)
         self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed)

@@ -150,8 +150,8 @@ class LeaseRequest:
     """The job that uses it."""
     ci: str = ""
     """The variable that indicates CI, if any."""
-    unattended: bool = True
-    """Whether nobody can answer servers at the agent's client, so that their questions wait for the owner."""
+    answers: bool = False
+    """Whether the agent's program may answer what servers ask. What it does not answer waits for the owner."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "workdir": str(self.workdir)}
@@ -167,7 +167,7 @@ class AgentLease:
         *,
         path: Path,
         root: Path,
-        unattended: bool = True,
+        answers: bool = False,
     ) -> None:
         self.agent: str = granted["agent"]
         self.token: str = granted["token"]
@@ -195,7 +195,7 @@ class AgentLease:
         """The daemon's pid."""
         self._path = path
         self._root = root
-        self._unattended = unattended
+        self._answers = answers
         self._connection = connection
         self._events: asyncio.Queue[LeaseEvent | None] = asyncio.Queue()
         """None marks the end."""
@@ -209,7 +209,7 @@ class AgentLease:
     async def begin(cls, connection: DaemonConnection, wanted: LeaseRequest, *, path: Path, root: Path) -> AgentLease:
         """Raises the daemon's error or `DaemonDisconnected`, and then closes the connection."""
         granted = await _granted(connection, wanted.to_json(), root)
-        return cls(connection, granted, path=path, root=root, unattended=wanted.unattended)
+        return cls(connection, granted, path=path, root=root, answers=wanted.answers)
 
     async def events(self) -> AsyncIterator[LeaseEvent]:
         """The agent's events, in order; for one reader.
@@ -296,7 +296,7 @@ class AgentLease:
     async def _resumed(self) -> Mapping[str, Any]:
         connection = await DaemonConnection.to(self._path)
         resume = {"agent": self.agent, "token": self.token}
-        granted = await _granted(connection, {"resume": resume, "unattended": self._unattended}, self._root)
+        granted = await _granted(connection, {"resume": resume, "answers": self._answers}, self._root)
         self._connection = connection
         return granted
 

@@ -177,8 +177,7 @@ class Dispatcher:
         if message.method in FORWARDED or message.method == "tools/call":
             agent = context.principal.name
             if agent in self._approvals.unattended:
-                # Its program says that it can be asked, but nobody is there.
-                asker = self._approvals.asker(agent, context.conversation)
+                asker = self._approvals.asker(agent, context.conversation, asker)
             asking = Asking(message.params, asker, takes_input=isinstance(asker, ParkedCall))
             if STATE in message.params and message.method in ASKED_METHODS:
                 asking = await self._parking.retry(message, agent, asker, context.project.root)

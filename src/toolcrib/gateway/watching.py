@@ -24,6 +24,7 @@ from toolcrib.errors import ToolcribError
 from toolcrib.gateway.protocol import list_changed, tagged
 from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.link import LOG_MESSAGE, RESOURCE_UPDATED
+from toolcrib.servers.link_questions import ELICITATION_COMPLETE
 from toolcrib.servers.resource_watch import LOG_LEVELS, ResourceWatch
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,9 @@ class Watching:
     def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
         if method == RESOURCE_UPDATED and self._begun:
             self._updated(server, params)
+        elif method == ELICITATION_COMPLETE and self._tag is None:
+            # Clients ignore a page that they were not asked to open. 2026-07-28 has no such notification.
+            self._send(tagged(method, params, None))
         elif method == LOG_MESSAGE and self._wants(params.get("level")) and self._may_use(server):
             self._send(tagged(method, params, self._tag))
 

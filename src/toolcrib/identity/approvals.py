@@ -25,6 +25,7 @@ from toolcrib.servers.questions import (
     DECLINE,
     QUESTION_SECONDS,
     REFUSED_BY_PERSON,
+    Asker,
     Question,
     QuestionRefused,
     QuestionUnanswered,
@@ -74,7 +75,7 @@ class ApprovalAnswer:
     remedy: str = ""
     """What the caller can do about a refusal."""
     result: Mapping[str, Any] | None = field(default=None, repr=False)
-    """What a server gets that asked for a form or a page. None: the owner gave no answer."""
+    """What a server gets that asked for a form or a page. None: it asked for neither, or there was no answer."""
 
 
 @dataclass(kw_only=True)
@@ -93,8 +94,9 @@ class Approvals:
         question_limit: float = QUESTION_SECONDS,
         mask: Callable[[str], str] = lambda text: text,
     ) -> None:
-        self.unattended = set[str]()
-        """The agents that have nobody at their client, whose servers therefore ask the owner."""
+        self.unattended: dict[str, bool] = {}
+        """The agents that have nobody at their client, whose servers therefore ask the owner; and whether the agent's
+        program may answer instead, if it says that it can."""
         self._bus = bus
         self._limit = limit
         self._question_limit = question_limit
@@ -146,9 +148,12 @@ class Approvals:
                 json_code=REFUSED_BY_PERSON,
             )
 
-    def asker(self, agent: str, conversation: str) -> OwnerAsker | None:
-        """Asks the owner what servers ask an unattended agent; None for an agent that has a person at its client."""
-        return OwnerAsker(self, agent, conversation) if agent in self.unattended else None
+    def asker(self, agent: str, conversation: str, client: Asker | None) -> Asker:
+        """Who answers what servers ask an unattended agent: the owner, or its program. Headless coding agents say that
+        they can be asked, although nobody is there."""
+        if self.unattended[agent] and client is not None and "elicitation" in client.capabilities:
+            return client
+        return OwnerAsker(self, agent, conversation)
 
     async def _answered(self, call: str, approval: Approval, limit: float) -> ApprovalAnswer:
         if full := self._full(approval.agent):
@@ -276,10 +281,14 @@ _WHY = {True: "approved by the owner", False: "refused by the owner", None: "dis
 _ACCEPTED: Mapping[str, Any] = {"action": "accept"}
 
 
-def _result(question: Question | None, *, approved: bool | None, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the server gets that asked for a form or a page."""
+def _result(
+    question: Question | None, *, approved: bool | None, content: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """What the server gets that asked for a form or a page; None for everything else."""
     mode = "" if question is None else question.mode
-    if question is None or approved is None or mode not in ("form", "url"):
+    if question is None or mode not in ("form", "url"):
+        return None
+    if approved is None:
         return CANCEL
     if not approved:
         return DECLINE

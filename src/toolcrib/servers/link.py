@@ -293,8 +293,8 @@ class ServerLink(abc.ABC):
             self._refuse_question(id, INVALID_PARAMS, "the params are invalid or too large")
         elif self._peer is not None and self._peer.era is Era.MODERN:
             self._refuse_question(id, METHOD_NOT_FOUND, "this protocol version has no requests from servers")
-        elif len(self._asked) >= MAX_QUESTIONS:
-            self._refuse_question(id, INVALID_REQUEST, f"at most {MAX_QUESTIONS} questions can be open")
+        elif len(self._asked) >= MAX_QUESTIONS * max(1, len(self.questions.calls)):
+            self._refuse_question(id, INVALID_REQUEST, f"at most {MAX_QUESTIONS} questions of a call can be open")
         else:
             call = self.questions.call_of(method, params, request_id)
             asked = self._asked[id] = self._in_background(self._answered(id, method, params, call))

@@ -107,9 +107,9 @@ class ServerQuestions:
         else:
             if method != ROOTS:
                 self._on_untagged()
-            # What a task asks names it.
-            calls = [call for call in self.calls.values() if not call.task]
-            found = calls[0] if len(calls) == 1 else None
+            # Questions about a task say so.
+            others = [call for call in self.calls.values() if not call.task] or [*self.calls.values()]
+            found = others[0] if len(others) == 1 else None
         return None if found is None or found.ended else found
 
     async def answer(self, method: str, params: Mapping[str, Any], call: OpenCall | None) -> Mapping[str, Any]:

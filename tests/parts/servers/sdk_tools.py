@@ -349,6 +349,8 @@ def serve(app: Any, port: int) -> None:
     import uvicorn
 
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+        # asyncio does this only for sockets of its own making; otherwise a second message waits for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(f"listening on {listener.getsockname()[1]}", flush=True)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 28)
         uvicorn.Server(config).run(sockets=[listener])
