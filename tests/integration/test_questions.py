@@ -22,7 +22,7 @@ from parts.server_process import StartServer
 from parts.upstreams import UPSTREAMS, Upstreams, connect_upstreams
 from parts.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9", "BNS-11")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9")]
 
 WAYS = ("endpoint", "bridge")
 CLIENTS = [f"{era}_{way}" for era, way in itertools.product(ERAS, WAYS)]

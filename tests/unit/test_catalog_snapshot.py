@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from toolcrib.catalog import GATEWAY_LIMIT, Catalog, Tool
 from toolcrib.catalog.tool import decode_definition, digest_of
-from toolcrib.config.model import NameStyle, RuleAction, ToolRule, ToolSelector
+from toolcrib.config.model import NameStyle
+from toolcrib.config.tool_rule import RuleAction, ToolRule, ToolSelector
 from toolcrib.errors import UnknownTool
 
 

@@ -16,7 +16,8 @@ from parts.fake_daemon import FakePeer, fake_daemon
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.config.model import NameStyle, RuleAction, ToolRule
+from toolcrib.config.model import NameStyle
+from toolcrib.config.tool_rule import RuleAction, ToolRule
 from toolcrib.core import connection as connection_module
 from toolcrib.core import daemon_catalog
 from toolcrib.core.connection import Connection

@@ -22,10 +22,11 @@ from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.config.keys import ConfigField
 from toolcrib.config.layers import load
 from toolcrib.config.masking import secrets_of
-from toolcrib.config.model import Config, Layer, NameStyle, Problem, RuleAction, Severity, ToolRule
+from toolcrib.config.model import Config, Layer, NameStyle, Problem, Severity
 from toolcrib.config.paths import Paths
 from toolcrib.config.problems import ProblemReport
 from toolcrib.config.show import mask
+from toolcrib.config.tool_rule import RuleAction, ToolRule
 from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import EntryContext, ValueReader
 from toolcrib.errors import Denied, InvalidArguments, UnknownTool

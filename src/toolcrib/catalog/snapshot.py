@@ -37,7 +37,8 @@ from toolcrib.catalog.transforms import (
     apply_transforms,
     unmatched_names,
 )
-from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle, RuleAction, ToolRule, ToolSelector
+from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle
+from toolcrib.config.tool_rule import RuleAction, ToolRule, ToolSelector
 from toolcrib.errors import UnknownTool, UsageError
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,12 @@ from typing import Any
 
 from toolcrib.config.entries import DisabledServer, TimeUnit, check_name, read_server
 from toolcrib.config.keys import ConfigField, normalized_key, report_unknown
-from toolcrib.config.model import KeyPath, Layer, PinMode, Problem, ServerConfig, ToolRule
+from toolcrib.config.model import KeyPath, Layer, PinMode, Problem, ServerConfig
 from toolcrib.config.paths import server_key
 from toolcrib.config.problems import ProblemReport, describe, describe_type
 from toolcrib.config.read import ConfigDocument
 from toolcrib.config.settings import SETTINGS, TOP_KEYS, USER_ONLY_SETTINGS
+from toolcrib.config.tool_rule import ToolRule
 from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import EntryContext, ValueReader
 

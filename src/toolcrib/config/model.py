@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+
+from toolcrib.config.tool_rule import ToolRule
 
 COMMANDS = "crib"
 WORKSPACE = "workspace"
@@ -257,15 +258,11 @@ class ServerConfig:
     @property
     def is_per_project(self) -> bool:
         """Whether each project has its own instance, instead of one for all projects."""
-        if self.share is None:
-            return self.depends_on_project or self._asks_for_roots_at_start
-        return self.share is not ShareMode.ALL
-
-    @property
-    def _asks_for_roots_at_start(self) -> bool:
-        """Whether an instance for all projects could not answer: many servers ask for their roots only once, before
-        any call. Over HTTP, each question belongs to a call."""
-        return self.roots in (RootsMode.PROJECT, RootsMode.CLIENT) and self.transport is not Transport.HTTP
+        if self.share is not None:
+            return self.share is not ShareMode.ALL
+        # Many servers ask for roots only once, before any call. Over HTTP, each question belongs to a call.
+        chosen = self.roots in (RootsMode.PROJECT, RootsMode.CLIENT) and self.transport is not Transport.HTTP
+        return self.depends_on_project or chosen
 
     @property
     def roots_mode(self) -> RootsMode:
@@ -335,44 +332,6 @@ class ServerConfig:
         if self.oauth not in (None, OAuthSettings()):
             parts.append(dataclasses.astuple(self.oauth))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-class RuleAction(enum.StrEnum):
-    KEEP = "keep"
-    DROP = "drop"
-    RENAME = "rename"
-    PREFIX = "prefix"
-    DESCRIBE = "describe"
-    FIX = "fix"
-    DEFAULT = "default"
-    RENAME_ARGUMENTS = "rename_arguments"
-    OPTIONS = "options"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolSelector:
-    """Selects the tools that match any of these."""
-
-    names: tuple[str, ...] = ()
-    """Names and globs, of tools (`*_status`) or with their servers (`git:*`)."""
-    annotations: tuple[str, ...] = ()
-    """Keys of `ANNOTATIONS`."""
-    others: tuple[ToolSelector, ...] = ()
-    """Each adds the tools that it does not select: `not`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolRule:
-    action: RuleAction
-    value: Any = field(repr=False)
-    """By action: a `ToolSelector` to keep or drop, a text, a table of names, arguments, or options by provider."""
-    only: tuple[ToolSelector, ...] = ()
-    """The rule applies to tools that match all of these."""
-    written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """As written in its file."""
-    secrets: Mapping[str, str] = field(default_factory=lambda: _frozen({}), compare=False, repr=False)
-    """Arguments that came from variables or have the name of a secret, and the owner of each. Literal values in a
-    project's file have no owner."""
 
 
 class Severity(enum.StrEnum):

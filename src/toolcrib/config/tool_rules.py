@@ -19,8 +19,9 @@ from typing import Any
 
 from toolcrib.config.keys import ConfigField, nearest_key, normalized_key, strict_fields
 from toolcrib.config.masking import HIDDEN, mask_spelling, mask_text, names_a_secret, printable
-from toolcrib.config.model import ANNOTATIONS, KeyPath, Layer, RuleAction, ToolRule, ToolSelector
+from toolcrib.config.model import ANNOTATIONS, KeyPath, Layer
 from toolcrib.config.problems import describe, describe_type
+from toolcrib.config.tool_rule import RuleAction, ToolRule, ToolSelector
 from toolcrib.config.values import ValueReader
 
 PLACES = ("server", "name", "description")

@@ -32,7 +32,7 @@ from msgspec import Raw
 
 from toolcrib.errors import METHOD_NOT_FOUND, MISSING_CAPABILITY, CallTimeout, ProtocolViolation, ServerUnavailable
 from toolcrib.events import TaskSeen
-from toolcrib.servers.model import Era, ServerAnswer, TaskTerms, ToolCall
+from toolcrib.servers.model import Era, OnProgress, ServerAnswer, TaskTerms, ToolCall
 from toolcrib.servers.questions import (
     MAX_QUESTIONS,
     MAX_ROUNDS,
@@ -239,6 +239,28 @@ async def finished(server: Server, link: ServerLink, call: ToolCall, state: Task
         raise
 
 
+class TaskProgress:
+    """Reports the server's progress. If it sends none, the messages of its task."""
+
+    def __init__(self, report: OnProgress) -> None:
+        self._report = report
+        self._is_reported = False
+        self._last = ""
+        self._count = 0
+
+    def __call__(self, params: dict[str, Any]) -> None:
+        done = params.get("progress")
+        # A client may take less progress than before for a mistake.
+        if isinstance(done, int | float) and done > self._count:
+            self._is_reported = True
+            self._report(params)
+
+    def say(self, message: str) -> None:
+        if message and not self._is_reported and message != self._last:
+            self._last, self._count = message, self._count + 1
+            self._report({"progress": self._count, "message": message})
+
+
 class _Run:
     def __init__(self, server: Server, link: ServerLink, call: ToolCall, state: TaskState, how: Any) -> None:
         self._server = server
@@ -247,10 +269,9 @@ class _Run:
         self._state = state
         self._limit: float = how["limit"]
         self._setting: str = how["setting"]
-        self._on_progress = how["on_progress"]
+        report = how["on_progress"]
+        self._progress = report if isinstance(report, TaskProgress) or report is None else TaskProgress(report)
         self._meta = declaring(how["meta"]) if state.era is Era.MODERN else {}
-        self._told = 0
-        self._last_message = ""
         self._params = {"taskId": state.id}
         self._answered: set[str] = set()
 
@@ -273,7 +294,7 @@ class _Run:
     @contextlib.asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:
         """Looks at the task from time to time, to say how far it is."""
-        polling = asyncio.create_task(self._poll()) if self._on_progress is not None else None
+        polling = asyncio.create_task(self._poll()) if self._progress is not None else None
         try:
             yield
         finally:
@@ -282,7 +303,6 @@ class _Run:
                 await asyncio.gather(polling, return_exceptions=True)
 
     async def _poll(self) -> None:
-        self._report()
         while not self._state.has_ended:
             await asyncio.sleep(self._state.pause)
             with contextlib.suppress(CallTimeout, ServerUnavailable):
@@ -313,11 +333,8 @@ class _Run:
         return None
 
     def _report(self) -> None:
-        message = self._state.message
-        if self._on_progress is not None and message and message != self._last_message:
-            self._last_message = message
-            self._told += 1
-            self._on_progress({"progress": self._told, "message": message})
+        if self._progress is not None:
+            self._progress.say(self._state.message)
 
     async def modern(self) -> ServerAnswer:
         loop = asyncio.get_running_loop()
