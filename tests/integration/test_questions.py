@@ -20,7 +20,7 @@ from parts.daemon import Home, StartDaemon
 from parts.server_process import StartServer
 from parts.upstreams import UPSTREAMS, Upstreams, connect_upstreams
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9", "BNS-11")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9")]
 
 WAYS = ("endpoint", "bridge")
 CLIENTS = [f"{era}_{way}" for era, way in itertools.product(ERAS, WAYS)]

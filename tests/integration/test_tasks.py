@@ -24,7 +24,7 @@ from parts.server_process import StartServer, stdio_command, stdio_entry
 from parts.waiting import wait_for
 from toolcrib import Kit, StdioServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9", "BNS-11")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9")]
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 RELATED = "io.modelcontextprotocol/related-task"

@@ -258,15 +258,11 @@ class ServerConfig:
     @property
     def is_per_project(self) -> bool:
         """Whether each project has its own instance, instead of one for all projects."""
-        if self.share is None:
-            return self.depends_on_project or self._asks_for_roots_at_start
-        return self.share is not ShareMode.ALL
-
-    @property
-    def _asks_for_roots_at_start(self) -> bool:
-        """Whether an instance for all projects could not answer: many servers ask for their roots only once, before
-        any call. Over HTTP, each question belongs to a call."""
-        return self.roots in (RootsMode.PROJECT, RootsMode.CLIENT) and self.transport is not Transport.HTTP
+        if self.share is not None:
+            return self.share is not ShareMode.ALL
+        # Many servers ask for roots only once, before any call. Over HTTP, each question belongs to a call.
+        chosen = self.roots in (RootsMode.PROJECT, RootsMode.CLIENT) and self.transport is not Transport.HTTP
+        return self.depends_on_project or chosen
 
     @property
     def roots_mode(self) -> RootsMode:

@@ -53,7 +53,7 @@ RESOURCE_UPDATED = "notifications/resources/updated"
 LOG_MESSAGE = "notifications/message"
 FORWARDED = frozenset({RESOURCE_UPDATED, LOG_MESSAGE, ELICITATION_COMPLETE})
 """Notifications for clients that asked for them."""
-_STRAY = 1.0
+_STRAY = 0.25
 """Seconds after a call was abandoned in which a question may still be about it."""
 PROGRESS = "notifications/progress"
 CANCELLED = "notifications/cancelled"

@@ -43,6 +43,8 @@ URL_ELICITATION_REQUIRED = -32042
 ELICITATION_COMPLETE = "notifications/elicitation/complete"
 MAX_QUESTIONS_OF_CALL = 32
 """During one call, each after the last one's answer."""
+_LOOKS = 0.02
+"""Seconds between two looks whether a call has ended."""
 _LONGEST_ID = 256
 _MAX_PAGES = 1000
 
@@ -111,6 +113,11 @@ class ServerQuestions:
             others = [call for call in self.calls.values() if not call.task] or [*self.calls.values()]
             found = others[0] if len(others) == 1 else None
         return None if found is None or found.ended else found
+
+    async def only_live_calls(self) -> None:
+        """Waits until no question can be about a call that was abandoned."""
+        while any(call.ended for call in self.calls.values()):  # noqa: ASYNC110 - rare and short
+            await asyncio.sleep(_LOOKS)
 
     async def answer(self, method: str, params: Mapping[str, Any], call: OpenCall | None) -> Mapping[str, Any]:
         """Raises `QuestionRefused`."""

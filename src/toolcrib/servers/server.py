@@ -217,6 +217,8 @@ class Server(Supervisor):
     ) -> ServerAnswer:
         """While it runs, every question is about this call."""
         async with self._one_at_a_time:
+            if link.questions is not None:
+                await link.questions.only_live_calls()
             if link.lost.done():
                 link = await self._connected_for(call, listed)
             return await self._sent(link, call, listed, how)
