@@ -149,7 +149,11 @@ async def open_services(
 
         approvals = Approvals(bus, mask=lambda text: naming_tokens(mask.named(text), holder))
         door = Door(bus, audit=audit, registry=agents, approvals=approvals, sessions=sessions)
-        handles = Handles(paths.handles_key)
+
+        def since(name: str) -> float:
+            return agents.find(name).created_at if agents.knows(name) else 0.0
+
+        handles = Handles(paths.handles_key, since)
         yield Services(
             store=store,
             last_known=LastKnownTools(store),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,14 +31,16 @@ class _Sealed(msgspec.Struct, array_like=True):
 
 
 class Handles:
-    def __init__(self, key_file: Path) -> None:
+    def __init__(self, key_file: Path, since: Callable[[str], float] = lambda agent: 0.0) -> None:
+        """`since`: when the agent was created. A later one with its name is another agent."""
         self._key_file = key_file
+        self._since = since
         self._key = b""
 
     def seal(self, purpose: str, agent: str, content: object, *, lives: float) -> str:
         """`lives`: in how many seconds it expires."""
         sealed = _Sealed(time.time() + lives, msgspec.Raw(msgspec.msgpack.encode(content)))
-        made = seal(msgspec.msgpack.encode(sealed), self._read_key(), _bound_to(purpose, agent))
+        made = seal(msgspec.msgpack.encode(sealed), self._read_key(), self._bound_to(purpose, agent))
         return _PREFIX + base64.urlsafe_b64encode(made).decode().rstrip("=")
 
     def open(self, purpose: str, agent: str, handle: str, kind: type[ContentT]) -> ContentT:
@@ -49,7 +52,7 @@ class Handles:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raw = b""
-        plain = unseal(raw, self._read_key(), _bound_to(purpose, agent))
+        plain = unseal(raw, self._read_key(), self._bound_to(purpose, agent))
         if plain is None:
             raise InvalidHandle(f"This {purpose} was changed, or belongs to another agent.")
         sealed = msgspec.msgpack.decode(plain, type=_Sealed)
@@ -62,6 +65,5 @@ class Handles:
             self._key = read_key(self._key_file) or make_key(self._key_file)
         return self._key
 
-
-def _bound_to(purpose: str, agent: str) -> bytes:
-    return msgspec.msgpack.encode((purpose, agent))
+    def _bound_to(self, purpose: str, agent: str) -> bytes:
+        return msgspec.msgpack.encode((purpose, agent, self._since(agent)))
