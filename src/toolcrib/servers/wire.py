@@ -54,11 +54,12 @@ class _Typed(msgspec.Struct):
 
 
 _typed = msgspec.json.Decoder(_Typed).decode
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
 def result_type(result: bytes) -> str | None:
     """The `resultType` of a raw result; None if it is missing or not a string."""
-    if b'"resultType"' not in result:
+    if b'"resultType"' not in result and _ESCAPED_LETTER.search(result) is None:
         return None
     try:
         kind = _typed(result).kind
