@@ -165,10 +165,17 @@ class ServerQuestions:
         """The answer to a call before which pages must be opened: the server's error with its name on each page. A
         modern client, whose protocol has no such error, is asked first. Raises `QuestionRefused`."""
         try:
-            required = msgspec.json.decode(error, type=_PagesRequired)
+            if msgspec.json.decode(error, type=_Coded).code != URL_ELICITATION_REQUIRED:
+                return ServerAnswer(error=error)
         except (msgspec.MsgspecError, RecursionError):
             return ServerAnswer(error=error)
-        if required.code != URL_ELICITATION_REQUIRED or not required.data.elicitations:
+        try:
+            required = msgspec.json.decode(error, type=_PagesRequired)
+        except (msgspec.MsgspecError, RecursionError) as fault:
+            raise QuestionRefused(
+                f"Server '{self.config.name}' asked to open pages in an invalid form: {fault}."
+            ) from None
+        if not required.data.elicitations:
             return ServerAnswer(error=error)
         if len(required.data.elicitations) > MAX_QUESTIONS:
             raise QuestionRefused(f"Server '{self.config.name}' asked to open more than {MAX_QUESTIONS} pages.")
@@ -185,7 +192,7 @@ class ServerQuestions:
             for question in pages:
                 asker.note(question, PASSED_ON)
         data = {"elicitations": [question.client_params for question in pages]}
-        named = {"code": required.code, "message": quoted(required.message), "data": data}
+        named = {"code": URL_ELICITATION_REQUIRED, "message": quoted(required.message), "data": data}
         return ServerAnswer(error=msgspec.json.encode(named))
 
 
@@ -193,8 +200,12 @@ class _Pages(msgspec.Struct):
     elicitations: list[dict[str, Any]] = []
 
 
+class _Coded(msgspec.Struct):
+    code: float
+    """Some clients read -32042.0 as the same code."""
+
+
 class _PagesRequired(msgspec.Struct):
-    code: int
     message: str = ""
     data: _Pages = msgspec.field(default_factory=_Pages)
 

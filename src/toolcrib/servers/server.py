@@ -269,12 +269,10 @@ class Server(Supervisor):
     ) -> ServerAnswer:
         """Handles the errors with which a server demands something before it runs a call."""
         error = answer.error or b""
-        if b"-32042" in error and link.questions is not None:
-            return link.questions.required_pages(error, call)
         if call.tasks is None and tasks.needs_extension(answer):
             needing = msgspec.structs.replace(call, tasks=TaskTerms(support="required"))
             return await self._sent_of_task(link, needing, listed, how)
-        return answer
+        return answer if link.questions is None else link.questions.required_pages(error, call)
 
     def _declaring(self, call: ToolCall, meta: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request's `_meta` with what this caller can be asked."""
