@@ -49,7 +49,7 @@ from toolcrib.gateway.offer_requests import (
     progress_to,
     watch,
 )
-from toolcrib.gateway.parking import ASKED_METHODS, STATE, Asking, Exchange, ParkedCall, Parking
+from toolcrib.gateway.parking import ASKED_METHODS, OF_RETRIES, STATE, Asking, Exchange, ParkedCall, Parking
 from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
@@ -179,8 +179,8 @@ class Dispatcher:
             if agent in self._approvals.unattended:
                 asker = self._approvals.asker(agent, context.conversation, asker)
             asking = Asking(message.params, asker, takes_input=isinstance(asker, ParkedCall))
-            if STATE in message.params and message.method in ASKED_METHODS:
-                asking = await self._parking.retry(message, agent, asker, context.project.root)
+            if not OF_RETRIES.isdisjoint(message.params) and message.method in ASKED_METHODS:
+                asking = await self._parking.retry(message, era, agent, asking, context.project.root)
             logs, progress = log_wish(message, watching, era, notify), progress_to(request, notify)
             if message.method == "tools/call":
                 answer = await self._call(message, era, context, asking, progress, logs)

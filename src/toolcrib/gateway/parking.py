@@ -10,6 +10,7 @@ parking: each of the client's requests is a call of its own, and the sealed stat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -28,6 +29,7 @@ from toolcrib.gateway.messages import ClientMessage, Reply, readdressed, result_
 from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.protocol import CAPABILITIES_KEY, input_required
 from toolcrib.identity.handles import Handles
+from toolcrib.servers.model import Era
 from toolcrib.servers.questions import (
     QUESTION_SECONDS,
     AskedQuestion,
@@ -48,7 +50,7 @@ _CLOSE_TIMEOUT = 2.0
 _TOGETHER = 0.01
 """Seconds after a question, in which others reach the client together with it."""
 STATE = "requestState"
-_OF_RETRIES = frozenset({"inputResponses", STATE})
+OF_RETRIES = frozenset({"inputResponses", STATE})
 _PASSED_LIVES = 3600.0
 """Seconds that a client has to answer a modern server, which forgets the call meanwhile."""
 ASKED_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
@@ -91,9 +93,12 @@ class Asking(msgspec.Struct):
 
 def subject_of(message: ClientMessage) -> bytes:
     """A digest of the method and of what is called with which arguments, however they are spelled."""
-    params = {key: value for key, value in message.params.items() if key not in _OF_RETRIES}
-    plain = msgspec.json.decode(msgspec.json.encode([message.method, params]))
-    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
+    params = {key: value for key, value in message.params.items() if key not in OF_RETRIES}
+    text = msgspec.json.encode([message.method, params])
+    # A number out of range counts as it is spelled.
+    with contextlib.suppress(msgspec.ValidationError):
+        text = msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+    return hashlib.sha256(text).digest()
 
 
 def responses_in(message: ClientMessage) -> dict[str, dict[str, Any]]:
@@ -285,8 +290,12 @@ class Parking:
         responses_in(message)
         return call
 
-    async def retry(self, message: ClientMessage, agent: str, asker: Asker | None, root: Path) -> Asking:
-        """The client's answers and ours, for the modern server. Raises `InvalidHandle`."""
+    async def retry(self, message: ClientMessage, era: Era, agent: str, asking: Asking, root: Path) -> Asking:
+        """The client's answers and ours, for the modern server. Answers to nothing that was asked are left out. Raises
+        `InvalidHandle`."""
+        params = {key: value for key, value in message.params.items() if key not in OF_RETRIES}
+        if era is Era.LEGACY or STATE not in message.params:
+            return msgspec.structs.replace(asking, params=params)
         state = self._state_of(message, agent)
         given = responses_in(message)
         answers: dict[str, Any] = {key: given[key] for key in state.asked if key in given}
@@ -294,11 +303,10 @@ class Parking:
         for key, answer in answers.items():
             if state.asked[key].mode == "roots":
                 answers[key] = await asyncio.to_thread(roots_inside, answer, root)
-        params = {key: value for key, value in message.params.items() if key not in _OF_RETRIES}
         params["inputResponses"] = Raw(msgspec.json.encode({**answers, **state.answers}))
         if state.server_state is not None:
             params[STATE] = Raw(msgspec.json.encode(state.server_state))
-        return Asking(params, asker, takes_input=True, answered=answered)
+        return msgspec.structs.replace(asking, params=params, answered=answered)
 
     def _state_of(self, message: ClientMessage, agent: str) -> RequestState:
         """What the client sends back of an earlier answer. Raises `InvalidHandle`."""
