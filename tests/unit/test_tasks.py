@@ -49,8 +49,8 @@ def task(**more: Any) -> bytes:
 
 def test_a_task_keeps_its_handle_which_only_its_agent_can_open(bus, known):
     bus.publish(seen("t1"))
-    one = known.created("ann", "lab", "t1")
-    assert known.created("ann", "lab", "t1").handle == one.handle
+    one = known.created("ann", "lab", "mix", read_task("lab", task(), Era.MODERN))
+    assert known.created("ann", "lab", "mix", read_task("lab", task(), Era.MODERN)).handle == one.handle
     assert known.opened("ann", one.handle) is one
     assert "t1" not in one.id
     with pytest.raises(InvalidHandle):
@@ -59,7 +59,7 @@ def test_a_task_keeps_its_handle_which_only_its_agent_can_open(bus, known):
 
 def test_a_handle_outlives_the_list(bus, known, tmp_path):
     bus.publish(seen("t1"))
-    handle = known.created("ann", "lab", "t1").handle
+    handle = known.created("ann", "lab", "mix", read_task("lab", task(), Era.MODERN)).handle
     again = TaskRegistry(Bus(), Handles(tmp_path / "key")).opened("ann", handle)
     assert (again.server, again.tool, again.task, again.modern) == ("lab", "mix", "t1", True)
 

@@ -53,6 +53,8 @@ _METHODS = {Era.LEGACY: frozenset({GET, RESULT, LIST, CANCEL}), Era.MODERN: froz
 TASK_METHODS = _METHODS[Era.LEGACY] | _METHODS[Era.MODERN]
 _QUESTION_COMES = 2.0
 """Seconds that a legacy server may take to ask what its task waits for."""
+_LARGEST = 2.0**53 - 1
+"""Of the whole numbers that every client reads."""
 _ACKNOWLEDGED = ServerAnswer(result=b"{}")
 
 ProjectRequest = RequestContext[Project]
@@ -95,7 +97,10 @@ class TaskRequests:
             # A legacy client that asked for a task must get one, also if the server has finished already.
             own = self._known.add_finished(agent, tool.server, tool.name, answer)
             return _answer({"task": _listed(own)})
-        handle = self._known.created(agent, tool.server, state.id).handle
+        # Its first look checks what it asks.
+        fields = {key: value for key, value in state.fields.items() if key != "inputRequests"}
+        state = msgspec.structs.replace(state, fields=fields)
+        handle = self._known.created(agent, tool.server, tool.name, state).handle
         if era is Era.MODERN:
             return _answer(_modern_form(state, handle) | ({"resultType": "task"} if state.era is Era.LEGACY else {}))
         around = msgspec.json.decode(answer.result, type=dict[str, Raw]) if state.era is Era.LEGACY else {}
@@ -113,7 +118,7 @@ class TaskRequests:
             raise Rejected(ErrorCase.METHOD, method=message.method)
         agent = context.principal.name
         if message.method == LIST:
-            return _answer({"tasks": [_listed(self._with_handle(one)) for one in self._known.of(agent)]})
+            return _answer({"tasks": [_listed(self._known.sealed(one)) for one in self._known.of(agent)]})
         if era is Era.MODERN and not _declares(message):
             raise Rejected(ErrorCase.TASKS, data={"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
         known = self._known.opened(agent, _task_id(message))
@@ -122,9 +127,6 @@ class TaskRequests:
         if answer.result is None or era is Era.LEGACY:
             return answer
         return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
-
-    def _with_handle(self, known: KnownTask) -> KnownTask:
-        return known if known.own is not None else self._known.created(known.agent, known.server, known.task)
 
 
 class _TaskRequest:
@@ -241,14 +243,19 @@ class _TaskRequest:
         return _answer(_modern_form(state, self._known.handle))
 
     async def _update_modern(self) -> ServerAnswer:
-        answered = []
-        given: dict[str, Any] = responses_in(self._message)
-        for key in self._known.asked.keys() & given.keys():
-            asked = self._known.asked.pop(key)
-            answered.append((asked, action_in(asked.mode, given[key])))
-            if asked.mode == "roots":
-                given[key] = await asyncio.to_thread(roots_inside, given[key], self._context.project.root)
-        params = {"inputResponses": Raw(msgspec.json.encode(given))}
+        given, known = responses_in(self._message), self._known.asked
+        if given.keys() - known.keys():
+            # The client may have been asked before a restart.
+            look = await self._look_modern()
+            if look.result is None:
+                return look
+        answers: dict[str, Any] = {key: given[key] for key in given if key in known}
+        answered = [(known[key], action_in(known[key].mode, answer)) for key, answer in answers.items()]
+        asked = {key: known.pop(key) for key in answers}
+        for key, answer in answers.items():
+            if asked[key].mode == "roots":
+                answers[key] = await asyncio.to_thread(roots_inside, answer, self._context.project.root)
+        params = {"inputResponses": Raw(msgspec.json.encode(answers))}
         return await self._ask(UPDATE, params, answered=answered)
 
     async def _modern_of_legacy(self) -> ServerAnswer:
@@ -282,7 +289,13 @@ class _TaskRequest:
         follower: _Follower = known.follower
         if state.has_ended or follower.fetching.done():
             known.follower = None
-            return _answer({**form, **_modern_end(await follower.fetching, state)})
+            answer = await follower.fetching
+            if state.has_ended and follower.failure is not None:
+                raise follower.failure
+            if state.has_ended or answer.result is not None:
+                return _answer({**form, **_modern_end(answer, state)})
+            # The task itself goes on.
+            return _answer({**form, "status": "working"})
         await follower.asked()
         if follower.open and not follower.fetching.done():
             requests = {key: {"method": one.method, "params": one.client_params} for key, one in follower.open.items()}
@@ -318,6 +331,8 @@ class _Follower:
     def __init__(self, capabilities: Mapping[str, Any], fetch: Callable[[Asker], Awaitable[ServerAnswer]]) -> None:
         self.capabilities = capabilities
         self.open: dict[str, Question] = {}
+        self.failure: ToolcribError | None = None
+        """Why the result could not be fetched."""
         self._answers: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._news = asyncio.Event()
@@ -326,8 +341,9 @@ class _Follower:
     async def _fetched(self, fetch: Callable[[Asker], Awaitable[ServerAnswer]]) -> ServerAnswer:
         try:
             return await fetch(self)
-        except (ToolcribError, QuestionRefused) as error:
-            return ServerAnswer(error=msgspec.json.encode({"code": error.code, "message": error.text()}))
+        except ToolcribError as error:
+            self.failure = error
+            return ServerAnswer()
         finally:
             self._news.set()
 
@@ -393,7 +409,7 @@ def _common(state: TaskState, handle: str) -> dict[str, Any]:
 
 
 def _whole(number: float | None) -> int | None:
-    return None if number is None else max(1, round(number))
+    return None if number is None else round(min(max(1.0, number), _LARGEST))
 
 
 def _legacy_form(state: TaskState, handle: str) -> dict[str, Any]:

@@ -16,12 +16,13 @@ import msgspec
 
 from toolcrib.errors import InvalidHandle, NotFound
 from toolcrib.events import AgentEnded, Bus, Event, TaskSeen
-from toolcrib.servers.model import ServerAnswer
+from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.questions import AskedQuestion
 from toolcrib.servers.tasks import ENDED, KEPT, LONGEST_TTL, digest_of
 
 if TYPE_CHECKING:
     from toolcrib.identity.handles import Handles
+    from toolcrib.servers.tasks import TaskState
 
 MAX_PER_AGENT = 100
 """Unfinished tasks."""
@@ -107,9 +108,9 @@ class TaskRegistry:
                 return one
         raise NotFound(f"There is no task {id[:80]!r}.", remedy="List the tasks with `toolcrib tasks`.")
 
-    def created(self, agent: str, server: str, task: str) -> KnownTask:
+    def created(self, agent: str, server: str, tool: str, state: TaskState) -> KnownTask:
         """The task with its handle."""
-        return self._sealed(self._known[agent, server, task])
+        return self.sealed(self._held(agent, _Reference(server, tool, state.id, state.era is Era.MODERN)))
 
     def add_finished(self, agent: str, server: str, tool: str, answer: ServerAnswer) -> KnownTask:
         """A task of a call that has ended already."""
@@ -119,24 +120,33 @@ class TaskRegistry:
         )
         own.created_at = own.updated_at = now
         own.since, own.until = time.time(), time.monotonic() + KEPT
-        self._sealed(own)
+        self.sealed(own)
         self._keep((agent, server, own.handle), own)
         return own
 
     def opened(self, agent: str, handle: str) -> KnownTask:
         """The task of a client's id. Raises `InvalidHandle`."""
         found = self._handles.open(_PURPOSE, agent, handle, _Reference)
-        known = self._known.get((agent, found.server, found.task or handle))
-        if known is None:
-            if not found.task:
-                raise InvalidHandle("This task is no longer known.")
-            known = KnownTask(agent=agent, server=found.server, tool=found.tool, task=found.task, modern=found.modern)
-            known.since, known.until = time.time(), time.monotonic() + KEPT
-            self._keep((agent, found.server, found.task), known)
+        if found.task:
+            known = self._held(agent, found)
+        elif (own := self._known.get((agent, found.server, handle))) is not None:
+            known = own
+        else:
+            raise InvalidHandle("This task is no longer known.")
         known.handle = handle
         return known
 
-    def _sealed(self, known: KnownTask) -> KnownTask:
+    def _held(self, agent: str, about: _Reference) -> KnownTask:
+        """The task, also if it was forgotten: servers may keep a task longer than they said, or not at all."""
+        key = agent, about.server, about.task
+        known = self._known.get(key)
+        if known is None:
+            known = KnownTask(agent=agent, server=about.server, tool=about.tool, task=about.task, modern=about.modern)
+            known.since, known.until = time.time(), time.monotonic() + KEPT
+            self._keep(key, known)
+        return known
+
+    def sealed(self, known: KnownTask) -> KnownTask:
         if not known.handle:
             about = _Reference(known.server, known.tool, known.task, known.modern)
             known.handle = self._handles.seal(_PURPOSE, known.agent, about, lives=_HANDLE_LIVES)

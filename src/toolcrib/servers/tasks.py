@@ -111,8 +111,13 @@ def read_task(server: str, task: bytes, era: Era) -> TaskState:
         fields = msgspec.json.decode(task, type=dict[str, Raw])
         if not 0 < len(read.task_id) <= _LONGEST_ID:
             raise ValueError("its id is empty or too long")
+        if result_type(bytes(fields.get("result", b""))) not in (None, "complete"):
+            raise ValueError("its result is not complete")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolViolation(f"Server '{server}' sent an invalid task: {error}. The call may have run.") from None
+    if read.status != "input_required":
+        # Nobody would check these.
+        fields.pop("inputRequests", None)
     modern = era is Era.MODERN
     return TaskState(
         id=read.task_id,
@@ -234,9 +239,10 @@ async def finished(server: Server, link: ServerLink, call: ToolCall, state: Task
     for everything together, without the time that a person takes. If the caller leaves, the task is cancelled."""
     run = _Run(server, link, call, state, how)
     try:
-        if state.era is Era.LEGACY:
-            return await run.legacy()
-        return await run.modern()
+        answer = await (run.legacy() if state.era is Era.LEGACY else run.modern())
+        if answer.error is None or link.questions is None:
+            return answer
+        return link.questions.required_pages(answer.error, call)
     except ServerUnavailable as error:
         # What did not run is only the last look at it.
         raise link.interrupted(link.reason_in(error)) from None
