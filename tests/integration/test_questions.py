@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,9 @@ from parts.asked_clients import AskedClient, Json
 from parts.daemon import Home, StartDaemon
 from parts.server_process import StartServer
 from parts.upstreams import UPSTREAMS, Upstreams, connect_upstreams
+from parts.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9", "BNS-11")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9")]
 
 WAYS = ("endpoint", "bridge")
 CLIENTS = [f"{era}_{way}" for era, way in itertools.product(ERAS, WAYS)]
@@ -62,6 +64,8 @@ ROOTS: Json = {"method": "roots/list"}
 VARIANTS = {
     "sampling_denied_legacy": ("http_legacy", {"sampling": "deny"}),
     "sampling_denied_modern": ("http_modern", {"sampling": "deny"}),
+    "sampling_asked_legacy": ("http_legacy", {"sampling": "ask"}),
+    "sampling_asked_modern": ("http_modern", {"sampling": "ask"}),
     "roots_of_client_legacy": ("http_legacy", {"roots": "client"}),
     "roots_of_client_modern": ("http_modern", {"roots": "client"}),
     "no_roots_legacy": ("http_legacy", {"roots": "none"}),
@@ -221,6 +225,21 @@ def test_an_entry_refuses_sampling_and_passes_on_only_roots_inside_the_project(
     turn = at.call(f"no_roots_{upstream}_ask", {"rounds": [{"r": ROOTS}], "mark": next(_marks)})
     assert not turn.questions
     assert "does not get" in json.dumps(turn.message)
+
+
+@pytest.mark.usual(client=("legacy_bridge", "modern_endpoint"))
+@pytest.mark.parametrize("upstream", ["legacy", "modern"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_owner_approves_sampling_before_the_client_is_asked(scene: Scene, client: str, upstream: str) -> None:
+    at, mark = scene.clients[client], next(_marks)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(at.call, f"sampling_asked_{upstream}_ask", {"rounds": [{"s": sampling()}], "mark": mark})
+        (waits,) = wait_for(lambda: scene.owner.say("approval:list")["approvals"], "the question to wait")
+        assert not calling.done(), "the client is not asked yet"
+        scene.owner.say("approval:answer", id=waits["id"], approved=True)
+        turn = calling.result()
+    assert [question["method"] for question in turn.questions.values()] == ["sampling/createMessage"]
+    assert at.answer(turn, lambda _: SAMPLED).result["structuredContent"] == {"s": SAMPLED}
 
 
 @pytest.mark.usual(client=("legacy_endpoint", "modern_endpoint"))

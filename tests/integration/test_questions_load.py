@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 
 from parts.agent_clients import ERAS, Owner, all_at_once
 from parts.asked_clients import AskedClient, Json, Turn, retried
-from parts.daemon import Daemon, Home, StartDaemon
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.gateway_harness import META, modern_headers, opened
 from parts.server_process import StartServer
 from parts.sizes import sized
 from parts.upstreams import UPSTREAMS, Upstreams, connect_upstreams
+from parts.waiting import wait_for
+from toolcrib.gateway import parking
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-9")]
 
@@ -134,6 +139,59 @@ def test_a_disconnected_modern_client_continues_its_call_on_another_connection(
         assert len(upstreams.all_seen(upstream, "asking", mark)) == 1
 
 
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+def test_a_legacy_client_that_leaves_while_it_is_asked_cancels_the_question(
+    upstreams: Upstreams, tokens: list[str], upstream: str
+) -> None:
+    mark = f"leaves-{upstream}"
+    with AskedClient.at_endpoint(upstreams.daemon, "legacy", tokens[3]) as client:
+        turn = client.call(f"{upstream}_ask", {"rounds": [{"q": form("Well?")}], "mark": mark})
+        assert turn.questions
+    (note,) = wait_for(lambda: upstreams.all_seen(upstream, "answered", mark), "the server to get an answer")
+    assert note["arguments"] == {"q": {"action": "cancel"}}
+
+
+@pytest.mark.usual(end="kill")
+@pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill], ids=lambda end: str(end.__name__))
+def test_after_a_restart_a_client_learns_that_its_call_may_have_run(
+    end: Callable[[Daemon], object],
+    toolcrib_home: Home,
+    start_server: StartServer,
+    daemon: StartDaemon,
+    cli: Cli,
+    parts: Callable[[str], list[str]],
+) -> None:
+    parts("mcp-v1")
+    found = connect_upstreams(toolcrib_home, start_server, daemon)
+    turns: dict[str, Turn] = {}
+    for upstream in UPSTREAMS:
+        with AskedClient.at_endpoint(found.daemon, "modern") as client:
+            turns[upstream] = client.call(f"{upstream}_ask", {"rounds": [{"q": form("Say it")}], "mark": "kept"})
+    with AskedClient.at_endpoint(found.daemon, "legacy") as legacy:
+        turn = legacy.call("http_legacy_ask", {"rounds": [{"q": form("Say it")}], "mark": "lost"})
+        assert turn.questions
+        end(found.daemon)
+        with pytest.raises(ConnectionError):
+            legacy.line.read()
+
+    again = daemon()
+    again.wait_until_ready()
+    for upstream, turn in turns.items():
+        with AskedClient.at_endpoint(again, "modern") as client:
+            ended = client.answer(turn, echoed)
+        if "modern" in upstream:
+            # The server keeps nothing either: it gets everything again, with the answer.
+            assert ended.result["structuredContent"] == {"q": accepted("it")}
+        else:
+            assert "Toolcrib was restarted" in ended.error["message"]
+            assert "may have run" in ended.error["message"]
+        assert len(found.all_seen(upstream, "asking", "kept")) == 1, "the call ran once"
+    rows = cli("audit", "--json").ok().json["entries"]
+    recorded = Counter((row["kind"], row["outcome"]) for row in rows if "legacy" in row["server"])
+    ended_in_time = {("outcome", "cancelled"): 5, ("question", "unanswered"): 5} if end is Daemon.stop else {}
+    assert recorded == {("intent", ""): 5, **ended_in_time}
+
+
 def test_many_parked_calls_need_little_memory_and_end_with_their_agents(
     upstreams: Upstreams, tokens: list[str]
 ) -> None:
@@ -152,3 +210,26 @@ def test_many_parked_calls_need_little_memory_and_end_with_their_agents(
     print(f"{count} parked calls: {each / 1024:.0f} KiB each")
     assert each < 128 * 1024
     owner.remove("patient")
+    ended = wait_for(
+        lambda: len(found := upstreams.all_seen("http_legacy", "cancelled", "parked-")) == count and found,
+        "the server to be told that all calls were cancelled",
+    )
+    assert len(ended) == count
+
+
+async def test_all_parked_calls_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = sized(100, 1000)
+    monkeypatch.setattr(parking, "QUESTION_SECONDS", 1.0)
+    meta = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
+    params = {"name": "slow_ask", "arguments": {"messages": ["Well?"]}, "_meta": meta}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    async with opened(tmp_path) as harness, asyncio.timeout(LIMIT):
+        token = await harness.agent("patient")
+        calls = [harness.begin(body, token, modern_headers("tools/call", name="slow_ask")) for _ in range(count)]
+        for exchange, task in calls:
+            await exchange.until(b'"input_required"')
+            await task
+        assert not harness.gateway.parked
+        await harness.crib.services.audit.flush()
+        rows = await harness.crib.services.audit.query(agent="patient", limit=4 * count)
+    assert [row["outcome"] for row in rows if row["kind"] == "outcome"] == ["cancelled"] * count

@@ -445,7 +445,6 @@ def test_a_run_says_where_its_question_waits_and_a_killed_run_takes_it_along(
 
 @pytest.mark.parametrize("server", [f"{name}_sampling" for name in SERVERS])
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.req("BNS-11")
 def test_a_models_answer_is_asked_for_only_with_the_owners_permission(scene: Scene, era: str, server: str) -> None:
     name = f"sampler-{era}-{server}"
     token = scene.owner.add(name, profile="developer", workdir=str(scene.home.project))

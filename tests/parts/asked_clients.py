@@ -89,7 +89,9 @@ class EndpointLine(Line):
         assert answer.status == 202, answer
 
     def read(self) -> Any:
-        return next(self._messages)
+        for message in self._messages:
+            return message
+        raise ConnectionError("the answer has ended")
 
     def close(self) -> None:
         if self._open is not None:

@@ -428,7 +428,7 @@ def test_a_projects_file_cannot_share_its_server_with_other_projects(tmp_path):
     assert "share: all in a project's file" in str(the_error(config))
 
 
-@pytest.mark.req("BNS-11", "BNS-10")
+@pytest.mark.req("BNS-10")
 @pytest.mark.parametrize(("sampling", "accepted"), [("deny", True), ("ask", True), ("allow", False)])
 def test_a_projects_file_cannot_give_its_servers_the_clients_model(tmp_path, sampling, accepted):
     file = tmp_path / "project" / ".mcp.json"
@@ -508,7 +508,6 @@ def test_another_client_is_another_server(tmp_path):
     assert found.identity != server(clientId="a").identity
 
 
-@pytest.mark.req("BNS-11")
 def test_a_server_may_not_ask_the_clients_model_by_default(tmp_path):
     assert the_server(load_entry(tmp_path, {"command": "true"})).sampling is SamplingMode.DENY
     assert the_server(load_entry(tmp_path, {"url": URL, "sampling": "ASK"})).sampling is SamplingMode.ASK
@@ -516,7 +515,7 @@ def test_a_server_may_not_ask_the_clients_model_by_default(tmp_path):
     assert (shown["sampling"], shown["roots"]) == ("allow", "client")
 
 
-@pytest.mark.req("BNS-11", "KSI-8")
+@pytest.mark.req("KSI-8")
 @pytest.mark.parametrize(("key", "expected"), [("sampling", "deny, ask, allow"), ("roots", "none, project, client")])
 @pytest.mark.parametrize("value", ["always", "", True, 1, ["allow"], {"allow": True}])
 def test_what_a_server_may_ask_is_one_of_three_words(tmp_path, key, expected, value):

@@ -144,10 +144,14 @@ class TaskRegistry:
 
     def _keep(self, key: tuple[str, str, str], known: KnownTask) -> None:
         self._known[key] = known
-        mine = [one for one, other in self._known.items() if other.agent == known.agent]
-        for each, most in ((mine, 2 * MAX_PER_AGENT), (list(self._known), _MAX_KNOWN)):
-            for old in sorted(each, key=lambda one: self._known[one].status not in ENDED)[: max(0, len(each) - most)]:
-                self._known.pop(old, None)
+        self._forget([one for one, other in self._known.items() if other.agent == known.agent], 2 * MAX_PER_AGENT)
+        self._forget(list(self._known), _MAX_KNOWN)
+
+    def _forget(self, keys: list[tuple[str, str, str]], most: int) -> None:
+        """Keeps only so many of these: first those that have not ended, then the newest."""
+        if len(keys) > most:
+            for key in sorted(keys, key=lambda one: self._known[one].status not in ENDED)[:-most]:
+                del self._known[key]
 
     def _changed(self, event: Event) -> None:
         if isinstance(event, AgentEnded):

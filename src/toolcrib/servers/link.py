@@ -57,6 +57,7 @@ _STRAY = 0.25
 """Seconds after a call was abandoned in which a question may still be about it."""
 PROGRESS = "notifications/progress"
 CANCELLED = "notifications/cancelled"
+TASK_STATUS = "notifications/tasks/status"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,17 +210,18 @@ class ServerLink(abc.ABC):
         logs: LogWish | None = None,
         call: ToolCall | None = None,
         task: str = "",
+        progress_token: str = "",
     ) -> ServerAnswer:
         """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancels an abandoned request on the server.
 
         `setting` is where the limit comes from. `call` is the caller's, who may be asked; `task` is the server's id of
-        the task that the request waits for.
+        the task that the request waits for. With a `progress_token`, progress is reported until `forget_progress`.
         """
         peer = self._peer or self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
         token = None
         if on_progress is not None:
-            token = request_id
+            token = progress_token or request_id
             self._progress[token] = on_progress
         if logs is not None:
             self._logs[request_id] = logs
@@ -248,7 +250,7 @@ class ServerLink(abc.ABC):
         finally:
             clock.stop()
             self._clocks.discard(clock)
-            if token is not None:
+            if token is not None and not progress_token:
                 self._progress.pop(token, None)
             if logs is not None:
                 self._logs.pop(request_id, None)
@@ -258,6 +260,9 @@ class ServerLink(abc.ABC):
                 else:
                     del self.questions.calls[request_id]
                 asking.end()
+
+    def forget_progress(self, token: str) -> None:
+        self._progress.pop(token, None)
 
     def send_unawaited(self, method: str, params: Mapping[str, Any], *, meta: Mapping[str, Any], limit: float) -> None:
         """Sends a request whose answer doesn't matter."""
@@ -354,6 +359,10 @@ class ServerLink(abc.ABC):
             return True
         if method in LISTS_CHANGED:
             self._on_lists_changed()
+            return True
+        if method == TASK_STATUS:
+            # Tasks are looked at when their callers want to know.
+            self.budget.charge(FORWARD_COST, asked=True)
             return True
         if method == CANCELLED:
             asked_id = params.get("requestId")

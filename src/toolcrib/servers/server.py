@@ -168,32 +168,49 @@ class Server(Supervisor):
     ) -> ServerAnswer:
         """A call that may become a task, or a request about one."""
         modern = link.peer.era is Era.MODERN
-        if call.method == tasks.RESULT and modern:
-            begun = tasks.TaskState(id=call.name, era=Era.MODERN, status="working")
-            return await tasks.finished(self, link, call, begun, how)
         if call.tasks is not None:
-            params = tasks.request_params(link, call, call.tasks, how["limit"])
-            if params is None:
-                return tasks.NOT_A_TASK
-            call = msgspec.structs.replace(call, params=params)
+            return await self._call_as_task(link, call, call.tasks, listed, how)
         if call.method == tasks.RESULT:
+            if modern:
+                begun = tasks.TaskState(id=call.name, era=Era.MODERN, status="working")
+                return await tasks.finished(self, link, call, begun, how)
             how["task"] = call.name
-        # What a server asks about a task names the task, so its requests need not wait for others.
-        alone = self.asks and call.method not in tasks.REQUESTS
-        answer = await (self._sent_alone if alone else self._sent)(link, call, listed, how)
-        link = self._link or link
-        if call.tasks is not None:
-            created = tasks.created_task(self.name, answer)
-            if created is None:
-                return answer
-            tasks.seen(self, call, created)
-            return answer if call.tasks.taken else await tasks.finished(self, link, call, created, how)
+        # What a task asks names it, so these requests may overlap with other calls.
+        answer = await self._sent(link, call, listed, how)
         if answer.result is not None and (call.method == tasks.GET or (call.method == tasks.CANCEL and not modern)):
             state = tasks.read_task(self.name, answer.result, link.peer.era)
             tasks.seen(self, call, state)
             if modern and call.takes_input:
-                return await tasks.asked_of_caller(self, link, call, state, how)
+                return await tasks.asked_of_caller(self, self._link or link, call, state, how)
         return answer
+
+    async def _call_as_task(
+        self,
+        link: ServerLink,
+        call: ToolCall,
+        terms: TaskTerms,
+        listed: tuple[bytes, ...] | None,
+        how: dict[str, Any],
+    ) -> ServerAnswer:
+        params = tasks.request_params(link, call, terms, how["limit"])
+        if params is None:
+            return tasks.NOT_A_TASK
+        call = msgspec.structs.replace(call, params=params)
+        if how["on_progress"] is not None and not terms.taken:
+            # The token stays valid while the task runs.
+            how["on_progress"] = tasks.TaskProgress(how["on_progress"])
+            how["progress_token"] = f"task-{next(self._tokens)}"
+        alone = self.asks and link.peer.era is Era.LEGACY
+        try:
+            answer = await (self._sent_alone if alone else self._sent)(link, call, listed, how)
+            link = self._link or link
+            created = tasks.created_task(self.name, answer)
+            if created is None:
+                return answer
+            tasks.seen(self, call, created)
+            return answer if terms.taken else await tasks.finished(self, link, call, created, how)
+        finally:
+            link.forget_progress(how.get("progress_token", ""))
 
     async def _sent_alone(
         self, link: ServerLink, call: ToolCall, listed: tuple[bytes, ...] | None, how: dict[str, Any]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 import weakref
@@ -128,7 +129,7 @@ class Supervisor:
         """Whether we closed the last connection because of its input; if so, the reason stays visible."""
         self.calls = 0
         """Calls that run or wait for the connection."""
-        self.tasks = OpenTasks()
+        self.tasks, self._tokens = OpenTasks(), itertools.count(1)
         self._resumes = True
         """Whether its next connection is the first one, or the first after it was idle."""
         self.restarts = 0

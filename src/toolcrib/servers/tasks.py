@@ -32,13 +32,13 @@ from msgspec import Raw
 
 from toolcrib.errors import METHOD_NOT_FOUND, MISSING_CAPABILITY, CallTimeout, ProtocolViolation, ServerUnavailable
 from toolcrib.events import TaskSeen
-from toolcrib.servers.model import Era, ServerAnswer, TaskTerms, ToolCall
+from toolcrib.servers.model import Era, OnProgress, ServerAnswer, TaskTerms, ToolCall
 from toolcrib.servers.questions import (
     MAX_QUESTIONS,
     MAX_ROUNDS,
     RELATED_TASK,
     NeededInput,
-    PassedQuestions,
+    Question,
     settle_round,
 )
 from toolcrib.servers.wire import CLIENT_CAPABILITIES_KEY, error_in, result_type
@@ -184,6 +184,7 @@ class OpenTasks:
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
+        self._questions: dict[str, dict[str, Question | None]] = {}
 
     def __bool__(self) -> bool:
         now = time.monotonic()
@@ -193,9 +194,15 @@ class OpenTasks:
     def note(self, state: TaskState) -> None:
         if state.has_ended:
             self._until.pop(state.id, None)
+            self._questions.pop(state.id, None)
         elif state.id not in self._until:
             kept = KEPT if state.ttl is None else min(state.ttl / 1000, LONGEST_TTL)
             self._until[state.id] = time.monotonic() + kept
+            self._questions = {id: asked for id, asked in self._questions.items() if id in self._until}
+
+    def questions_of(self, task: str) -> dict[str, Question | None]:
+        """What the task has asked: the questions that its caller gets, and None for those that it doesn't get."""
+        return self._questions.setdefault(task, {})
 
 
 def digest_of(server: str, task: str) -> str:
@@ -239,6 +246,28 @@ async def finished(server: Server, link: ServerLink, call: ToolCall, state: Task
         raise
 
 
+class TaskProgress:
+    """Reports the server's progress. If it sends none, the messages of its task."""
+
+    def __init__(self, report: OnProgress) -> None:
+        self._report = report
+        self._is_reported = False
+        self._last = ""
+        self._count = 0
+
+    def __call__(self, params: dict[str, Any]) -> None:
+        done = params.get("progress")
+        # A client may take less progress than before for a mistake.
+        if isinstance(done, int | float) and done > self._count:
+            self._is_reported = True
+            self._report(params)
+
+    def say(self, message: str) -> None:
+        if message and not self._is_reported and message != self._last:
+            self._last, self._count = message, self._count + 1
+            self._report({"progress": self._count, "message": message})
+
+
 class _Run:
     def __init__(self, server: Server, link: ServerLink, call: ToolCall, state: TaskState, how: Any) -> None:
         self._server = server
@@ -247,10 +276,9 @@ class _Run:
         self._state = state
         self._limit: float = how["limit"]
         self._setting: str = how["setting"]
-        self._on_progress = how["on_progress"]
+        report = how["on_progress"]
+        self._progress = report if isinstance(report, TaskProgress) or report is None else TaskProgress(report)
         self._meta = declaring(how["meta"]) if state.era is Era.MODERN else {}
-        self._told = 0
-        self._last_message = ""
         self._params = {"taskId": state.id}
         self._answered: set[str] = set()
 
@@ -273,7 +301,7 @@ class _Run:
     @contextlib.asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:
         """Looks at the task from time to time, to say how far it is."""
-        polling = asyncio.create_task(self._poll()) if self._on_progress is not None else None
+        polling = asyncio.create_task(self._poll()) if self._progress is not None else None
         try:
             yield
         finally:
@@ -282,7 +310,6 @@ class _Run:
                 await asyncio.gather(polling, return_exceptions=True)
 
     async def _poll(self) -> None:
-        self._report()
         while not self._state.has_ended:
             await asyncio.sleep(self._state.pause)
             with contextlib.suppress(CallTimeout, ServerUnavailable):
@@ -313,11 +340,8 @@ class _Run:
         return None
 
     def _report(self) -> None:
-        message = self._state.message
-        if self._on_progress is not None and message and message != self._last_message:
-            self._last_message = message
-            self._told += 1
-            self._on_progress({"progress": self._told, "message": message})
+        if self._progress is not None:
+            self._progress.say(self._state.message)
 
     async def modern(self) -> ServerAnswer:
         loop = asyncio.get_running_loop()
@@ -386,18 +410,22 @@ async def update(link: ServerLink, task: str, answers: Mapping[str, Any], *, met
 async def asked_of_caller(server: Server, link: ServerLink, call: ToolCall, state: TaskState, how: Any) -> ServerAnswer:
     """A modern task's state for a caller that answers questions itself: those that only it can answer, prepared like
     all others."""
-    needed = needed_by(server.name, state)
-    settled = PassedQuestions({}, {}, None)
-    if needed.requests:
-        settled = await settle_round(server.config, needed, call.asker, server.root, passes=True)
+    requests = needed_by(server.name, state).requests
+    known = server.tasks.questions_of(state.id)
+    if new := {key: one for key, one in requests.items() if key not in known}:
+        if len(known) + len(new) > MAX_QUESTIONS * MAX_ROUNDS:
+            raise ProtocolViolation(f"Server '{server.name}' asked too many questions during one task.")
+        settled = await settle_round(server.config, NeededInput(requests=new), call.asker, server.root, passes=True)
+        known |= {**dict.fromkeys(settled.answers), **settled.questions}
         if settled.answers:
             await update(link, state.id, settled.answers, meta=how["meta"], limit=how["limit"])
     fields: dict[str, Any] = {**state.fields}
     if state.status == "input_required":
+        passed = {key: one for key in requests if (one := known.get(key)) is not None}
         fields["inputRequests"] = {
-            key: {"method": one.method, "params": one.client_params} for key, one in settled.questions.items()
+            key: {"method": one.method, "params": one.client_params} for key, one in passed.items()
         }
-        if not settled.questions:
+        if not passed:
             fields = {**fields, "status": "working"}
             del fields["inputRequests"]
     return ServerAnswer(result=msgspec.json.encode(fields))

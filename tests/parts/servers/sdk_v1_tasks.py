@@ -47,7 +47,11 @@ def build() -> Server[Any, Any]:
         note("tools/call", name=name, arguments=arguments, task=task and task.model_dump(exclude_none=True))
         experimental.validate_task_mode(TOOLS[name])
 
+        session, meta = server.request_context.session, request.params.meta
+
         async def work(running: ServerTaskContext) -> types.CallToolResult:
+            if meta is not None and meta.progressToken is not None:
+                await session.send_progress_notification(meta.progressToken, 7, 9, "Counting.")
             for message in arguments.get("messages", ()):
                 await running.update_status(message)
             answer: Json = {}
