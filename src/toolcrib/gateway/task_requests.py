@@ -282,7 +282,11 @@ class _TaskRequest:
         follower: _Follower = known.follower
         if state.has_ended or follower.fetching.done():
             known.follower = None
-            return _answer({**form, **_modern_end(await follower.fetching, state)})
+            end = await follower.fetching
+            if end.error is not None and not state.has_ended:
+                # Only the wait for the result has ended, such as by its time limit. The next look begins another.
+                return _answer({**form, "status": "working"})
+            return _answer({**form, **_modern_end(end, state)})
         await follower.asked()
         if follower.open and not follower.fetching.done():
             requests = {key: {"method": one.method, "params": one.client_params} for key, one in follower.open.items()}
