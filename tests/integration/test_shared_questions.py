@@ -214,12 +214,14 @@ async def test_a_late_question_of_a_cancelled_call_is_not_put_to_the_next_one(op
     async with open_scene() as scene:
         await scene.turn()
         first, next_one = Person("first"), Person("next")
-        calls = len(scene.received("tools/call"))
+        calls, answers = len(scene.received("tools/call")), len(scene.received_answers())
         late = scene.begin("late", ANN, first)
         await scene.calls_received(calls + 1)
         late.cancel()
         await asyncio.wait({late})
-        assert (await scene.call("hold", ANN, next_one))["value"] == "released"
+        assert (await scene.call("whoami", ANN, next_one))["pid"]
+        await until(lambda: len(scene.received_answers()) == answers + 1)
+        assert scene.received_answers()[-1]["result"] == CANCELLED
         assert (first.asked, next_one.asked) == ([], [])
 
 

@@ -234,6 +234,26 @@ def test_a_task_is_cancelled_once(scene: Scene, era: str, server: str) -> None:
     assert scene.seen(server, "tasks/cancel")
 
 
+def test_what_a_task_asks_is_settled_once_however_often_it_is_looked_at(scene: Scene) -> None:
+    client = scene.client("sparing", "modern", {"extensions": {EXTENSION: {}}})
+    task = create(client, "http_modern_steps", {"asks": ["colour"]})
+    result = ended(client, task).result
+    assert json.loads(result["content"][0]["text"].partition(": ")[2])["colour"] == {"action": "cancel"}
+    rows = scene.owner.audit(agent="sparing")
+    assert [row["outcome"] for row in rows if row["kind"] == "question"] == ["nobody could be asked"]
+    client.line.close()
+
+    client = scene.clients["modern"]
+    task = create(client, "http_modern_multi_input", {})
+    first, again = look(client, task), look(client, task)
+    assert first["inputRequests"].keys() == {"first", "second"}
+    assert first == again
+    for key in ("first", "second"):
+        answers = {key: {"action": "accept", "content": {key: "x"}}}
+        client.ask("tasks/update", {"taskId": task["taskId"], "inputResponses": answers})
+    assert ended(client, task).result["content"]
+
+
 def test_only_the_agent_of_a_task_can_use_it(scene: Scene) -> None:
     modern, legacy = scene.clients["modern"], scene.clients["legacy"]
     task = create(modern, "http_modern_steps", {"looks": 9999})

@@ -393,7 +393,7 @@ def test_an_agent_that_expires_immediately_is_reported_as_added(cli):
 
 
 def test_approvals_show_the_whole_call_and_quote_text_of_others(cli, monkeypatch):
-    row = {"id": "abcde", "agent": "reviewer", "rule": "ask", "left": 9.0}
+    row = {"id": "abcde", "agent": "reviewer", "rule": "ask", "left": 9.0, "question": None}
     besides = {"inputResponses": {"sure": {"action": "accept\u202e"}}, "_meta": {"x": "y" * 2000}}
     spoofed = {"conversation": "x) wants w:read; 9 s left", "tool": "w:note; 9 s left"}
     found = {"approvals": [{**row, **spoofed, "arguments": {"a": 1}, "besides": besides, "whole": True}]}
@@ -402,5 +402,5 @@ def test_approvals_show_the_whole_call_and_quote_text_of_others(cli, monkeypatch
     assert out.startswith('abcde  reviewer wants to call "w:note; 9 s left"; 9 s left\n')
     assert '\n      in the conversation "x) wants w:read; 9 s left"\n      a = 1\n' in out
     assert r'also sent: inputResponses = {"sure": {"action": "accept\u202e"}}' in out
-    assert "`toolcrib approvals abcde` shows the whole call" in err
+    assert "`toolcrib approvals abcde` shows everything" in err
     assert f'also sent: _meta = {{"x": "{"y" * 2000}"}}' in cli("approvals", "abcde")[1]

@@ -864,7 +864,7 @@ async def test_more_questions_than_a_person_can_answer_are_refused():
         for number in range(40):
             link.ask(number)
         await until(lambda: len(link.replies) == 8)
-        assert {reply["error"]["message"] for reply in link.replies} == {"at most 32 questions can be open"}
+        assert {reply["error"]["message"] for reply in link.replies} == {"at most 32 questions of a call can be open"}
 
 
 async def test_open_questions_end_with_the_call_and_the_server_is_told():

@@ -16,10 +16,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 from toolcrib.config.paths import Paths, private_folder, unusable_path
 from toolcrib.credentials.keys import KeyStore, VaultKeys, replace_file, sync_folder
+from toolcrib.credentials.sealing import seal, unseal
 from toolcrib.errors import AlreadyRunning, StoreError
 
 
@@ -62,7 +62,7 @@ class Vault:
             private_folder(self._folder)
             private_folder(file.parent)
             with self._key_stays():
-                replace_file(file, _sealing().seal(plain, self._keys.newest(), _binding(file)))
+                replace_file(file, seal(plain, self._keys.newest(), _binding(file)))
             # The key and the folders may be new too; an entry without its key would be lost.
             for folder in (file.parent, self._folder, self._folder.parent):
                 sync_folder(folder)
@@ -163,7 +163,7 @@ class Vault:
         count = 0
         for file in self._files():
             if (plain := self._plain(file, file.read_bytes())) is not None:
-                replace_file(file, _sealing().seal(plain, self._keys.newest(), _binding(file)))
+                replace_file(file, seal(plain, self._keys.newest(), _binding(file)))
                 sync_folder(file.parent)
                 count += 1
         self._keys.finish()
@@ -235,18 +235,12 @@ class Vault:
         """None if no key decrypts it. Raises `StoreError` if one that might cannot be read."""
         keys = tuple(self._keys.readable()) or (self._keys.missing(),)
         for key in keys:
-            if isinstance(key, bytes) and (plain := _sealing().unseal(sealed, key, _binding(file))) is not None:
+            if isinstance(key, bytes) and (plain := unseal(sealed, key, _binding(file))) is not None:
                 return bytes(plain)
         for failure in keys:
             if isinstance(failure, StoreError):
                 raise failure
         return None
-
-
-def _sealing() -> ModuleType:
-    from toolcrib.credentials import sealing  # noqa: PLC0415 - loads OpenSSL
-
-    return sealing
 
 
 def _binding(file: Path) -> bytes:

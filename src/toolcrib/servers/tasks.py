@@ -38,7 +38,7 @@ from toolcrib.servers.questions import (
     MAX_ROUNDS,
     RELATED_TASK,
     NeededInput,
-    PassedQuestions,
+    Question,
     settle_round,
 )
 from toolcrib.servers.wire import CLIENT_CAPABILITIES_KEY, error_in, result_type
@@ -184,6 +184,7 @@ class OpenTasks:
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
+        self._questions: dict[str, dict[str, Question | None]] = {}
 
     def __bool__(self) -> bool:
         now = time.monotonic()
@@ -193,9 +194,15 @@ class OpenTasks:
     def note(self, state: TaskState) -> None:
         if state.has_ended:
             self._until.pop(state.id, None)
+            self._questions.pop(state.id, None)
         elif state.id not in self._until:
             kept = KEPT if state.ttl is None else min(state.ttl / 1000, LONGEST_TTL)
             self._until[state.id] = time.monotonic() + kept
+            self._questions = {id: asked for id, asked in self._questions.items() if id in self._until}
+
+    def questions_of(self, task: str) -> dict[str, Question | None]:
+        """What the task has asked: the questions that its caller gets, and None for those that it doesn't get."""
+        return self._questions.setdefault(task, {})
 
 
 def digest_of(server: str, task: str) -> str:
@@ -403,18 +410,22 @@ async def update(link: ServerLink, task: str, answers: Mapping[str, Any], *, met
 async def asked_of_caller(server: Server, link: ServerLink, call: ToolCall, state: TaskState, how: Any) -> ServerAnswer:
     """A modern task's state for a caller that answers questions itself: those that only it can answer, prepared like
     all others."""
-    needed = needed_by(server.name, state)
-    settled = PassedQuestions({}, {}, None)
-    if needed.requests:
-        settled = await settle_round(server.config, needed, call.asker, server.root, passes=True)
+    requests = needed_by(server.name, state).requests
+    known = server.tasks.questions_of(state.id)
+    if new := {key: one for key, one in requests.items() if key not in known}:
+        if len(known) + len(new) > MAX_QUESTIONS * MAX_ROUNDS:
+            raise ProtocolViolation(f"Server '{server.name}' asked too many questions during one task.")
+        settled = await settle_round(server.config, NeededInput(requests=new), call.asker, server.root, passes=True)
+        known |= {**dict.fromkeys(settled.answers), **settled.questions}
         if settled.answers:
             await update(link, state.id, settled.answers, meta=how["meta"], limit=how["limit"])
     fields: dict[str, Any] = {**state.fields}
     if state.status == "input_required":
+        passed = {key: one for key in requests if (one := known.get(key)) is not None}
         fields["inputRequests"] = {
-            key: {"method": one.method, "params": one.client_params} for key, one in settled.questions.items()
+            key: {"method": one.method, "params": one.client_params} for key, one in passed.items()
         }
-        if not settled.questions:
+        if not passed:
             fields = {**fields, "status": "working"}
             del fields["inputRequests"]
     return ServerAnswer(result=msgspec.json.encode(fields))

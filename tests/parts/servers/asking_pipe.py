@@ -1,8 +1,8 @@
 """A legacy server over stdio that answers many calls at once, and asks on the one stream that they share.
 
 In: tools/call of `ask` (`method`, `params`), `hold`, `late` and `whoami`. `ask` asks and returns the client's answer,
-`hold` is finished by the next answer to a question, `late` asks when it was cancelled and `hold` is called. Each result
-has the process's id.
+`hold` is finished by the next answer to a question, `late` asks when it is cancelled. Each result has the
+process's id.
 All that it receives is appended to the file `seen` beside the copy that runs. It needs the standard library only, so
 that it starts fast.
 """
@@ -23,7 +23,6 @@ asked: dict[int, Any] = {}
 """Our questions, and the calls that they are about."""
 held: list[Any] = []
 late: set[Any] = set()
-late_asking: list[Any] = []
 
 
 def send(**message: Any) -> None:
@@ -45,8 +44,6 @@ def call(number: Any, name: str, arguments: dict[str, Any]) -> None:
         ask(number, arguments.get("method", "elicitation/create"), arguments.get("params", FORM))
     elif name == "hold":
         held.append(number)
-        while late_asking:
-            ask(late_asking.pop(), "elicitation/create", FORM)
     elif name == "late":
         late.add(number)
     else:
@@ -64,7 +61,7 @@ def hear(message: dict[str, Any]) -> None:
     elif method == "tools/call":
         call(number, params["name"], params.get("arguments") or {})
     elif method == "notifications/cancelled" and params.get("requestId") in late:
-        late_asking.append(params["requestId"])
+        ask(params["requestId"], "elicitation/create", FORM)
     elif method is None and number in asked:
         finish(asked.pop(number), message.get("result") or {"error": message.get("error")})
         while held:
