@@ -69,7 +69,7 @@ def result(text: bytes) -> bytes:
 FINE = result(b'{"resultType":"complete","content":[{"type":"text","text":"fine"}]}')
 
 
-def test_modern_clients_get_a_result_type_and_requests_for_input_and_legacy_ones_neither(mcp: Endpoint) -> None:
+def test_modern_clients_get_a_result_type_and_nobody_gets_a_servers_question_unchecked(mcp: Endpoint) -> None:
     session = mcp.begin()
     for era in ERAS:
         bare = {"name": f"{era}_echo_raw", "arguments": {"result": '{"content":[]}'}}
@@ -77,10 +77,9 @@ def test_modern_clients_get_a_result_type_and_requests_for_input_and_legacy_ones
         assert mcp.legacy(session, "tools/call", bare).result == {"content": []}, era
     question = {"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}
     asked = {"name": "modern_echo_raw", "arguments": {"result": json.dumps(question)}}
-    assert mcp.modern("tools/call", asked).result == question
-    result = mcp.legacy(session, "tools/call", asked).result
-    assert result["isError"] is True
-    assert "asks for input" in result["content"][0]["text"]
+    for result in (mcp.modern("tools/call", asked).result, mcp.legacy(session, "tools/call", asked).result):
+        assert result["isError"] is True
+        assert "asked for roots, which it does not get" in result["content"][0]["text"]
 
 
 def test_a_tool_that_demands_a_task_of_a_server_without_tasks_is_called_as_usual(mcp: Endpoint) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,7 @@ def scene(
         else:
             running = start_shared_server([*stdio_command(program, *flags), "--transport", "http"])
             servers[name] = {"url": running.url("http"), "transport": "http"}
+    servers["brief"] = {**servers["stdio_legacy"], "call_timeout": 0.5}
     daemon = start_shared_daemon({"servers": servers})
     daemon.wait_until_ready(*servers)
     owner = Owner(daemon)
@@ -252,6 +254,20 @@ def test_what_a_task_asks_is_settled_once_however_often_it_is_looked_at(scene: S
         answers = {key: {"action": "accept", "content": {key: "x"}}}
         client.ask("tasks/update", {"taskId": task["taskId"], "inputResponses": answers})
     assert ended(client, task).result["content"]
+
+
+def test_a_task_that_outlasts_the_servers_time_limit_goes_on(scene: Scene) -> None:
+    client = scene.clients["modern"]
+    task = create(client, "brief_later", {"question": "colour", "stays": True})
+    state = until(client, task, "input_required")
+    answers = {key: {"action": "accept", "content": {"colour": "red"}} for key in state["inputRequests"]}
+    client.ask("tasks/update", {"taskId": task["taskId"], "inputResponses": answers})
+    until(client, task, "working")
+    over = time.monotonic() + 1.5
+    while time.monotonic() < over:
+        assert look(client, task)["status"] == "working"
+    client.ask("tasks/cancel", {"taskId": task["taskId"]})
+    until(client, task, "cancelled")
 
 
 def test_only_the_agent_of_a_task_can_use_it(scene: Scene) -> None:

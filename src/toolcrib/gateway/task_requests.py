@@ -30,7 +30,6 @@ from toolcrib.servers.questions import (
     QUESTION_SECONDS,
     Asker,
     Question,
-    QuestionRefused,
     QuestionUnanswered,
     action_in,
 )
@@ -289,16 +288,16 @@ class _TaskRequest:
         follower: _Follower = known.follower
         if state.has_ended or follower.fetching.done():
             known.follower = None
-            answer = await follower.fetching
+            end = await follower.fetching
             if state.has_ended and follower.failure is not None:
                 raise follower.failure
-            if state.has_ended or answer.result is not None:
-                return _answer({**form, **_modern_end(answer, state)})
-            # The task itself goes on.
-            return _answer({**form, "status": "working"})
+            if end.result is None and not state.has_ended:
+                # Only the wait for the result has ended, such as by its time limit. The next look begins another.
+                return _answer({**form, "status": "working"})
+            return _answer({**form, **_modern_end(end, state)})
         await follower.asked()
         if follower.open and not follower.fetching.done():
-            requests = {key: {"method": one.method, "params": one.client_params} for key, one in follower.open.items()}
+            requests = {key: one.input_request for key, one in follower.open.items()}
             return _answer({**form, "status": "input_required", "inputRequests": requests})
         return _answer({**form, "status": "working"})
 
