@@ -151,11 +151,8 @@ def _is_for_secret(name: str, field: Mapping[str, Any]) -> bool:
 
 def _folded(text: str) -> str:
     """Without accents, invisible characters and special forms of letters."""
-    if text.isascii():
-        return text
-    # One letter may become 18, so what is removed is looked up once for each kind.
-    plain = unicodedata.normalize("NFKD", text)
-    return plain.translate({ord(one): None for one in set(plain) if unicodedata.category(one) in ("Mn", "Cf")})
+    kept = (one for one in unicodedata.normalize("NFKD", text) if unicodedata.category(one) not in ("Mn", "Cf"))
+    return "".join(kept)
 
 
 _CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
