@@ -36,6 +36,7 @@ from toolcrib.servers.questions import (
     Asker,
     PassedQuestions,
     Question,
+    QuestionRefused,
     QuestionUnanswered,
     action_in,
 )
@@ -106,6 +107,16 @@ def responses_in(message: ClientMessage) -> dict[str, dict[str, Any]]:
         return msgspec.json.decode(message.params.get("inputResponses", b"{}"), type=dict[str, dict[str, Any]])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidHandle(f"params.inputResponses must be an object of objects: {error}") from None
+
+
+def actions_in(
+    asked: Mapping[str, AskedQuestion], answers: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[AskedQuestion, str]]:
+    """What a person did about each question that is answered. Raises `InvalidHandle`."""
+    try:
+        return [(asked[key], action_in(asked[key].mode, answer)) for key, answer in answers.items()]
+    except QuestionRefused as error:
+        raise InvalidHandle(error.message) from None
 
 
 class ParkedCall:
@@ -299,7 +310,7 @@ class Parking:
         state = self._state_of(message, agent)
         given = responses_in(message)
         answers: dict[str, Any] = {key: given[key] for key in state.asked if key in given}
-        answered = [(state.asked[key], action_in(state.asked[key].mode, answer)) for key, answer in answers.items()]
+        answered = actions_in(state.asked, answers)
         for key, answer in answers.items():
             if state.asked[key].mode == "roots":
                 answers[key] = await asyncio.to_thread(roots_inside, answer, root)

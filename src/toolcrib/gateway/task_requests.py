@@ -22,7 +22,7 @@ from toolcrib.errors import INTERNAL_ERROR, INVALID_PARAMS, ErrorCase, ToolcribE
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
 from toolcrib.gateway.messages import ClientMessage, Rejected
-from toolcrib.gateway.parking import responses_in
+from toolcrib.gateway.parking import actions_in, responses_in
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.tasks import MAX_PER_AGENT, KnownTask, TaskRegistry
 from toolcrib.servers.model import Era, OnProgress, ServerAnswer
@@ -31,7 +31,6 @@ from toolcrib.servers.questions import (
     Asker,
     Question,
     QuestionUnanswered,
-    action_in,
 )
 from toolcrib.servers.roots import roots_inside
 from toolcrib.servers.tasks import (
@@ -249,7 +248,7 @@ class _TaskRequest:
             if look.result is None:
                 return look
         answers: dict[str, Any] = {key: given[key] for key in given if key in known}
-        answered = [(known[key], action_in(known[key].mode, answer)) for key, answer in answers.items()]
+        answered = actions_in(known, answers)
         asked = {key: known.pop(key) for key in answers}
         for key, answer in answers.items():
             if asked[key].mode == "roots":
