@@ -319,3 +319,41 @@ async def test_answers_to_nothing_that_was_asked_do_not_reach_the_server(scene: 
     assert "result" in await scene.modern(token, "tools/call", **given)
     assert "result" in await scene.legacy(token, session, "tools/call", **given, requestState="s")
     assert [params.keys() - {"_meta"} for params in wire.got("tools/call")] == [{"name", "arguments"}] * 2
+
+
+async def test_an_answer_of_another_form_is_the_clients_mistake(scene: Scene) -> None:
+    token = await scene.harness.agent("a")
+    asking = {"resultType": "input_required", "inputRequests": {"q": FORM}, "requestState": "s"}
+    task = {**TASK, "status": "input_required", "inputRequests": {"q": FORM}}
+    wire = scene.serve(Era.MODERN, tools_call={**TASK, "resultType": "task"}, tasks_get=task, tasks_update={})
+    handle = await scene.created(token)
+    await scene.modern(token, "tasks/get", taskId=handle)
+    wire.answers["tools/call"] = asking
+    state = (await scene.modern(token, "tools/call", name="slow_wait", arguments={}))["result"]["requestState"]
+    wrong = {"inputResponses": {"q": {"action": 1}}}
+    for answer in (
+        await scene.modern(token, "tasks/update", taskId=handle, **wrong),
+        await scene.modern(token, "tools/call", name="slow_wait", arguments={}, requestState=state, **wrong),
+    ):
+        assert answer["error"]["code"] == -32602
+    right = {"inputResponses": {"q": {"action": "cancel"}}}
+    assert "result" in await scene.modern(token, "tasks/update", taskId=handle, **right)
+    assert wire.got("tasks/update")[-1]["inputResponses"] == right["inputResponses"]
+
+
+async def test_a_task_that_ended_is_not_reported_as_failed_because_its_result_is_out_of_reach(scene: Scene) -> None:
+    token = await scene.harness.agent("a")
+    result: Json = {"content": [{"type": "text", "text": "done"}]}
+    reachable = asyncio.Event()
+
+    async def fetch(params: Any) -> Json:
+        await reachable.wait()
+        return result
+
+    done = {**TASK, "status": "completed"}
+    scene.serve(Era.LEGACY, tools_call={"task": TASK}, tasks_get=done, tasks_result=fetch)
+    handle = await scene.created(token)
+    assert "did not answer" in (await scene.modern(token, "tasks/get", taskId=handle))["error"]["message"]
+    reachable.set()
+    looked = (await scene.modern(token, "tasks/get", taskId=handle))["result"]
+    assert (looked["status"], looked["result"]["content"]) == ("completed", result["content"])

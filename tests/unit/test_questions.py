@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import string
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -913,3 +914,30 @@ async def test_no_message_of_a_server_breaks_the_connection(messages, id, method
         link.ask("last")
         await until(lambda: any(reply["id"] == "last" for reply in link.replies))
         assert not link.lost.done()
+
+
+async def test_a_server_pays_for_the_checks_of_its_questions():
+    async with pipe(Person({"action": "cancel"})) as link:
+        fields = {f"field {number}": {"type": "string", "description": "enter " * 90} for number in range(100)}
+        began = time.thread_time()
+        link.ask(1, **form(fields))
+        await until(lambda: link.replies)
+        took = time.thread_time() - began
+        assert link.budget.pause > took / 2
+
+
+async def test_the_checks_of_many_large_forms_let_other_tasks_run():
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    forms = {str(number): {"method": ELICITATION, "params": text_form(f"f{number}")} for number in range(20)}
+    needed = needed_input("shop", msgspec.json.encode({"inputRequests": forms}))
+    await settle_round(SHOP, needed, cast("CallAsker", Person({})), None, passes=True)
+    counting.cancel()
+    assert turns >= 20

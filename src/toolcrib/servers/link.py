@@ -314,7 +314,7 @@ class ServerLink(abc.ABC):
         if self.questions is None:
             return
         try:
-            reply = wire.reply(id, result=await self.questions.answer(method, params, call))
+            reply = wire.reply(id, result=await self.questions.answer(method, params, call, self.budget.charge))
         except QuestionRefused as refused:
             reply = wire.reply(id, error={"code": refused.json_code, "message": refused.text()})
         except asyncio.CancelledError:

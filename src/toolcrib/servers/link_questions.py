@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,9 +120,19 @@ class ServerQuestions:
         while any(call.ended for call in self.calls.values()):  # noqa: ASYNC110 - rare and short
             await asyncio.sleep(_LOOKS)
 
-    async def answer(self, method: str, params: Mapping[str, Any], call: OpenCall | None) -> Mapping[str, Any]:
-        """Raises `QuestionRefused`."""
-        question = prepared(self.config, method, params, None if call is None else call.asker)
+    async def answer(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        call: OpenCall | None,
+        charge: Callable[[float], None] = lambda seconds: None,
+    ) -> Mapping[str, Any]:
+        """`charge` gets the time that the question's checks took. Raises `QuestionRefused`."""
+        began = time.thread_time()
+        try:
+            question = prepared(self.config, method, params, None if call is None else call.asker)
+        finally:
+            charge(time.thread_time() - began)
         if call is None:
             return await self._answer_for_nobody(question)
         call.questions += 1

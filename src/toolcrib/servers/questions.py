@@ -242,7 +242,11 @@ async def settle_round(
 ) -> PassedQuestions:
     """Answers the questions of one round, together. `passes`: leaves those to the caller that only it can answer.
     Raises `QuestionRefused`."""
-    asked = {key: prepared(config, one.method, one.params, asker) for key, one in needed.requests.items()}
+    asked = {}
+    for key, one in needed.requests.items():
+        asked[key] = prepared(config, one.method, one.params, asker)
+        # The checks of a large form take a while.
+        await asyncio.sleep(0)
     passed = {key: one for key, one in asked.items() if passes and _is_for_caller(config, one, asker)}
     for one in passed.values():
         if asker is not None and one.needs_approval:
