@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from parts.gateway_harness import LIMIT, MODERN, Exchange, GatewayHarness, legacy_body, modern_headers, opened
+from parts.waiting import until
 from toolcrib.gateway import asking, parking
 
 pytestmark = pytest.mark.req("KSI-5", "KSI-9")
@@ -161,6 +162,38 @@ async def test_a_result_without_the_clients_answer_waits_for_the_client(harness:
     done = await send(harness, token, retry(exchange.json["result"], "one"))
     assert done.json["id"] == "again"
     assert done.json["result"]["structuredContent"] == {"answers": "none in time"}
+
+
+async def test_a_result_is_not_kept_after_it_was_fetched(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await harness.agent("a")
+    kept: list[parking.ParkedCall] = []
+    keep = parking.Parking.keep_for_a_while
+    monkeypatch.setattr(parking.Parking, "keep_for_a_while", lambda self, call: (kept.append(call), keep(self, call)))
+    harness.slow.patience = 0.1
+    asked = await begun(harness, token, "one")
+    await until(lambda: kept)
+    await send(harness, token, retry(asked, "one"))
+    assert kept[0].forgetting is not None
+    assert kept[0].forgetting.cancelled()
+
+
+async def test_a_gateway_that_stops_parks_no_more_calls(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await harness.agent("a")
+    asked = harness.slow.call
+
+    async def stopping(*args: Any, **more: Any) -> Any:
+        harness.gateway.close()
+        return await asked(*args, **more)
+
+    monkeypatch.setattr(harness.slow, "call", stopping)
+    exchange, call = harness.begin(ask("one"), token, modern_headers("tools/call", name="slow_ask"))
+    await within(call)
+    assert exchange.json["result"]["structuredContent"] == {"answers": [{"action": "cancel"}]}
+    assert harness.gateway.parked == 0
 
 
 async def test_a_removed_agent_ends_its_parked_call(harness: GatewayHarness) -> None:

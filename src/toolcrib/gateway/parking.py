@@ -142,6 +142,7 @@ class ParkedCall:
         self._asking: asyncio.TimerHandle | None = None
         self._reply: Reply | None = None
         """The result, until the client fetches it."""
+        self.forgetting: asyncio.TimerHandle | None = None
 
     def notify(self, message: bytes) -> None:
         if self._exchange is not None:
@@ -226,12 +227,14 @@ class Parking:
         self._calls: dict[str, ParkedCall] = {}
         self._of_agent: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def interrupt(self) -> None:
-        """Cancels all parked calls."""
+        """Cancels all parked calls, and parks no others."""
+        self._closed = True
         for call in tuple(self._calls.values()):
             call.pending.interrupt()
 
@@ -243,9 +246,11 @@ class Parking:
             await asyncio.wait(running, timeout=_CLOSE_TIMEOUT)
 
     def hold(self, call: ParkedCall) -> bool:
-        """False if too many calls wait."""
+        """False if too many calls wait, or the gateway is stopping."""
         if call.id in self._calls:
             return True
+        if self._closed:
+            return False
         if len(self._calls) >= MAX_PARKED or self._of_agent[call.agent] >= MAX_OF_AGENT:
             log.warning("%s has too many calls that wait for an answer; its server gets none", call.agent)
             return False
@@ -254,12 +259,14 @@ class Parking:
         return True
 
     def forget(self, call: ParkedCall) -> None:
+        if call.forgetting is not None:
+            call.forgetting.cancel()
         if self._calls.pop(call.id, None) is not None:
             self._of_agent[call.agent] -= 1
             self._of_agent += Counter()
 
     def keep_for_a_while(self, call: ParkedCall) -> None:
-        asyncio.get_running_loop().call_later(QUESTION_SECONDS, self.forget, call)
+        call.forgetting = asyncio.get_running_loop().call_later(QUESTION_SECONDS, self.forget, call)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
