@@ -78,6 +78,21 @@ def test_tasks_of_an_agent_end_with_it(bus, known):
     assert [one.agent for one in known.all()] == ["bob"]
 
 
+def test_tasks_of_an_agent_stay_when_only_its_token_was_replaced(bus, known):
+    bus.publish(seen("t1"))
+    own = known.add_finished("ann", "lab", "mix", ServerAnswer(result=b"{}"))
+    bus.publish(AgentEnded(agent="ann", returns=True))
+    assert {one.task for one in known.all()} == {"t1", ""}
+    assert known.opened("ann", own.handle).own == own.own
+
+
+def test_a_servers_texts_about_a_task_are_kept_in_part(bus, known):
+    long = "z" * 1_000_000
+    bus.publish(seen("t1", created_at=long, updated_at=long, message=long))
+    (one,) = known.all()
+    assert len(one.created_at) + len(one.updated_at) + len(one.message) < 2000
+
+
 def test_an_agent_can_have_so_many_unfinished_tasks(bus, known):
     for number in range(MAX_PER_AGENT):
         assert not known.is_full("ann")

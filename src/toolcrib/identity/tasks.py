@@ -29,6 +29,7 @@ MAX_PER_AGENT = 100
 _MAX_KNOWN = 5000
 _BETWEEN_LOOKS = 0.1
 """Seconds between two looks at the same task, however often its client asks."""
+_LONGEST_TIME = 64
 _PURPOSE = "task id"
 _HANDLE_LIVES = 7 * 24 * 3600.0
 """Longer than any server is asked to keep a task, because servers may keep it longer than they said."""
@@ -165,7 +166,8 @@ class TaskRegistry:
 
     def _changed(self, event: Event) -> None:
         if isinstance(event, AgentEnded):
-            self._known = {key: one for key, one in self._known.items() if one.agent != event.agent}
+            if not event.returns:
+                self._known = {key: one for key, one in self._known.items() if one.agent != event.agent}
         elif isinstance(event, TaskSeen):
             self._note(event)
 
@@ -180,7 +182,7 @@ class TaskRegistry:
             )
             self._keep(key, known)
         known.status, known.message = seen.status, seen.message[:1000]
-        known.created_at, known.updated_at = seen.created_at, seen.updated_at
+        known.created_at, known.updated_at = seen.created_at[:_LONGEST_TIME], seen.updated_at[:_LONGEST_TIME]
         known.ttl, known.poll = seen.ttl, seen.poll
         kept = KEPT if seen.ttl is None else min(max(0.0, seen.ttl / 1000), LONGEST_TTL)
         left = kept if seen.ttl is None else kept - (time.time() - known.since)
