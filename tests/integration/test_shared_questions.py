@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,15 +17,19 @@ from parts import fleet
 from parts.server_process import StartServer, stdio_command
 from parts.waiting import until
 from toolcrib.calls import CallRequest
+from toolcrib.commands.all import registry
+from toolcrib.commands.registry import CommandContext, CommandHost, Via
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.core.results import read_answer
 from toolcrib.errors import CallTimeout
-from toolcrib.events import AgentEnded
+from toolcrib.events import AgentEnded, TaskSeen
 from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
 from toolcrib.servers import questions
+from toolcrib.servers.model import ServerAnswer
 from toolcrib.servers.questions import Asker, Question
+from toolcrib.servers.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-5", "KSI-8")]
 
@@ -336,6 +340,36 @@ async def test_only_remote_servers_with_one_stream_get_a_connection_for_each_age
         assert [(await one)["q"] for one in calls] == [person.answer for person in people]
         sessions = scene.home.agent_servers.all()
         assert len(sessions) == (0 if transport == "http" else 2)
+
+
+async def test_the_owner_cancels_a_task_in_the_project_of_its_agent(
+    open_scene: OpenScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_scene() as scene:
+        crib = scene.crib
+        await scene.pid(ANN)
+        two = await crib.projects.at(tmp_path / "two")
+        await two.settled()
+        await crib.services.agents.add("dee", profile="developer", workdir=tmp_path / "two")
+        about: Json = {"modern": True, "status": "working", "message": "", "created_at": "", "updated_at": ""}
+        crib.bus.publish(TaskSeen(agent="dee", server="s", tool="whoami", task="t1", ttl=None, poll=None, **about))
+        asked: list[Server] = []
+
+        async def call(self: Server, call: Any, **_: Any) -> ServerAnswer:
+            asked.append(self)
+            return ServerAnswer(result=b"{}")
+
+        monkeypatch.setattr(Server, "call", call)
+        (task,) = crib.services.tasks.all()
+        request: Any = RequestContext(OWNER, scene.home)
+        context = CommandContext(crib=crib, request=request, host=cast(CommandHost, None), via=Via.SOCKET, emit=emitted)
+        await registry.run("task:cancel", {"id": task.id}, context)
+        assert set(asked) == {two.servers["s"]}
+        assert two.servers["s"] is not scene.home.servers["s"]
+
+
+async def emitted(event: Json) -> None:
+    raise AssertionError(event)
 
 
 async def allowed_folders(scene: Scene, project: Project, who: Principal) -> set[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from toolcrib.calls import CallRequest
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
+from toolcrib.config.paths import project_of
 from toolcrib.errors import NotFound, UsageError
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
 from toolcrib.identity.tasks import described
@@ -30,6 +31,12 @@ async def cancel(context: CommandContext, params: CancelTask) -> dict[str, Any]:
     if task.status in ENDED:
         raise UsageError(f"The task {task.id} has ended: {task.status}.")
     places = [one for one in context.crib.projects if one.instance(task.server, task.agent) is not None]
+    agents = context.services.agents
+    if agents.knows(task.agent):
+        # Another project may have another server of this name.
+        workdir = agents.find(task.agent).workdir
+        root = context.crib.projects.home.root if workdir is None else project_of(workdir)
+        places = [one for one in places if one.root == root]
     if not places:
         raise NotFound(f"The server '{task.server}' of the task {task.id} is no longer used.")
     # The task may be known only to the instance of the server that belongs to its agent.
