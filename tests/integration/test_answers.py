@@ -381,7 +381,9 @@ def test_every_row_of_the_table_has_a_test_and_a_valid_code_and_the_page_is_up_t
         if row.code is None:
             assert (row.modern, row.legacy) == (200, 200), case
         else:
-            assert row.code in {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022} or row.code > -32000, case
+            assert row.code in {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022} or row.code > -32000, (
+                case
+            )
     page = Path(__file__).parents[2] / "docs" / "errors.md"
     assert page.read_text() == errors_page(), "python tools/error_docs.py > docs/errors.md"
 
