@@ -192,7 +192,7 @@ async def test_a_gateway_that_stops_parks_no_more_calls(
     monkeypatch.setattr(harness.slow, "call", stopping)
     exchange, call = harness.begin(ask("one"), token, modern_headers("tools/call", name="slow_ask"))
     await within(call)
-    assert exchange.json["result"]["structuredContent"] == {"answers": [{"action": "cancel"}]}
+    assert messages_in(exchange)[-1]["result"]["structuredContent"] == {"answers": [{"action": "cancel"}]}
     assert harness.gateway.parked == 0
 
 

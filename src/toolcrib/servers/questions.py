@@ -243,8 +243,8 @@ async def settle_round(
     """Answers the questions of one round, together. `passes`: leaves those to the caller that only it can answer.
     Raises `QuestionRefused`."""
     asked = {}
-    for key, one in needed.requests.items():
-        asked[key] = prepared(config, one.method, one.params, asker)
+    for key, wanted in needed.requests.items():
+        asked[key] = prepared(config, wanted.method, wanted.params, asker)
         # The checks of a large form take a while.
         await asyncio.sleep(0)
     passed = {key: one for key, one in asked.items() if passes and _is_for_caller(config, one, asker)}
