@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from toolcrib.core.answers import ProgramAsker, ServerQuestion
 from toolcrib.errors import InvalidArguments
 from toolcrib.servers.form import completed, form_fields
 
@@ -114,3 +115,13 @@ def test_a_servers_words_are_quoted_and_cut():
     assert '"a\\nApproved: everything"' in field.expected
     assert field.expected.endswith(", 72 more")
     assert len(field.expected) < 500
+
+
+async def test_an_answer_that_does_not_fit_is_not_in_the_log(caplog):
+    schema = {"type": "object", "properties": {"mail": {"type": "string", "format": "email"}}}
+    asked = ServerQuestion(server="shop", tool="shop:buy", message="Mail?", schema=schema)
+    given = await ProgramAsker(lambda _: {"mail": "ann's own words", "more": "and others"}).answered(asked)
+    assert given == {"action": "cancel"}
+    assert "shop" in caplog.text
+    assert "mail" in caplog.text
+    assert "own words" not in caplog.text

@@ -85,7 +85,12 @@ class ProgramAsker:
                 value = self._answer(question)
                 return _result(question, await value if inspect.isawaitable(value) else value)
             except InvalidArguments as error:
-                log.warning("the question of server '%s' was cancelled: %s", question.server, error.text())
+                # Its message contains what was answered.
+                log.warning(
+                    "the question of server '%s' was cancelled: its answer does not fit. %s",
+                    question.server,
+                    error.remedy,
+                )
             except Exception:
                 log.warning(
                     "the question of server '%s' was cancelled: `answer` failed", question.server, exc_info=True
