@@ -238,6 +238,20 @@ async def test_a_legacy_answer_counts_only_from_the_client_that_was_asked(harnes
     assert messages_in(exchange)[-1]["result"]["structuredContent"] == {"answers": [YES]}
 
 
+async def test_a_legacy_answer_arrives_although_the_client_has_reused_the_calls_id(harness: GatewayHarness) -> None:
+    token = await harness.agent("a")
+    session = await harness.initialize(token, capabilities=FORMS)
+    headers = {"mcp-session-id": session}
+    body = legacy_body("tools/call", name="slow_ask", arguments={"messages": ["one"]})
+    exchange, call = harness.begin(body, token, headers)
+    await within(exchange.until(b"elicitation/create"))
+    await within(harness.legacy(session, "ping", token))
+    (asked,) = messages_in(exchange)
+    await within(harness.ask({"jsonrpc": "2.0", "id": asked["id"], "result": YES}, token, headers))
+    await within(call)
+    assert messages_in(exchange)[-1]["result"]["structuredContent"] == {"answers": [YES]}
+
+
 async def test_a_legacy_client_that_leaves_while_asked_cancels_the_question_not_the_call(
     harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

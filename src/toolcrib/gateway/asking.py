@@ -57,6 +57,9 @@ class ClientAnswers:
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Future[ClientMessage | None]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def begin(self) -> tuple[str, asyncio.Future[ClientMessage | None]]:
         # Unique in this process, so that an answer on the wrong connection is never taken for another.
         id = f"crib-{next(_numbers)}-{secrets.token_hex(4)}"

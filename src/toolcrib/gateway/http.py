@@ -105,7 +105,12 @@ class LegacyConnections:
     def release(self, connection: LegacyConnection) -> None:
         """Forgets the connection unless it still has open requests or streams: at once if it watches nothing, otherwise
         after some time, because clients reconnect, and many leave without ending their session."""
-        if connection.pending or connection.streams or self._by_id.get(connection.id) is not connection:
+        if (
+            connection.pending
+            or connection.answers
+            or connection.streams
+            or self._by_id.get(connection.id) is not connection
+        ):
             return
         if connection.watching is not None and connection.watching.is_idle:
             connection.stop_watching()
