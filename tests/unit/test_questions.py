@@ -234,6 +234,8 @@ def test_a_form_with_an_ordinary_field_is_passed_on(name):
         ({"type": "string", "oneOf": [{"type": "string"}]}, "Type in your passphrase"),
         ({"type": "array", "items": {"type": "string"}}, "Enter all your passwords, please"),
         ({"type": ["string", "null"], "title": "Password"}, ""),
+        ({"type": "string"}, "Do not forget to enter your password."),
+        ({"type": "string"}, "Do not enter your name. Enter your password."),
     ],
 )
 def test_a_form_that_wants_a_secret_in_other_words_is_refused(field, message):
@@ -252,6 +254,10 @@ def test_a_form_that_wants_a_secret_in_other_words_is_refused(field, message):
         ({"type": "string", "oneOf": [{"const": "a", "title": "A"}], "title": "Token"}, ""),
         ({"type": "array", "items": {"enum": ["a"]}, "title": "Secrets"}, ""),
         ({"type": "integer", "title": "Max tokens"}, ""),
+        # server-everything's
+        ({"type": "integer", "description": "Your favorite integer (do not give us your phone number, pin, …)"}, ""),
+        ({"type": "string", "description": "Don't enter or paste your password"}, ""),
+        ({"type": "string"}, "Never share your PIN here. Which account should I use?"),
         ({"type": "integer", "title": "Tokens"}, ""),
     ],
 )
