@@ -212,8 +212,8 @@ class Approvals:
         if found is None:
             known = ", ".join(self._waiting)
             raise NotFound(
-                f"No call {id!r} is waiting for an answer.",
-                remedy=f"Waiting: {known}." if known else "No calls are waiting: it was answered, or it timed out.",
+                f"No call or question {id!r} is waiting.",
+                remedy=f"Waiting: {known}." if known else "It was answered, it timed out, or its call ended.",
             )
         return found.approval
 
