@@ -199,7 +199,8 @@ async def asked_twice(scene: Scene, mark: str, answer: Callable[[Json], Awaitabl
 async def test_a_form_is_filled_in_field_by_field_at_a_terminal(scene: Scene) -> None:
     async def fill_in(waits: Json) -> None:
         typed = [
-            ("name: ", "A"),
+            ("name: ", ""),
+            ("It is required: text, at least 2 characters.\r\nname: ", "A"),
             ("It must be text, at least 2 characters.\r\nname: ", "Ann"),
             ("age: ", ""),
             ("size: ", ""),
@@ -505,11 +506,22 @@ def test_the_owner_is_asked_at_the_terminal_of_the_call(scene: Scene, server: st
     assert scene.answers(f"declined {server}") == [{"action": "decline"}]
 
 
-def test_the_owners_call_without_a_terminal_says_how_to_answer(scene: Scene) -> None:
-    words = ["call", "legacy:ask", "--args", json.dumps(asking("elsewhere"))]
-    with ThreadPoolExecutor(1) as pool:
-        called = pool.submit(scene.cli, *words)
-        scene.cli("approve", scene.waiting()["id"], "name=Ann", "size=l")
-        done = called.result(LIMIT)
-    assert "A server asks something. `toolcrib approvals" in done.err
-    assert scene.answers("elsewhere") == [BOUGHT]
+def test_the_owners_call_without_a_terminal_says_how_to_answer_its_own_question(scene: Scene) -> None:
+    def call(server: str) -> Any:
+        return pool.submit(scene.cli, "call", f"{server}:ask", "--args", json.dumps(asking(f"elsewhere {server}")))
+
+    def waiting(server: str) -> str | None:
+        rows = scene.owner.say("approval:list")["approvals"]
+        return next((row["id"] for row in rows if row["question"]["server"] == server), None)
+
+    with ThreadPoolExecutor(2) as pool:
+        called, ids = {}, {}
+        for server in SERVERS:
+            called[server] = call(server)
+            ids[server] = wait_for(lambda server=server: waiting(server), "the question")
+        for server in SERVERS:
+            scene.cli("approve", ids[server], "name=Ann", "size=l").ok()
+            said = f"A server asks something. `toolcrib approvals {ids[server]}` shows it"
+            err = called[server].result(LIMIT).err
+            assert (said in err, err.count("asks something")) == (True, 1)
+            assert scene.answers(f"elsewhere {server}") == [BOUGHT]

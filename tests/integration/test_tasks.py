@@ -429,6 +429,7 @@ def test_leaving_a_call_cancels_the_task_that_it_waits_for(scene: Scene, way: st
         else:
             client.line.reply(notice("notifications/cancelled", {"requestId": 0}))
         wait_for(lambda server=server: len(scene.seen(server, "tasks/cancel")) > before[server], "the cancellation")
+        wait_for(lambda name=name: name not in working(scene, f"plain-{era}"), "the list to say so")
 
 
 def test_a_task_outlives_its_clients_connection(scene: Scene) -> None:
@@ -463,6 +464,7 @@ def test_a_tool_of_the_npm_server_that_runs_only_as_a_task_can_be_called(
     if era == "legacy":
         done = run_cli(toolcrib_home, "call", "everything:simulate-research-query", "topic=cats")
         assert "Research Report: cats" in done.out, done.err
+        assert done.err.endswith("...\n")
 
 
 async def test_a_program_calls_a_tool_that_runs_only_as_a_task(

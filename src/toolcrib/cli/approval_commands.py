@@ -34,7 +34,8 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The ID that `toolcrib approvals` shows.")]
 Always = Annotated[
-    bool, typer.Option("--always", help="For a call: remember the answer as a rule for this agent and exactly this tool.")
+    bool,
+    typer.Option("--always", help="For a call: remember the answer as a rule for this agent and exactly this tool."),
 ]
 
 

@@ -283,7 +283,9 @@ class _Run:
         self._answered: set[str] = set()
 
     def cancel(self) -> None:
+        """Nobody looks at it any more, so it counts as cancelled whatever the server answers."""
         self._link.send_unawaited(CANCEL, self._params, meta=self._meta, limit=_PATIENCE)
+        self._note_end("cancelled")
 
     async def legacy(self) -> ServerAnswer:
         async with self._reporting():
@@ -296,7 +298,7 @@ class _Run:
         return answer if answer.result is None else ServerAnswer(result=without_related_task(answer.result))
 
     def _note_end(self, status: Status) -> None:
-        seen(self._server, self._call, msgspec.structs.replace(self._state, status=status))
+        seen(self._server, self._call, msgspec.structs.replace(self._state, status=status, message=""))
 
     @contextlib.asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:
