@@ -42,7 +42,7 @@ def _described(context: CommandContext, approval: Approval, *, whole: bool = Fal
     }
 
 
-class CallEvents:
+class CommandEvents:
     """The events of a command that calls a server, from code that does not wait."""
 
     def __init__(self, context: CommandContext) -> None:
@@ -85,8 +85,8 @@ _LONGEST = 200
 
 
 @contextlib.contextmanager
-def call_events(context: CommandContext) -> Iterator[CallEvents]:
-    events = CallEvents(context)
+def command_events(context: CommandContext) -> Iterator[CommandEvents]:
+    events = CommandEvents(context)
     try:
         yield events
     finally:

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import Field
 
 from toolcrib.calls import CallRequest
-from toolcrib.commands.approval import call_events
+from toolcrib.commands.approval import command_events
 from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     VERBATIM,
@@ -78,7 +78,7 @@ async def call(context: CommandContext, params: CallToolParameters) -> dict[str,
     if not context.project.knows(params.tool):
         # Its server may still be connecting.
         await context.project.settled()
-    with call_events(context) as events:
+    with command_events(context) as events:
         outcome = await context.services.door.call(
             context.request,
             CallRequest(
