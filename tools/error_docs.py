@@ -36,11 +36,10 @@ MODEL = """\
 These are results with `isError: true`, status 200 and no code, so that clients pass the text to the model. A denial
 names the rule that decided. Suggestions and server details mention only tools that the agent may use.
 
-A tool may ask for input before it continues (`input_required`). A client of 2026-07-28 gets the question as the server
-sent it. An earlier client cannot answer, so the call fails with a message that explains why; the same applies to the
-library and the command line. A tool whose `execution.taskSupport` is `required` is not listed, because tasks are not
-supported yet; `toolcrib servers` shows it, and calls to it are denied with that reason. A result without a `resultType`
-is complete, and a client of 2026-07-28 gets it with that type.
+A server may [ask for input](questions.md) before a call continues. A `requestState` that does not belong to the agent
+and its request, or that has been used or has expired, is answered with -32602 and the reason; so is the id of a
+[task](tasks.md) that the agent does not have. A result without a `resultType` is complete, and a client of 2026-07-28
+gets it with that type.
 
 Arguments are validated against the JSON Schema, with one difference: null is also accepted if the server allows it
 outside JSON Schema's rules: with OpenAPI's `nullable: true`, a default of null, or null in only one of `type` and

@@ -19,7 +19,7 @@ from conformance.suite import HERE, Leg
 from parts.daemon import StartDaemon
 from parts.fleet import NotRun
 from parts.report import not_run
-from parts.server_process import StartServer
+from parts.server_process import StartServer, stdio_command
 from parts.waiting import until, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -184,3 +184,29 @@ async def test_the_forwarder_adds_the_token_and_keeps_a_foreign_host() -> None:
         f"POST /mcp HTTP/1.1\r\nHost: {place}\r\nOrigin: http://{place}\r\n".encode() + ending,
         b"POST /mcp HTTP/1.1\r\nHost: evil.example.com\r\nOrigin: http://evil.example.com\r\n" + ending,
     ]
+
+
+TASKS = {
+    "tasks-lifecycle",
+    "tasks-capability-negotiation",
+    "tasks-wire-fields",
+    "tasks-request-state-removal",
+    "tasks-mrtr-input",
+    "tasks-request-headers",
+    "tasks-dispatch-and-envelope",
+    "tasks-mrtr-composition",
+}
+"""All scenarios about tasks but `tasks-required-task-error`: the gateway waits for clients without tasks instead."""
+
+
+@pytest.mark.req("KSI-9", "BNS-5")
+@pytest.mark.parametrize("leg", [Leg.MODERN], ids=["modern"], indirect=True)
+async def test_the_gateway_passes_the_scenarios_about_tasks(
+    leg: Leg, start_server: StartServer, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    running = start_server([*stdio_command("task_server"), "--transport", "http"])
+    through = daemon({"names": "plain", "servers": {"tasks": {"url": running.url("http")}}})
+    through.wait_until_ready("tasks")
+    async with Forwarder(through.endpoint, through.token).running() as url:
+        verdict = await asyncio.to_thread(suite.run, leg, url, tmp_path, frozenset())
+    assert verdict.passed >= TASKS, str(verdict)

@@ -261,6 +261,10 @@ def unknown_version(scene: Scene, _: str) -> Outcome:
     return ask(scene, "modern", body=body, MCP_Protocol_Version="2099-01-01")
 
 
+def without_tasks(scene: Scene, _: str) -> Outcome:
+    return ask(scene, "modern", body=request("tasks/get", {"taskId": "t"}), Mcp_Method="tasks/get", Mcp_Name="t")
+
+
 # Changes to a valid request, or a function that brings the case about.
 OVER_HTTP: dict[ErrorCase, list[dict[str, Any] | Callable[[Scene, str], Outcome]]] = {
     ErrorCase.HOST: [{"Host": "evil.example"}],
@@ -299,6 +303,7 @@ OVER_HTTP: dict[ErrorCase, list[dict[str, Any] | Callable[[Scene, str], Outcome]
     ErrorCase.META: [lambda scene, _: ask(scene, "modern", body=request("tools/list", meta={CAPABILITIES_KEY: {}}))],
     ErrorCase.MISMATCH: [{"Mcp_Method": "tools/call"}, {"Mcp_Method": None}, {"MCP_Protocol_Version": LEGACY}],
     ErrorCase.VERSION: [unknown_version],
+    ErrorCase.TASKS: [without_tasks],
     ErrorCase.SESSION_MISSING: [{"Mcp_Session_Id": None}],
     ErrorCase.SESSION_UNKNOWN: [{"Mcp_Session_Id": "0123456789abcdef"}, anothers_session],
     ErrorCase.FOLDER_GONE: [folder_gone],
@@ -376,7 +381,9 @@ def test_every_row_of_the_table_has_a_test_and_a_valid_code_and_the_page_is_up_t
         if row.code is None:
             assert (row.modern, row.legacy) == (200, 200), case
         else:
-            assert row.code in {-32700, -32600, -32601, -32602, -32603, -32020, -32022} or row.code > -32000, case
+            assert row.code in {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022} or row.code > -32000, (
+                case
+            )
     page = Path(__file__).parents[2] / "docs" / "errors.md"
     assert page.read_text() == errors_page(), "python tools/error_docs.py > docs/errors.md"
 

@@ -64,7 +64,7 @@ def test_servers_shows_state_protocol_transport_tools_pid_and_uptime(run: Cli) -
     assert {(row["state"], row["transport"]) for row in servers.values()} == {("ready", "stdio")}
     modern = {name: row["protocol_version"] == MODERN_VERSION for name, row in servers.items()}
     assert modern == {"own": True, "raw": True, "twin": False}
-    assert servers["own"]["tools"] == 12
+    assert servers["own"]["tools"] == 13
     again = {row["name"]: row for row in run("servers", "--json").ok().json["servers"]}
     assert 0 < servers["own"]["uptime"] < again["own"]["uptime"], "it counts from the start"
     assert b"sdk_v2.py" in Path(f"/proc/{servers['own']['pid']}/cmdline").read_bytes()
@@ -140,7 +140,7 @@ def test_an_added_server_answers_and_a_removed_one_has_no_tools(
         where = ["--url", start_server(stdio_command("sdk_v1", "--transport", "ws")).url("ws")]
     name = f"new{kind}"
     added = run("add", "--json", name, *where).ok().json
-    assert (added["state"], added["tools"]) == ("ready", 12)
+    assert (added["state"], added["tools"]) == ("ready", 13)
     assert name in (running.home.toolcrib / "config.json").read_text()
     assert run("call", f"{name}:add", "a=40", "b=2").ok().out == "42\n"
     if kind == "command":

@@ -21,7 +21,7 @@ from parts.servers.odd_web import EXACT, OddWeb
 from parts.sizes import some
 from toolcrib.config.model import Retry, Transport
 from toolcrib.errors import ProtocolViolation, ServerFailure
-from toolcrib.servers import link
+from toolcrib.servers import input_budget
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.server import Server
 
@@ -77,9 +77,9 @@ NOISES = (
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood is ended after a few pauses instead of a few hundred."""
-    monkeypatch.setattr(link, "MAX_FLOOD", 0.06)
-    monkeypatch.setattr(link, "_LASTING", 0.0)
-    monkeypatch.setattr(link, "FORWARD_COST", 0.000003)
+    monkeypatch.setattr(input_budget, "MAX_FLOOD", 0.06)
+    monkeypatch.setattr(input_budget, "_LASTING", 0.0)
+    monkeypatch.setattr(input_budget, "FORWARD_COST", 0.000003)
 
 
 async def calls_until(flood: asyncio.Future[Any], quiet: Server) -> int:
@@ -101,11 +101,11 @@ async def test_a_process_that_floods_is_ended_with_the_reason_and_delays_no_othe
         with pytest.raises(ServerFailure, match=r"'odd'.*sends far more.*may have run"):
             await flood
         await until(lambda seen=number: len(small.reasons()) > seen, "the reason")
-        assert small.reasons()[number:] == [link.FLOOD_REASON], what
+        assert small.reasons()[number:] == [input_budget.FLOOD_REASON], what
         if what == "garbage":
             # The reason is still shown when the server is connected again.
             assert (await flooding.call(call("echo"))).result is not None
-            assert (flooding.status.state, flooding.status.last_error) == (ServerState.READY, link.FLOOD_REASON)
+            assert (flooding.status.state, flooding.status.last_error) == (ServerState.READY, input_budget.FLOOD_REASON)
         await flooding.stop()
 
 
@@ -126,7 +126,7 @@ async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str,
             with pytest.raises(ServerFailure, match="sends far more"):
                 await flood
         else:
-            assert (await flood)[0] == link.FLOOD_REASON
+            assert (await flood)[0] == input_budget.FLOOD_REASON
 
 
 @pytest.mark.usefixtures("impatient")

@@ -136,7 +136,7 @@ async def test_tools_are_listed_and_called_over_every_transport(upstream: Upstre
     assert arrived.pop("x/mine") == {"n": None}
     if upstream.era is Era.MODERN:
         assert arrived.pop("io.modelcontextprotocol/protocolVersion") == "2026-07-28"
-        assert arrived.pop("io.modelcontextprotocol/clientCapabilities") == {}
+        assert arrived.pop("io.modelcontextprotocol/clientCapabilities") == {"roots": {}}
         assert arrived.pop("io.modelcontextprotocol/clientInfo")["name"] == "toolcrib"
     assert arrived == {}
 
@@ -307,7 +307,6 @@ async def test_refresh_lists_again_and_many_changes_cost_few_lists(live: LiveSer
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "ping": {"result": {}},
-    "roots/list": {"error": {"code": -32600, "message": "List roots not supported"}},
     "never/heard": {"error": {"code": -32601, "message": "Method not found", "data": "never/heard"}},
 }
 
@@ -317,6 +316,8 @@ async def test_a_servers_own_requests_are_answered_or_refused(live: LiveServers)
     for method, expected in REQUESTS.items():
         answer = json.loads(words(await server.call(call("ask", method=method, params={}))))
         assert answer == {"jsonrpc": "2.0", "id": "q1", **expected}
+    answer = json.loads(words(await server.call(call("ask", method="roots/list", params={}))))
+    assert answer["result"] == {"roots": [{"uri": live.root.as_uri(), "name": live.root.name}]}
     async with live.web("legacy") as (odd, server):
         # Within the stream of a call.
         assert (await server.call(call("asks", method="ping"), timeout=LIMIT)).result == EXACT

@@ -1,6 +1,6 @@
 """`codex app-server`, driven as an editor would: one prompt, in which a server's questions are answered.
 
-`codex exec` cancels every question. In: an installed Codex, whose file names the server, and the answer. Out: the
+`codex exec` has nobody to ask. In: an installed Codex, whose file names the server, and the answer. Out: the
 questions as Codex passed them on.
 """
 

@@ -24,7 +24,7 @@ from toolcrib.servers.tasks import (
     without_related_task,
 )
 
-pytestmark = pytest.mark.req("KSI-9", "BNS-11")
+pytestmark = pytest.mark.req("KSI-9")
 
 
 @pytest.fixture

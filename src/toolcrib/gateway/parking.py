@@ -45,7 +45,7 @@ MAX_PARKED = 5_000
 MAX_OF_AGENT = 1_000
 _numbers = itertools.count(1)
 _CLOSE_TIMEOUT = 2.0
-_TOGETHER = 0.01
+_TOGETHER = 0.05
 """Seconds after a question, in which others reach the client together with it."""
 STATE = "requestState"
 _OF_RETRIES = frozenset({"inputResponses", STATE})

@@ -189,7 +189,7 @@ def own_result(era: Era, result: Mapping[str, Any]) -> bytes:
 
 
 def input_required(questions: Mapping[str, Question], state: str) -> bytes:
-    requests = {key: {"method": one.method, "params": one.client_params} for key, one in questions.items()}
+    requests = {key: one.input_request for key, one in questions.items()}
     fields = {"resultType": INPUT_REQUIRED, "inputRequests": requests, "requestState": state}
     return own_result(Era.MODERN, fields)
 

@@ -289,7 +289,7 @@ class _TaskRequest:
             return _answer({**form, **_modern_end(end, state)})
         await follower.asked()
         if follower.open and not follower.fetching.done():
-            requests = {key: {"method": one.method, "params": one.client_params} for key, one in follower.open.items()}
+            requests = {key: one.input_request for key, one in follower.open.items()}
             return _answer({**form, "status": "input_required", "inputRequests": requests})
         return _answer({**form, "status": "working"})
 

@@ -95,6 +95,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return {**params, "_meta": {RELATED_TASK: {"taskId": self.task}}} if self.task else params
 
     @property
+    def input_request(self) -> dict[str, Any]:
+        """For a modern client, whose protocol has no ids of pages."""
+        params = {key: value for key, value in self.client_params.items() if key != "elicitationId"}
+        return {"method": self.method, "params": params}
+
+    @property
     def schema(self) -> Mapping[str, Any]:
         """Of the form; empty without one."""
         schema = self.params.get("requestedSchema")

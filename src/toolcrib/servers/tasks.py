@@ -424,9 +424,7 @@ async def asked_of_caller(server: Server, link: ServerLink, call: ToolCall, stat
     fields: dict[str, Any] = {**state.fields}
     if state.status == "input_required":
         passed = {key: one for key in requests if (one := known.get(key)) is not None}
-        fields["inputRequests"] = {
-            key: {"method": one.method, "params": one.client_params} for key, one in passed.items()
-        }
+        fields["inputRequests"] = {key: one.input_request for key, one in passed.items()}
         if not passed:
             fields = {**fields, "status": "working"}
             del fields["inputRequests"]
