@@ -159,7 +159,7 @@ def test_a_job_is_asked_and_continues_after_the_owners_answers(scene: Scene) -> 
 
     paying = scene.waiting()
     shown = scene.cli("approvals", paying["id"]).ok().out
-    assert f"server modern asks {job} to open a page of shop.example, in modern:ask; " in shown
+    assert f"server modern asks {job} to open a page on shop.example, in modern:ask; " in shown
     assert 'page: "https://shop.example/pay?o=1"' in shown
     assert "Toolcrib does not open it." in shown
     assert scene.cli("refuse", paying["id"]).ok().out == f"Refused: the question in modern:ask for {job}.\n"
@@ -368,7 +368,7 @@ async def test_a_page_is_accepted_by_a_program(scene: Scene) -> None:
     assert result.structured == {"q": {"action": "accept"}}
     (question,) = seen
     assert (question.url, question.host, question.fields) == ("https://shop.example/pay?o=1", "shop.example", ())
-    assert question.message == "Server 'legacy' asks you to open a page of shop.example: Pay."
+    assert question.message == "Server 'legacy' asks you to open a page on shop.example: Pay."
 
 
 @pytest.mark.parametrize("of_crib", [{}, {"answer": lambda _: False}], ids=["without", "with"])
@@ -457,7 +457,7 @@ def test_a_models_answer_is_asked_for_only_with_the_owners_permission(scene: Sce
             assert (waits["agent"], waits["question"]["mode"]) == (name, "sampling")
             assert not turn.done()
             shown = scene.cli("approvals").ok().out
-            assert f"server {server} wants an answer of {name}'s model, in {server}:ask; " in shown
+            assert f"server {server} wants an answer from {name}'s model, in {server}:ask; " in shown
             scene.cli("approve" if approved else "refuse", waits["id"]).ok()
             return waits, turn.result(LIMIT)
 

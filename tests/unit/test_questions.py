@@ -441,12 +441,12 @@ def test_an_address_that_may_lead_elsewhere_is_refused(url):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("https://Shop.example/pay?order=1#x", "a page of shop.example:"),
-        ("https://shop.example:8443/a@b", "a page of shop.example:"),
-        ("http://localhost:3000/", "a page of localhost:"),
-        ("http://[::1]:80/", "a page of ::1:"),
-        ("http://shop.example/", "a page of shop.example (without encryption):"),
-        ("https://xn--pypal-4ve.com/", "a page of xn--pypal-4ve.com (check this name"),
+        ("https://Shop.example/pay?order=1#x", "a page on shop.example:"),
+        ("https://shop.example:8443/a@b", "a page on shop.example:"),
+        ("http://localhost:3000/", "a page on localhost:"),
+        ("http://[::1]:80/", "a page on ::1:"),
+        ("http://shop.example/", "a page on shop.example (without encryption):"),
+        ("https://xn--pypal-4ve.com/", "a page on xn--pypal-4ve.com (check this name"),
     ],
 )
 def test_an_address_is_shown_with_its_host(url, shown):
@@ -752,7 +752,7 @@ def test_an_error_that_requires_pages_names_the_server_on_each():
     person = Person()
     error = error_of(at.required_pages(required(PAGE), call_of(person)))
     (page,) = error["data"]["elicitations"]
-    assert page == {**PAGE, "message": "Server 'shop' asks you to open a page of shop.example: Pay"}
+    assert page == {**PAGE, "message": "Server 'shop' asks you to open a page on shop.example: Pay"}
     assert (error["code"], error["message"]) == (-32042, "Pay\\x1b first")
     assert person.noted == [("url", "passed on")]
     assert at.asked_to_open({"elicitationId": "e1"}) == "a"

@@ -91,9 +91,9 @@ def _headline(row: Mapping[str, Any]) -> str:
         case "form":
             return f"server {asked['server']} asks {agent} to fill in a form, in {tool}"
         case "url":
-            return f"server {asked['server']} asks {agent} to open a page of {asked['host']}, in {tool}"
+            return f"server {asked['server']} asks {agent} to open a page on {asked['host']}, in {tool}"
         case _:
-            return f"server {asked['server']} wants an answer of {agent}'s model, in {tool}"
+            return f"server {asked['server']} wants an answer from {agent}'s model, in {tool}"
 
 
 def _call_lines(row: Mapping[str, Any]) -> Iterator[str]:

@@ -364,7 +364,7 @@ def naming(question: Question) -> str:
     if question.mode == "form":
         return f"Server '{name}' asks: "
     url = question.params["url"]
-    return f"Server '{name}' asks you to open a page of {host_of(url)}{caution(url)}: "
+    return f"Server '{name}' asks you to open a page on {host_of(url)}{caution(url)}: "
 
 
 class NeededInput(msgspec.Struct, frozen=True):
