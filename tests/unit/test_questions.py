@@ -679,6 +679,14 @@ async def test_the_clock_stands_still_until_all_questions_are_answered():
     assert clock.pauses == 0
 
 
+async def test_the_log_says_that_a_caller_cannot_be_asked(caplog):
+    question = prepared(SHOP, ELICITATION, text_form("name"))
+    for asker in (None, cast("CallAsker", Person(capabilities={}))):
+        caplog.clear()
+        assert await settled(SHOP, question, asker, None) == CANCEL
+        assert caplog.messages == ["shop: it asked a question (form), but its caller cannot be asked"]
+
+
 async def test_a_question_that_nobody_answers_ends(monkeypatch):
     monkeypatch.setattr(questions, "LONGEST_QUESTION", 0.01)
     person = Person()
