@@ -246,3 +246,41 @@ def test_refresh_lists_the_tools_of_a_server_that_announces_nothing(
     assert cli("refresh", "w", "--json").ok().json["tools"] == 2
     assert {tool["tool"] for tool in running.command("tool:list", server="w")["tools"]} == {"wait", "later"}
     assert cli("refresh", "never").exit_code == 4
+
+
+SAMPLES = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        names = ["plain", "sample"] if "sampling" in asked["params"]["capabilities"] else ["plain"]
+        info = {"name": "s", "version": "1"}
+        answer = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked["method"] == "tools/list":
+        answer = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+    else:
+        answer = None
+    body = {"error": {"code": -32601, "message": "no"}} if answer is None else {"result": answer}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **body}), flush=True)
+"""
+"""Lists a tool only if it may sample."""
+
+
+@pytest.mark.req("BNS-11")
+def test_a_changed_switch_for_sampling_changes_what_the_server_lists(edited: Path, daemon: StartDaemon) -> None:
+    def switch(mode: str) -> None:
+        write(edited, {"s": {"command": sys.executable, "args": ["-c", SAMPLES], "sampling": mode}})
+
+    def lists(*names: str) -> bool:
+        return [tool["tool"] for tool in running.command("tool:list", server="s")["tools"]] == [*names]
+
+    switch("deny")
+    running = daemon()
+    wait_for(lambda: lists("plain"), "the plain tool only")
+    switch("ask")
+    wait_for(lambda: lists("plain", "sample"), "both tools")
+    assert running.stop() == 0
+    switch("deny")
+    running = daemon()
+    wait_for(lambda: lists("plain"), "the plain tool only")

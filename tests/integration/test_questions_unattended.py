@@ -159,7 +159,7 @@ def test_a_job_is_asked_and_continues_after_the_owners_answers(scene: Scene) -> 
 
     paying = scene.waiting()
     shown = scene.cli("approvals", paying["id"]).ok().out
-    assert f"server modern asks {job} to open a page of shop.example, in modern:ask; " in shown
+    assert f"server modern asks {job} to open a page on shop.example, in modern:ask; " in shown
     assert 'page: "https://shop.example/pay?o=1"' in shown
     assert "Toolcrib does not open it." in shown
     assert scene.cli("refuse", paying["id"]).ok().out == f"Refused: the question in modern:ask for {job}.\n"
@@ -199,7 +199,8 @@ async def asked_twice(scene: Scene, mark: str, answer: Callable[[Json], Awaitabl
 async def test_a_form_is_filled_in_field_by_field_at_a_terminal(scene: Scene) -> None:
     async def fill_in(waits: Json) -> None:
         typed = [
-            ("name: ", "A"),
+            ("name: ", ""),
+            ("It is required: text, at least 2 characters.\r\nname: ", "A"),
             ("It must be text, at least 2 characters.\r\nname: ", "Ann"),
             ("age: ", ""),
             ("size: ", ""),
@@ -225,7 +226,7 @@ async def test_a_form_is_answered_with_json_or_values(scene: Scene) -> None:
         words = ("--content", json.dumps({"name": "Ann", "size": "l"}))
         assert (await during(scene.cli, "approve", waits["id"], *words, "--json")).ok().json["approved"]
         late = await during(scene.cli, "approve", waits["id"], *words)
-        assert (late.exit_code, "No calls are waiting" in late.err) == (4, True)
+        assert (late.exit_code, "was answered" in late.err) == (4, True)
 
     async def with_words(waits: Json) -> None:
         words = ("name=Ann=1", "size=s", "extras=bag", "extras=pen", "gift=no", "age=18")
@@ -367,7 +368,7 @@ async def test_a_page_is_accepted_by_a_program(scene: Scene) -> None:
     assert result.structured == {"q": {"action": "accept"}}
     (question,) = seen
     assert (question.url, question.host, question.fields) == ("https://shop.example/pay?o=1", "shop.example", ())
-    assert question.message == "Server 'legacy' asks you to open a page of shop.example: Pay."
+    assert question.message == "Server 'legacy' asks you to open a page on shop.example: Pay."
 
 
 @pytest.mark.parametrize("of_crib", [{}, {"answer": lambda _: False}], ids=["without", "with"])
@@ -456,7 +457,7 @@ def test_a_models_answer_is_asked_for_only_with_the_owners_permission(scene: Sce
             assert (waits["agent"], waits["question"]["mode"]) == (name, "sampling")
             assert not turn.done()
             shown = scene.cli("approvals").ok().out
-            assert f"server {server} wants an answer of {name}'s model, in {server}:ask; " in shown
+            assert f"server {server} wants an answer from {name}'s model, in {server}:ask; " in shown
             scene.cli("approve" if approved else "refuse", waits["id"]).ok()
             return waits, turn.result(LIMIT)
 
@@ -505,11 +506,22 @@ def test_the_owner_is_asked_at_the_terminal_of_the_call(scene: Scene, server: st
     assert scene.answers(f"declined {server}") == [{"action": "decline"}]
 
 
-def test_the_owners_call_without_a_terminal_says_how_to_answer(scene: Scene) -> None:
-    words = ["call", "legacy:ask", "--args", json.dumps(asking("elsewhere"))]
-    with ThreadPoolExecutor(1) as pool:
-        called = pool.submit(scene.cli, *words)
-        scene.cli("approve", scene.waiting()["id"], "name=Ann", "size=l")
-        done = called.result(LIMIT)
-    assert "A server asks something. `toolcrib approvals" in done.err
-    assert scene.answers("elsewhere") == [BOUGHT]
+def test_the_owners_call_without_a_terminal_says_how_to_answer_its_own_question(scene: Scene) -> None:
+    def call(server: str) -> Any:
+        return pool.submit(scene.cli, "call", f"{server}:ask", "--args", json.dumps(asking(f"elsewhere {server}")))
+
+    def waiting(server: str) -> str | None:
+        rows = scene.owner.say("approval:list")["approvals"]
+        return next((row["id"] for row in rows if row["question"]["server"] == server), None)
+
+    with ThreadPoolExecutor(2) as pool:
+        called, ids = {}, {}
+        for server in SERVERS:
+            called[server] = call(server)
+            ids[server] = wait_for(lambda server=server: waiting(server), "the question")
+        for server in SERVERS:
+            scene.cli("approve", ids[server], "name=Ann", "size=l").ok()
+            said = f"A server asks something. `toolcrib approvals {ids[server]}` shows it"
+            err = called[server].result(LIMIT).err
+            assert (said in err, err.count("asks something")) == (True, 1)
+            assert scene.answers(f"elsewhere {server}") == [BOUGHT]

@@ -26,6 +26,7 @@ from parts.client import at_endpoint, through_bridge
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.postgres import Postgres
 from parts.server_process import StartServer, stdio_command, stdio_entry
+from parts.waiting import during, until
 from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -182,6 +183,16 @@ async def test_everything_returns_text_image_links_structure_and_progress(client
     async with asyncio.timeout(LIMIT):
         await client.call_tool("everything_trigger-long-running-operation", long, progress_callback=hear)
     assert steps == [1, 2]
+
+
+@pytest.mark.req("KSI-5")
+async def test_the_owner_fills_in_the_form_of_everything(bench: Bench, shared_cli: Cli) -> None:
+    called = asyncio.create_task(during(shared_cli, "call", "everything:trigger-elicitation-request"))
+    (row,) = await until(lambda: bench.daemon.command("approval:list")["approvals"], "the form")
+    (await during(shared_cli, "approve", row["id"], "name=Ada", "titledSingleSelectEnum=Superman")).ok()
+    answered = (await called).ok().out
+    assert '"name": "Ada"' in answered
+    assert '"titledSingleSelectEnum": "hero-1"' in answered
 
 
 @pytest.mark.req("BNS-5")

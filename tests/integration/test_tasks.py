@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -384,6 +385,7 @@ def test_the_audit_log_has_the_requests_about_a_task(scene: Scene) -> None:
     ]
     assert len({(row["detail"] or {}).get("task") for row in rows[1:]}) == 1
     assert "secret-" not in json.dumps(rows)
+    assert "tasks/cancel for the task " in run_cli(scene.home, "audit", "--agent", "watched").out
 
 
 def test_tasks_are_listed_and_cancelled_by_the_owner(scene: Scene) -> None:
@@ -429,6 +431,7 @@ def test_leaving_a_call_cancels_the_task_that_it_waits_for(scene: Scene, way: st
         else:
             client.line.reply(notice("notifications/cancelled", {"requestId": 0}))
         wait_for(lambda server=server: len(scene.seen(server, "tasks/cancel")) > before[server], "the cancellation")
+        wait_for(lambda name=name: name not in working(scene, f"plain-{era}"), "the list to say so")
 
 
 def test_a_task_outlives_its_clients_connection(scene: Scene) -> None:
@@ -444,6 +447,10 @@ def test_a_task_outlives_its_clients_connection(scene: Scene) -> None:
     with AskedClient.through_bridge(scene.daemon, "legacy", "returns") as third:
         for task in tasks.values():
             assert "done" in ended(third, task).result["content"][0]["text"]
+
+
+def tasks(daemon: Daemon) -> list[dict[str, Any]]:
+    return list(daemon.command("task:list")["tasks"])
 
 
 @pytest.mark.parametrize("era", KNOWING)
@@ -463,6 +470,13 @@ def test_a_tool_of_the_npm_server_that_runs_only_as_a_task_can_be_called(
     if era == "legacy":
         done = run_cli(toolcrib_home, "call", "everything:simulate-research-query", "topic=cats")
         assert "Research Report: cats" in done.out, done.err
+        assert done.err.endswith("...\n")
+        with ThreadPoolExecutor(1) as pool:
+            called = pool.submit(run_cli, toolcrib_home, "call", "everything:simulate-research-query", "topic=dogs")
+            task = wait_for(lambda: [one for one in tasks(running) if one["status"] == "working"], "the task")[0]
+            assert run_cli(toolcrib_home, "tasks", "cancel", task["id"]).exit_code == 0
+            assert (called.result().exit_code, "The task was cancelled" in called.result().out) == (10, True)
+        assert tasks(running)[-1]["status"] == "cancelled"
 
 
 async def test_a_program_calls_a_tool_that_runs_only_as_a_task(

@@ -58,9 +58,9 @@ async def test_no_answer_in_time_is_a_refusal(bus: Bus) -> None:
 
 
 async def test_a_late_answer_is_refused_with_the_waiting_calls(approvals: Approvals) -> None:
-    with pytest.raises(NotFound, match="No call 'a1' is waiting") as caught:
+    with pytest.raises(NotFound, match="No call or question 'a1' is waiting") as caught:
         approvals.answer("a1", approved=True)
-    assert "No calls are waiting" in caught.value.remedy
+    assert "was answered" in caught.value.remedy
     call = asking(approvals)
     (waiting,) = await approvals.next(5)
     with pytest.raises(NotFound) as caught:

@@ -314,3 +314,15 @@ def test_a_result_with_an_unreadable_number_is_a_tool_error(number: bytes) -> No
     answer = ServerAnswer(result=b'{"content": [], "structuredContent": {"n": ' + number + b"}}")
     with pytest.raises(ToolError, match="cannot be read"):
         read_answer(answer)
+
+
+def test_an_error_that_demands_pages_says_which_to_open():
+    pages = [{"url": "https://shop.example/pay", "message": "Pay"}, {"url": "https://shop.example/terms"}]
+    error = {"code": -32042, "message": "Not yet", "data": {"elicitations": pages}}
+    with pytest.raises(ToolError) as caught:
+        read_answer(ServerAnswer(error=json.dumps(error).encode()))
+    assert caught.value.remedy.endswith("https://shop.example/pay (Pay); https://shop.example/terms")
+    for data in ({}, [], {"elicitations": [{}]}, {"elicitations": 7}, None):
+        with pytest.raises(ToolError) as caught:
+            read_answer(ServerAnswer(error=json.dumps({**error, "data": data}).encode()))
+        assert caught.value.remedy == ""

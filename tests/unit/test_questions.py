@@ -235,6 +235,8 @@ def test_a_form_with_an_ordinary_field_is_passed_on(name):
         ({"type": "string", "oneOf": [{"type": "string"}]}, "Type in your passphrase"),
         ({"type": "array", "items": {"type": "string"}}, "Enter all your passwords, please"),
         ({"type": ["string", "null"], "title": "Password"}, ""),
+        ({"type": "string"}, "Do not forget to enter your password."),
+        ({"type": "string"}, "Do not enter your name. Enter your password."),
     ],
 )
 def test_a_form_that_wants_a_secret_in_other_words_is_refused(field, message):
@@ -253,6 +255,10 @@ def test_a_form_that_wants_a_secret_in_other_words_is_refused(field, message):
         ({"type": "string", "oneOf": [{"const": "a", "title": "A"}], "title": "Token"}, ""),
         ({"type": "array", "items": {"enum": ["a"]}, "title": "Secrets"}, ""),
         ({"type": "integer", "title": "Max tokens"}, ""),
+        # server-everything's
+        ({"type": "integer", "description": "Your favorite integer (do not give us your phone number, pin, …)"}, ""),
+        ({"type": "string", "description": "Don't enter or paste your password"}, ""),
+        ({"type": "string"}, "Never share your PIN here. Which account should I use?"),
         ({"type": "integer", "title": "Tokens"}, ""),
     ],
 )
@@ -436,12 +442,12 @@ def test_an_address_that_may_lead_elsewhere_is_refused(url):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("https://Shop.example/pay?order=1#x", "a page of shop.example:"),
-        ("https://shop.example:8443/a@b", "a page of shop.example:"),
-        ("http://localhost:3000/", "a page of localhost:"),
-        ("http://[::1]:80/", "a page of ::1:"),
-        ("http://shop.example/", "a page of shop.example (without encryption):"),
-        ("https://xn--pypal-4ve.com/", "a page of xn--pypal-4ve.com (check this name"),
+        ("https://Shop.example/pay?order=1#x", "a page on shop.example:"),
+        ("https://shop.example:8443/a@b", "a page on shop.example:"),
+        ("http://localhost:3000/", "a page on localhost:"),
+        ("http://[::1]:80/", "a page on ::1:"),
+        ("http://shop.example/", "a page on shop.example (without encryption):"),
+        ("https://xn--pypal-4ve.com/", "a page on xn--pypal-4ve.com (check this name"),
     ],
 )
 def test_an_address_is_shown_with_its_host(url, shown):
@@ -674,6 +680,14 @@ async def test_the_clock_stands_still_until_all_questions_are_answered():
     assert clock.pauses == 0
 
 
+async def test_the_log_says_that_a_caller_cannot_be_asked(caplog):
+    question = prepared(SHOP, ELICITATION, text_form("name"))
+    for asker in (None, cast("CallAsker", Person(capabilities={}))):
+        caplog.clear()
+        assert await settled(SHOP, question, asker, None) == CANCEL
+        assert caplog.messages == ["shop: it asked a question (form), but its caller cannot be asked"]
+
+
 async def test_a_question_that_nobody_answers_ends(monkeypatch):
     monkeypatch.setattr(questions, "LONGEST_QUESTION", 0.01)
     person = Person()
@@ -747,7 +761,7 @@ def test_an_error_that_requires_pages_names_the_server_on_each():
     person = Person()
     error = error_of(at.required_pages(required(PAGE), call_of(person)))
     (page,) = error["data"]["elicitations"]
-    assert page == {**PAGE, "message": "Server 'shop' asks you to open a page of shop.example: Pay"}
+    assert page == {**PAGE, "message": "Server 'shop' asks you to open a page on shop.example: Pay"}
     assert (error["code"], error["message"]) == (-32042, "Pay\\x1b first")
     assert person.noted == [("url", "passed on")]
     assert at.asked_to_open({"elicitationId": "e1"}) == "a"

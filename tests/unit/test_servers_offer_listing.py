@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
+from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.link import Peer
 from toolcrib.servers.model import LONGEST_ADDRESS, Era, ServerAnswer
 from toolcrib.servers.tool_listing import MAX_ODD, MAX_TEMPLATES, list_offers
 
 
-def link_to(listed: dict[str, Any]) -> Any:
+def link_to(listed: dict[str, Any], *, is_over: bool = False) -> Any:
     async def request(method: str, *_: Any, **__: Any) -> ServerAnswer:
         return ServerAnswer(result=json.dumps(listed[method]).encode())
 
     peer = Peer(era=Era.LEGACY, version="2025-11-25", capabilities=frozenset({"resources"}))
-    return SimpleNamespace(name="long", peer=peer, request=request)
+    return SimpleNamespace(name="long", peer=peer, request=request, is_over=is_over)
 
 
 @pytest.mark.req("BNS-4", "BNS-10")
@@ -46,6 +47,19 @@ async def test_more_templates_than_an_address_can_be_compared_with_are_refused()
         found = await list_offers(link_to(listed), 1.0)
         assert len(found.templates) == (0 if more else MAX_TEMPLATES)
         assert len(found.resources) == len(resources)
+
+
+async def test_a_list_that_a_lost_connection_cut_off_does_not_count_as_empty() -> None:
+    lists = link_to({}, is_over=True)
+
+    async def request(*_: Any, **__: Any) -> ServerAnswer:
+        raise ServerUnavailable("It was stopped.")
+
+    lists.request = request
+    with pytest.raises(ServerUnavailable):
+        await list_offers(lists, 1.0)
+    lists.is_over = False
+    assert (await list_offers(lists, 1.0)).resources == ()
 
 
 @pytest.mark.req("BNS-4", "BNS-10")

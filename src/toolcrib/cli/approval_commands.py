@@ -34,7 +34,8 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The ID that `toolcrib approvals` shows.")]
 Always = Annotated[
-    bool, typer.Option("--always", help="Remember the answer as a rule for this agent and exactly this tool.")
+    bool,
+    typer.Option("--always", help="For a call: remember the answer as a rule for this agent and exactly this tool."),
 ]
 
 
@@ -54,10 +55,17 @@ def approvals(
     for row in printed(found, as_json=as_json)["approvals"]:
         _say_approval(row, None if id else _MAX_ARGUMENT_LENGTH)
     if not found["approvals"]:
-        say("No calls are waiting for approval.")
+        say("No calls or questions are waiting for you.")
     else:
-        hint("Answer with `toolcrib approve ID` or `toolcrib refuse ID`; --always remembers the answer as a rule.")
+        hint(_how_to_answer(found["approvals"]))
     return 0
+
+
+def _how_to_answer(rows: Sequence[Mapping[str, Any]]) -> str:
+    modes = {row["question"] and row["question"]["mode"] for row in rows}
+    values = "; a form also takes NAME=VALUE …" if "form" in modes else ""
+    rule = "; for a call, --always remembers the answer as a rule" if None in modes else ""
+    return f"Answer with `toolcrib approve ID` or `toolcrib refuse ID`{values}{rule}."
 
 
 def _say_approval(row: Mapping[str, Any], limit: int | None) -> None:
@@ -83,9 +91,9 @@ def _headline(row: Mapping[str, Any]) -> str:
         case "form":
             return f"server {asked['server']} asks {agent} to fill in a form, in {tool}"
         case "url":
-            return f"server {asked['server']} asks {agent} to open a page of {asked['host']}, in {tool}"
+            return f"server {asked['server']} asks {agent} to open a page on {asked['host']}, in {tool}"
         case _:
-            return f"server {asked['server']} wants an answer of {agent}'s model, in {tool}"
+            return f"server {asked['server']} wants an answer from {agent}'s model, in {tool}"
 
 
 def _call_lines(row: Mapping[str, Any]) -> Iterator[str]:
@@ -164,7 +172,7 @@ def approve(
         fields = _fields(row)
         if not values and sys.stdin.isatty():
             _say_approval(row, None)
-            given["content"] = _typed(fields)
+            given["content"] = _typed(fields, at_end="It keeps waiting; run the command again.")
         else:
             given["content"] = _read(values or (), fields)
     return _answer(given, as_json=as_json)
@@ -227,12 +235,12 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _typed(fields: Sequence[FormField]) -> dict[str, Any]:
-    """What the owner types at the terminal."""
-    return {field.name: value for field in fields if (value := _typed_value(field)) is not None}
+def _typed(fields: Sequence[FormField], *, at_end: str) -> dict[str, Any]:
+    """What the owner types at the terminal. `at_end` is the remedy if the input ends too early."""
+    return {field.name: value for field in fields if (value := _typed_value(field, at_end)) is not None}
 
 
-def _typed_value(field: FormField) -> Any:
+def _typed_value(field: FormField, at_end: str) -> Any:
     """None if the field is left out, or has its default."""
     several = field.kind is FieldKind.CHOICES
     while True:
@@ -240,10 +248,15 @@ def _typed_value(field: FormField) -> Any:
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
-            raise UsageError("The form was not filled in.", remedy="It keeps waiting; run the command again.")
+            sys.stderr.write("\n")
+            raise UsageError("The form was not filled in.", remedy=at_end)
         text = line.rstrip("\r\n")
         if not text and (field.default is not None or not field.required):
             return None
+        if not text:
+            # An empty text could fit, but whoever only presses Enter hardly means it.
+            hint(f"It is required: {visible(field.expected)}.")
+            continue
         value = _value(field, text)
         if several and not text.startswith("["):
             value = [_choice(field, one.strip()) for one in text.split(",")]
@@ -266,7 +279,7 @@ def answer_at_terminal(event: dict[str, Any]) -> None:
             _say_approval(row, None)
         given: dict[str, Any] = {"id": id, "approved": confirmed("Answer it?", instead="")}
         if given["approved"] and (fields := _fields(row)):
-            given["content"] = _typed(fields)
+            given["content"] = _typed(fields, at_end="This also cancels the call.")
         _ask_daemon("approval:answer", given)
 
 

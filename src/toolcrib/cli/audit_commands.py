@@ -119,6 +119,8 @@ class AuditRows:
         match entry["kind"]:
             case "outcome" if entry["outcome"] == "denied" or self.rules is ShownRules.ALL:
                 return f"{entry['rule']}; signed in at {detail['issuer']}" if "issuer" in detail else str(entry["rule"])
+            case "outcome" if "task" in detail and "method" in detail:
+                return f"{detail['method']} for the task {detail['task']}"
             case "intent" if entry["call"] in self.cut_off:
                 return "it may have run"
             case "question":

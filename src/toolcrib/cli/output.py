@@ -162,9 +162,12 @@ _SELDOM = 15.0
 """Seconds between two lines about the progress of a command."""
 _UNBOUNDED = 100_000
 """A width at which nothing is cut or wrapped, for output to a pipe."""
-_YELLOW = ("connecting", "waiting", "unavailable", "running", "queued", "cancelled", "interrupted")
+_YELLOW = (
+    *("connecting", "waiting", "unavailable", "running", "queued", "cancelled", "interrupted"),
+    *("working", "input_required"),
+)
 _STATE_COLOURS = {
-    **dict.fromkeys(("ready", "idle", "finished", "done"), "green"),
+    **dict.fromkeys(("ready", "idle", "finished", "done", "completed"), "green"),
     **dict.fromkeys(_YELLOW, "yellow"),
     **dict.fromkeys(("failed", "timeout", "revoked", "no tools", "killed"), "red"),
 }

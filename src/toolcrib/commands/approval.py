@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from pydantic import Field
 from toolcrib.catalog.tool import OfferKind
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
-from toolcrib.events import Event, QuestionWaits
 from toolcrib.identity.approvals import SHOWN, Approval, OwnerAsker
 from toolcrib.identity.principal import OWNER
 from toolcrib.policy import Rule, RuleOrigin, Verdict
@@ -43,28 +42,55 @@ def _described(context: CommandContext, approval: Approval, *, whole: bool = Fal
     }
 
 
-@contextlib.contextmanager
-def asking_owner(context: CommandContext) -> Iterator[Asker | None]:
-    """For a command that calls a server: the owner is asked what the server asks, and each question is an event of the
-    command. None without a daemon, because then no other command could answer."""
-    if context.host.describe()["endpoint"] is None:
-        yield None
-        return
-    emitting: set[asyncio.Task[None]] = set()
+class CommandEvents:
+    """The events of a command that calls a server, from code that does not wait."""
 
-    def tell(event: Event) -> None:
-        if isinstance(event, QuestionWaits) and event.agent == OWNER.name:
-            task = asyncio.ensure_future(context.emit({"question": event.id}))
-            emitting.add(task)
-            task.add_done_callback(emitting.discard)
+    def __init__(self, context: CommandContext) -> None:
+        self._context = context
+        self._begun = time.monotonic()
+        self._emitting: set[asyncio.Task[None]] = set()
 
-    leave = context.crib.bus.subscribe(tell, QuestionWaits)
-    try:
-        yield OwnerAsker(context.services.approvals, OWNER.name, context.request.conversation)
-    finally:
-        leave()
-        for task in tuple(emitting):
+    def asker(self) -> Asker | None:
+        """Asks the owner. None without a daemon, because then no other command could answer."""
+        if self._context.host.describe()["endpoint"] is None:
+            return None
+        conversation = self._context.request.conversation
+        return OwnerAsker(self._context.services.approvals, OWNER.name, conversation, self._question)
+
+    def progress(self, params: Mapping[str, Any]) -> None:
+        """Left out at the beginning of a call, and while other events are under way: there may be very many."""
+        message, done, total = (params.get(name) for name in ("message", "progress", "total"))
+        if self._emitting or time.monotonic() - self._begun < _QUIET:
+            return
+        shown = [message[:_LONGEST]] if isinstance(message, str) and message else []
+        if total is not None or not shown:
+            shown.append(f"{done}" if total is None else f"{done} of {total}")
+        self._emit({"progress": ", ".join(shown)})
+
+    def _question(self, id: str) -> None:
+        self._emit({"question": id})
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        task = asyncio.ensure_future(self._context.emit(event))
+        self._emitting.add(task)
+        task.add_done_callback(self._emitting.discard)
+
+    def end(self) -> None:
+        for task in tuple(self._emitting):
             task.cancel()
+
+
+_QUIET = 1.0
+_LONGEST = 200
+
+
+@contextlib.contextmanager
+def command_events(context: CommandContext) -> Iterator[CommandEvents]:
+    events = CommandEvents(context)
+    try:
+        yield events
+    finally:
+        events.end()
 
 
 class ListApprovals(Parameters):

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import Field
 
 from toolcrib.calls import CallRequest
-from toolcrib.commands.approval import asking_owner
+from toolcrib.commands.approval import command_events
 from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     VERBATIM,
@@ -117,7 +117,7 @@ async def _requested(
     if not project.offers.lists(name):
         # Its server may still be connecting.
         await project.settled()
-    with asking_owner(context) as asker:
-        request = CallRequest(tool=name, method=method, params=params, timeout=timeout, asker=asker)
+    with command_events(context) as events:
+        request = CallRequest(tool=name, method=method, params=params, timeout=timeout, asker=events.asker())
         made = await context.services.door.call(context.request, request)
     return {"result": decoded_result(project.public_answer(request, made))}

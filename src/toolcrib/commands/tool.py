@@ -11,7 +11,7 @@ import msgspec
 from pydantic import Field
 
 from toolcrib.calls import CallRequest
-from toolcrib.commands.approval import asking_owner
+from toolcrib.commands.approval import command_events
 from toolcrib.commands.problems import describe_problems
 from toolcrib.commands.registry import (
     VERBATIM,
@@ -78,14 +78,15 @@ async def call(context: CommandContext, params: CallToolParameters) -> dict[str,
     if not context.project.knows(params.tool):
         # Its server may still be connecting.
         await context.project.settled()
-    with asking_owner(context) as asker:
+    with command_events(context) as events:
         outcome = await context.services.door.call(
             context.request,
             CallRequest(
                 tool=params.tool,
                 params={"arguments": msgspec.Raw(msgspec.json.encode(params.arguments))},
                 timeout=params.timeout,
-                asker=asker,
+                on_progress=events.progress,
+                asker=events.asker(),
             ),
         )
     return {"result": read_answer(outcome.answer).raw}

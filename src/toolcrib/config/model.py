@@ -313,7 +313,7 @@ class ServerConfig:
 
     @property
     def identity(self) -> str:
-        """A digest of everything that defines the server: the key of its instances and cache.
+        """A digest of everything that defines the server: the key of its instances, its trust and its pins.
 
         It covers secrets, so it must never leave the machine.
         """
@@ -331,7 +331,17 @@ class ServerConfig:
         ]
         if self.oauth not in (None, OAuthSettings()):
             parts.append(dataclasses.astuple(self.oauth))
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+        return _digest(parts)
+
+    @property
+    def listing_identity(self) -> str:
+        """`identity`, and what the server is told that it may ask: many list other tools for it."""
+        asks = [self.sampling is not SamplingMode.DENY, self.roots_mode]
+        return self.identity if asks == [False, RootsMode.PROJECT] else _digest([self.identity, *asks])
+
+
+def _digest(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 class Severity(enum.StrEnum):

@@ -329,7 +329,7 @@ class Projects:
         for name, config in wanted.items():
             if name not in project.servers:
                 root = project.root if config.depends_on_project else None
-                known, offers = await self._crib.services.last_known.of(config.identity, root)
+                known, offers = await self._crib.services.last_known.of(config, root)
                 project.servers[name] = server = self.pool.acquire(
                     config, project.root, known_tools=known, known_offers=offers
                 )
@@ -388,7 +388,7 @@ class Projects:
         """Deletes the last known tools of a changed entry. One that is gone may come back with its file."""
         self._forget_lists(server)
         named = [one for project in self for name, one in project.config.servers.items() if name == server.name]
-        if named and all(config.identity != server.config.identity for config in named):
+        if named and all(config.listing_identity != server.config.listing_identity for config in named):
             await self._crib.services.last_known.forget(server.config)
 
     def _announce(self, project: Project) -> None:

@@ -336,7 +336,23 @@ def decoded_result(answer: ServerAnswer) -> dict[str, Any]:
         return raw if isinstance(raw, dict) else {"content": [], "value": raw}
     error = _decoded(answer.error or b"{}")
     message = error.get("message") if isinstance(error, dict) else None
-    raise ToolError(f"The server answered with an error: {message or 'it gave no reason'}", data={"error": error})
+    what = f"The server answered with an error: {message or 'it gave no reason'}"
+    raise ToolError(what, remedy=_pages_to_open(error), data={"error": error})
+
+
+def _pages_to_open(error: Any) -> str:
+    """The pages that a server wants opened before the call (error -32042)."""
+    try:
+        pages = msgspec.convert(error["data"]["elicitations"], list[_Page])
+    except (LookupError, TypeError, msgspec.ValidationError):
+        return ""
+    shown = (f"{page.url} ({page.message})" if page.message else page.url for page in pages)
+    return f"Open this first if you trust it, then call again: {'; '.join(shown)}" if pages else ""
+
+
+class _Page(msgspec.Struct):
+    url: str
+    message: str = ""
 
 
 def _result(raw: dict[str, Any]) -> Result:

@@ -51,12 +51,12 @@ class LastKnownTools:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def of(self, identity: str, root: Path | None) -> tuple[tuple[bytes, ...] | None, Offers]:
+    async def of(self, config: ServerConfig, root: Path | None) -> tuple[tuple[bytes, ...] | None, Offers]:
         """None if the server has never listed its tools. `root` is None if it is the same in all projects."""
         place = str(root) if root else None
         try:
-            tools = await self._store.read(servers.load_tools, identity, place)
-            packed = await self._store.read(servers.load_offers, identity, place)
+            tools = await self._store.read(servers.load_tools, config.listing_identity, place)
+            packed = await self._store.read(servers.load_offers, config.listing_identity, place)
             return tools, msgspec.msgpack.decode(packed, type=Offers) if packed else Offers()
         except StoreError as error:
             log.warning("could not read the last known tools: %s", error.text())
@@ -72,13 +72,13 @@ class LastKnownTools:
             asks = {ASKS} if server.asks else set()
             kept = msgspec.structs.replace(server.offers, capabilities=server.offers.capabilities | asks)
             offers = msgspec.msgpack.encode(kept)
-            await self._store.write(servers.remember_tools, server.config.identity, root, server.tools, offers)
+            await self._store.write(servers.remember_tools, server.config.listing_identity, root, server.tools, offers)
         except StoreError as error:
             log.warning("could not store the tools of %s: %s", server.name, error.text())
 
     async def forget(self, config: ServerConfig) -> None:
         try:
-            await self._store.write(servers.forget_tools, config.identity)
+            await self._store.write(servers.forget_tools, config.listing_identity)
         except StoreError as error:
             log.warning("could not delete the stored tools of %s: %s", config.name, error.text())
 

@@ -123,8 +123,11 @@ class Approvals:
         )
         return await self._answered(call, approval, self._limit)
 
-    async def ask_question(self, question: Question, *, agent: str, conversation: str) -> ApprovalAnswer:
-        """Waits for the owner's answer to a server's question, or for the permission to pass it on."""
+    async def ask_question(
+        self, question: Question, *, agent: str, conversation: str, tell: Callable[[str], None] | None = None
+    ) -> ApprovalAnswer:
+        """Waits for the owner's answer to a server's question, or for the permission to pass it on. `tell` gets the
+        approval's id when it waits."""
         now = time.time()
         limit = self._limit if question.mode == "sampling" else self._question_limit
         approval = Approval(
@@ -136,7 +139,7 @@ class Approvals:
             asked_at=now,
             until=now + limit,
         )
-        return await self._answered("", approval, limit)
+        return await self._answered("", approval, limit, tell)
 
     async def ask_permission(self, question: Question, *, agent: str, conversation: str) -> None:
         """For a question that is passed on only if the owner agrees. Raises `QuestionRefused`."""
@@ -155,13 +158,17 @@ class Approvals:
             return client
         return OwnerAsker(self, agent, conversation)
 
-    async def _answered(self, call: str, approval: Approval, limit: float) -> ApprovalAnswer:
+    async def _answered(
+        self, call: str, approval: Approval, limit: float, tell: Callable[[str], None] | None = None
+    ) -> ApprovalAnswer:
         if full := self._full(approval.agent):
             return ApprovalAnswer(approved=False, why=full, remedy="Wait until some are answered.")
         answer: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[approval.id] = _Waiting(call=call, approval=approval, answer=answer)
         self._any.set()
         self._publish_beginning(approval)
+        if tell is not None:
+            tell(approval.id)
         try:
             async with asyncio.timeout(limit):
                 return await answer
@@ -212,8 +219,8 @@ class Approvals:
         if found is None:
             known = ", ".join(self._waiting)
             raise NotFound(
-                f"No call {id!r} is waiting for an answer.",
-                remedy=f"Waiting: {known}." if known else "No calls are waiting: it was answered, or it timed out.",
+                f"No call or question {id!r} is waiting.",
+                remedy=f"Waiting: {known}." if known else "It was answered, it timed out, or its call ended.",
             )
         return found.approval
 
@@ -300,13 +307,18 @@ class OwnerAsker:
 
     capabilities: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 
-    def __init__(self, approvals: Approvals, agent: str, conversation: str) -> None:
+    def __init__(
+        self, approvals: Approvals, agent: str, conversation: str, tell: Callable[[str], None] | None = None
+    ) -> None:
         self._approvals = approvals
         self._agent = agent
         self._conversation = conversation
+        self._tell = tell
 
     async def ask(self, question: Question) -> Mapping[str, Any]:
-        answer = await self._approvals.ask_question(question, agent=self._agent, conversation=self._conversation)
+        answer = await self._approvals.ask_question(
+            question, agent=self._agent, conversation=self._conversation, tell=self._tell
+        )
         if answer.result is None:
             raise QuestionUnanswered
         return answer.result

@@ -113,7 +113,8 @@ def completed(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     each wrong field and what it expects."""
     fields = {one.name: one for one in form_fields(schema)}
     content = {**defaults(schema), **values}
-    wrong = [f"it has no field {_shown(name)}" for name in values if name not in fields]
+    unknown = [f"it has no field {_shown(name)}" for name in values if name not in fields]
+    wrong = list(unknown)
     for name, one in fields.items():
         if name in content and not one.accepts(content[name]):
             wrong.append(f"{_shown(name)} must be {one.expected}, not {_shown(content[name])}")
@@ -122,7 +123,7 @@ def completed(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     if wrong:
         raise InvalidArguments(
             f"The answer does not fit the form: {'; '.join(wrong)}.",
-            remedy=f"Its fields: {', '.join(map(_shown, fields)) or 'none'}.",
+            remedy=f"Its fields: {', '.join(map(_shown, fields)) or 'none'}." if unknown else "",
         )
     return content
 

@@ -400,6 +400,11 @@ class ServerLink(abc.ABC):
         self.session_expired = not self.lost.done()
         self.lose("The server no longer knows the session.")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is lost or about to be closed, so that a failed request says nothing about the server."""
+        return self.lost.done() or bool(self._ended)
+
     def end_calls(self, reason: str) -> None:
         """Fails all calls in flight at once."""
         self._ended = reason

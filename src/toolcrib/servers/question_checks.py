@@ -68,7 +68,7 @@ def wanted_secret(schema: Mapping[str, Any], message: Any) -> str:
     for name, field in schema["properties"].items():
         if _is_for_secret(name, field):
             return f"its field {repr(printable(name))[:80]} is for a secret"
-    if any(map(_takes_text, schema["properties"].values())) and _WANTED.search(_words(message)):
+    if any(map(_takes_text, schema["properties"].values())) and _WANTED.search(_wishes(message)):
         return "its message asks for a secret"
     return ""
 
@@ -144,9 +144,8 @@ def _is_for_secret(name: str, field: Mapping[str, Any]) -> bool:
     if field.get("type") in ("integer", "number"):
         # A number of tokens.
         names = [re.sub(r"\btokens?\b", "", text) for text in names]
-    named = any(map(_NAMED.search, names))
-    about = _words(field.get("description"))
-    return named or bool(_WANTED.search(about) or _DESCRIBED.search(about))
+    about = _wishes(field.get("description"))
+    return any(map(_NAMED.search, names)) or bool(_WANTED.search(about) or _DESCRIBED.search(about))
 
 
 def _folded(text: str) -> str:
@@ -162,6 +161,11 @@ def _words(text: Any) -> str:
     if not isinstance(text, str):
         return ""
     return re.sub(r"[\W_]+", " ", _CASE.sub(" ", _folded(text[:LONGEST_MESSAGE]))).lower().strip()
+
+
+def _wishes(text: Any) -> str:
+    """The words of a text. "Do not enter your PIN" asks for no PIN."""
+    return _UNWANTED.sub("without", _words(text))
 
 
 _FOREIGN = "passwort kennwort contrasena senha wachtwoord haslo heslo parola пароль 密码 密碼 パスワード 비밀번호"
@@ -186,6 +190,7 @@ _LEADING = r"(?: (?!for|of|to|with|about|if|whether|or|from|in|on|using|than|wit
 _VERB = (
     r"(?:enter|type|paste|provide|supply|give|input|insert|submit|share|what is|what s|needs?|requires?|confirm|tell)"
 )
+_UNWANTED = re.compile(rf"\b(?:not|never|don t) (?:{_VERB} or )?{_VERB}\b")
 _WANTED = re.compile(rf"\b{_VERB}(?: in)?{_LEADING} {_SECRET}{_NOT_ITSELF}")
 _DESCRIBED = re.compile(rf"^(?:your|the|an?|my|new|current|old)?{_LEADING} ?\b{_SECRET}{_NOT_ITSELF}")
 

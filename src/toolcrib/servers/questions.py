@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ from toolcrib.servers.question_checks import (
 )
 from toolcrib.servers.roots import roots_inside, roots_of
 from toolcrib.servers.wire import LARGEST_QUESTION
+
+log = logging.getLogger(__name__)
 
 ELICITATION, SAMPLING, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 METHODS = frozenset({ELICITATION, SAMPLING, ROOTS})
@@ -161,12 +164,12 @@ async def settled(
     if question.method == ROOTS and config.roots_mode is RootsMode.PROJECT:
         return roots_of(root)
     if asker is None:
-        return unasked(config, question, root)
+        return _nobody_asked(config, question, root)
     action = UNANSWERED
     try:
         if not can_answer(asker.capabilities, question):
             action = NOBODY
-            return unasked(config, question, root)
+            return _nobody_asked(config, question, root)
         async with asyncio.timeout(LONGEST_QUESTION):
             if question.needs_approval:
                 await asker.permit(question)
@@ -181,6 +184,12 @@ async def settled(
         raise
     finally:
         asker.note(question, action)
+
+
+def _nobody_asked(config: ServerConfig, question: Question, root: Path | None) -> Mapping[str, Any]:
+    if question.method != ROOTS:
+        log.warning("%s: it asked a question (%s), but its caller cannot be asked", config.name, question.mode)
+    return unasked(config, question, root)
 
 
 def _unanswered(question: Question) -> Mapping[str, Any]:
@@ -368,7 +377,7 @@ def naming(question: Question) -> str:
     if question.mode == "form":
         return f"Server '{name}' asks: "
     url = question.params["url"]
-    return f"Server '{name}' asks you to open a page of {host_of(url)}{caution(url)}: "
+    return f"Server '{name}' asks you to open a page on {host_of(url)}{caution(url)}: "
 
 
 class NeededInput(msgspec.Struct, frozen=True):

@@ -387,7 +387,9 @@ class Supervisor:
             try:
                 await self._list(link)
             except ServerFailure as error:
-                log.warning("%s: could not list its tools again: %s", self.name, self.mask.line(error.text()))
+                # The end of a connection is reported elsewhere, or was wanted.
+                if not link.is_over:
+                    log.warning("%s: could not list its tools again: %s", self.name, self.mask.line(error.text()))
             await asyncio.sleep(_REST_PER_TOOL * (len(self.tools or ()) + self.offers.count))
 
     async def _list(self, link: ServerLink) -> None:

@@ -289,20 +289,24 @@ class _Run:
         self._answered: set[str] = set()
 
     def cancel(self) -> None:
+        """Nobody looks at it any more, so it counts as cancelled whatever the server answers."""
         self._link.send_unawaited(CANCEL, self._params, meta=self._meta, limit=_PATIENCE)
+        self._note_end("cancelled")
 
     async def legacy(self) -> ServerAnswer:
         async with self._reporting():
             answer = await self._lasting(RESULT, limit=self._limit, call=self._call, task=self._state.id)
-        if answer.result is not None and not _has_content(answer.result):
-            # A task that was cancelled, or that failed without a result, has nothing but its status.
+        if answer.result is None or not _has_content(answer.result):
+            # A task that was cancelled, or that failed without a result, has nothing but its status. For some servers
+            # that is an error.
             await self._look()
-            return _ended_without_result(self._state)
+            if answer.error is None or self._state.status == "cancelled":
+                return _ended_without_result(self._state)
         self._note_end("failed" if answer.error is not None else "completed")
         return answer if answer.result is None else ServerAnswer(result=without_related_task(answer.result))
 
     def _note_end(self, status: Status) -> None:
-        seen(self._server, self._call, msgspec.structs.replace(self._state, status=status))
+        seen(self._server, self._call, msgspec.structs.replace(self._state, status=status, message=""))
 
     @contextlib.asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:

@@ -109,6 +109,9 @@ async def list_offers(link: ServerLink, limit: float) -> Offers:
         try:
             return await _listed(link, kind, limit)
         except ServerFailure as error:
+            if link.is_over:
+                # The server refused nothing, and may still offer it.
+                raise
             log.warning("%s: no %ss are offered: %s", link.name, kind.what, error.text())
             return ()
 
