@@ -13,6 +13,7 @@ import pytest
 from parts.gateway_harness import LIMIT, MODERN, Exchange, GatewayHarness, legacy_body, modern_headers, opened
 from parts.waiting import until
 from toolcrib.gateway import asking, parking
+from toolcrib.gateway.messages import Reply
 
 pytestmark = pytest.mark.req("KSI-5", "KSI-9")
 
@@ -169,8 +170,13 @@ async def test_a_result_is_not_kept_after_it_was_fetched(
 ) -> None:
     token = await harness.agent("a")
     kept: list[parking.ParkedCall] = []
-    keep = parking.Parking.keep_for_a_while
-    monkeypatch.setattr(parking.Parking, "keep_for_a_while", lambda self, call: (kept.append(call), keep(self, call)))
+    keep = parking.Parking.kept
+
+    def noted(self: parking.Parking, call: parking.ParkedCall, reply: Reply) -> Reply:
+        kept.append(call)
+        return keep(self, call, reply)
+
+    monkeypatch.setattr(parking.Parking, "kept", noted)
     harness.slow.patience = 0.1
     asked = await begun(harness, token, "one")
     await until(lambda: kept)
@@ -194,6 +200,20 @@ async def test_a_gateway_that_stops_parks_no_more_calls(
     await within(call)
     assert messages_in(exchange)[-1]["result"]["structuredContent"] == {"answers": [{"action": "cancel"}]}
     assert harness.gateway.parked == 0
+
+
+async def test_a_result_that_cannot_be_kept_is_an_error_and_not_lost_in_silence(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.slow.patience = 0.1
+    monkeypatch.setattr(parking, "MAX_KEPT", 10)
+    token = await harness.agent("a")
+    exchange, task = harness.begin(ask("one"), token, modern_headers("tools/call", name="slow_ask"))
+    await within(task)
+    done = await send(harness, token, retry(exchange.json["result"], "one"))
+    assert done.json["id"] == "again"
+    assert "could not be kept" in done.json["error"]["message"]
+    assert not harness.gateway.parked
 
 
 async def test_a_removed_agent_ends_its_parked_call(harness: GatewayHarness) -> None:

@@ -3,8 +3,8 @@
 In: a question in the middle of a call, and the client's retry with its answer. Out: `input_required`, whose
 `requestState` is sealed for this agent and this request; then the call's result. The call itself goes on in the task of
 the client's first request, so that a retry continues it and never repeats it. Questions of modern servers need no
-parking: each of the client's requests is a call of its own, and the sealed state contains the server's. `http` and
-`pipe` share one `Parking`.
+parking: each of the client's requests is a call of its own, and the sealed state contains the server's. The HTTP
+endpoint has one `Parking`, and all bridges share one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.calls.door import PROCESS
-from toolcrib.errors import InvalidHandle
+from toolcrib.errors import INTERNAL_ERROR, InvalidHandle
 from toolcrib.gateway.asking import declared_capabilities
-from toolcrib.gateway.messages import ClientMessage, Reply, readdressed, result_message
+from toolcrib.gateway.messages import ClientMessage, Reply, error_message, readdressed, result_message
 from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.protocol import CAPABILITIES_KEY, input_required
 from toolcrib.identity.handles import Handles
@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 MAX_PARKED = 5_000
 MAX_OF_AGENT = 1_000
+MAX_KEPT = 64 * 1024 * 1024
+"""Bytes of results that wait for their clients."""
 _numbers = itertools.count(1)
 _CLOSE_TIMEOUT = 2.0
 _TOGETHER = 0.05
@@ -133,7 +135,7 @@ class ParkedCall:
         self.pending = pending
         self._parking = parking
         self._message = message
-        self._first_id = self._request_id = message.id or b"null"
+        self.first_id = self._request_id = message.id or b"null"
         self._exchange: Exchange | None = exchange
         self._answered: asyncio.Future[None] | None = None
         """Done when the current request has its answer; None during the first one."""
@@ -143,6 +145,7 @@ class ParkedCall:
         self._reply: Reply | None = None
         """The result, until the client fetches it."""
         self.forgetting: asyncio.TimerHandle | None = None
+        self.kept_bytes = 0
 
     def notify(self, message: bytes) -> None:
         if self._exchange is not None:
@@ -213,12 +216,11 @@ class ParkedCall:
         """Sends the result. A client that has to answer first gets it with its next request."""
         exchange, self._exchange = self._exchange, None
         if exchange is None and self.pending.stopped is None:
-            self._reply = reply
-            self._parking.keep_for_a_while(self)
+            self._reply = self._parking.kept(self, reply)
             return
         self._parking.forget(self)
         if exchange is not None:
-            await self._send(exchange, readdressed(reply, self._first_id, self._request_id))
+            await self._send(exchange, readdressed(reply, self.first_id, self._request_id))
 
 
 class Parking:
@@ -228,6 +230,7 @@ class Parking:
         self._of_agent: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._kept_bytes = 0
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -262,11 +265,19 @@ class Parking:
         if call.forgetting is not None:
             call.forgetting.cancel()
         if self._calls.pop(call.id, None) is not None:
+            self._kept_bytes -= call.kept_bytes
             self._of_agent[call.agent] -= 1
             self._of_agent += Counter()
 
-    def keep_for_a_while(self, call: ParkedCall) -> None:
+    def kept(self, call: ParkedCall, reply: Reply) -> Reply:
+        """Keeps the result for a while, or an error in its place if it needs too much memory."""
         call.forgetting = asyncio.get_running_loop().call_later(QUESTION_SECONDS, self.forget, call)
+        if self._kept_bytes + len(reply.body) > MAX_KEPT:
+            text = f"The call ended, but its result of {len(reply.body)} bytes could not be kept for you."
+            reply = Reply(error_message(call.first_id, INTERNAL_ERROR, text), accepted=False)
+        call.kept_bytes = len(reply.body)
+        self._kept_bytes += call.kept_bytes
+        return reply
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

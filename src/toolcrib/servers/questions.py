@@ -404,7 +404,7 @@ def needed_input(server: str, result: bytes) -> NeededInput:
         raise ProtocolViolation(f"Server '{server}' asked more than {MAX_QUESTIONS} questions at once.")
     if needed.state is None and not needed.requests:
         raise ProtocolViolation(f"Server '{server}' asked for input without a question.")
-    if len(needed.state or "") > MAX_STATE:
+    if len((needed.state or "").encode()) > MAX_STATE:
         raise ProtocolViolation(f"Server '{server}' sent a state of more than {MAX_STATE // 1024} KB.")
     return needed
 
