@@ -267,7 +267,7 @@ for line in sys.stdin:
 """Lists a tool only if it may sample."""
 
 
-@pytest.mark.req("BNS-11")
+@pytest.mark.req("BNS-4")
 def test_a_changed_switch_for_sampling_changes_what_the_server_lists(edited: Path, daemon: StartDaemon) -> None:
     def switch(mode: str) -> None:
         write(edited, {"s": {"command": sys.executable, "args": ["-c", SAMPLES], "sampling": mode}})

@@ -44,7 +44,7 @@ async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
     store = await Store.open(store_location(paths, environ, Flags()))
     for config in load(paths=paths, root=root, environ=environ).servers.values():
         for place in (root, root / "kid"):
-            await store.write(tools.remember_tools, config.identity, str(place), (b'{"name": "read"}',))
+            await store.write(tools.remember_tools, config.listing_identity, str(place), (b'{"name": "read"}',))
     await store.close()
     async with Crib(paths=paths, root=root, environ=environ) as crib:
         yield crib
