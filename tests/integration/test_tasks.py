@@ -398,6 +398,8 @@ def test_tasks_are_listed_and_cancelled_by_the_owner(scene: Scene) -> None:
     assert "stdio_legacy:later of lister" in cli("tasks", "cancel", row["id"]).err
 
     assert scene.seen("stdio_legacy", "tasks/cancel")
+    changes = [one for one in scene.owner.audit(agent="lister") if one["outcome"] == "task cancelled"]
+    assert [(one["kind"], one["detail"]["task"]) for one in changes] == [("change", row["id"])]
     assert "cancelled" in next(line for line in cli("tasks").out.splitlines() if "lister" in line)
     assert cli("tasks", "cancel", row["id"]).exit_code == 2
     client.line.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import time
@@ -16,13 +17,14 @@ from toolcrib.audit.entry import EntryKind
 from toolcrib.calls.door import PROCESS
 from toolcrib.commands.duration import parse_duration
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
-from toolcrib.errors import UsageError
+from toolcrib.errors import StoreError, UsageError
 from toolcrib.events import CallOutcome
 
 _OUTCOMES = ", ".join(CallOutcome)
 
 _POLL = 0.25
 _AT_ONCE = 500
+_PATIENCE = 1.0
 _REPORT_EVERY = 2.0
 """Seconds between two progress reports of `verify`."""
 
@@ -49,6 +51,10 @@ class AuditParameters(Parameters):
 @registry.command("audit:query", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def query(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest matching entries of the audit log, newest last: calls, denials, permission changes."""
+    # Outcomes of calls that only read are written a moment later. A store that can't be written can still be read.
+    with contextlib.suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            await context.services.audit.flush()
     entries = await context.services.audit.query(**params.filters(), limit=params.limit)
     # With `until`, the outcome of a call may be in a later entry.
     return {"entries": entries, "cut_off": interrupted_calls(entries) if params.until is None else []}

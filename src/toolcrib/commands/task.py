@@ -8,6 +8,7 @@ from toolcrib.calls import CallRequest
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.config.paths import project_of
 from toolcrib.errors import NotFound, UsageError
+from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
 from toolcrib.identity.tasks import described
 from toolcrib.servers.tasks import CANCEL, ENDED, GET
@@ -39,6 +40,8 @@ async def cancel(context: CommandContext, params: CancelTask) -> dict[str, Any]:
         places = [one for one in places if one.root == root]
     if not places:
         raise NotFound(f"The server '{task.server}' of the task {task.id} is no longer used.")
+    detail = {"task": task.id, "tool": f"{task.server}:{task.tool}"}
+    await context.services.record(AuditedChange(what="task cancelled", agent=task.agent, detail=detail))
     # The task may be known only to the instance of the server that belongs to its agent.
     caller = Principal.fixed(task.agent, OWNER.permission())
     door, request = context.services.door, RequestContext(caller, places[0])
