@@ -40,8 +40,6 @@ async def cancel(context: CommandContext, params: CancelTask) -> dict[str, Any]:
         places = [one for one in places if one.root == root]
     if not places:
         raise NotFound(f"The server '{task.server}' of the task {task.id} is no longer used.")
-    detail = {"task": task.id, "tool": f"{task.server}:{task.tool}"}
-    await context.services.record(AuditedChange(what="task cancelled", agent=task.agent, detail=detail))
     # The task may be known only to the instance of the server that belongs to its agent.
     caller = Principal.fixed(task.agent, OWNER.permission())
     door, request = context.services.door, RequestContext(caller, places[0])
@@ -49,6 +47,8 @@ async def cancel(context: CommandContext, params: CancelTask) -> dict[str, Any]:
     made = await door.call(request, CallRequest(tool=name, method=CANCEL, task=task.task))
     if made.answer.error is not None:
         raise UsageError(f"The task {task.id} could not be cancelled: {error_in(made.answer.error).message}")
+    detail = {"task": task.id, "tool": name}
+    await context.services.record(AuditedChange(what="task cancelled", agent=task.agent, detail=detail))
     # Some servers only promise to stop, so look at what became of it.
     await door.call(request, CallRequest(tool=name, method=GET, task=task.task))
     return {"task": dict(described(task))}

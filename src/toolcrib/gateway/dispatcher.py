@@ -114,7 +114,8 @@ class Dispatcher:
             asyncio.current_task(), cancelled_by_leaving=True, progress_token=message.meta.get("progressToken")
         )
         exchange = begin(pending)
-        if message.method in ASKED_METHODS and declared_capabilities(message.meta.get(protocol.CAPABILITIES_KEY)):
+        claimed = message.meta.get(protocol.CAPABILITIES_KEY)
+        if claimed and message.method in ASKED_METHODS and declared_capabilities(claimed):
             call = ParkedCall(self._parking, message, agent, pending, exchange)
             await call.finish(await self.answer(message, Era.MODERN, context, pending, call.notify, asker=call))
         else:

@@ -72,7 +72,8 @@ class TaskRequests:
         removed from `params`: modern ones may still send it, without a meaning."""
         wish = params.pop("task", None)
         if era is Era.MODERN:
-            return _declares(message) and not self._known.is_full(agent), None
+            claims = bool(message.meta.get(protocol.CAPABILITIES_KEY))
+            return claims and _declares(message) and not self._known.is_full(agent), None
         if wish is None:
             return False, None
         try:

@@ -9,6 +9,7 @@ A call that may have run is never repeated. The next call of an idle server star
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -274,9 +275,15 @@ class Server(Supervisor):
             return await self._sent_of_task(link, needing, listed, how)
         return answer if link.questions is None else link.questions.required_pages(error, call)
 
+    @functools.cached_property
+    def _offered_without_client(self) -> dict[str, Any]:
+        """What Toolcrib answers by itself."""
+        return offered_capabilities(self.config, {})
+
     def _declaring(self, call: ToolCall, meta: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request's `_meta` with what this caller can be asked."""
-        offered = offered_capabilities(self.config, call.asker.capabilities if call.asker is not None else {})
+        capabilities = {} if call.asker is None else call.asker.capabilities
+        offered = offered_capabilities(self.config, capabilities) if capabilities else self._offered_without_client
         if not offered:
             return meta
         return {**meta, CLIENT_CAPABILITIES_KEY: {**meta.get(CLIENT_CAPABILITIES_KEY, {}), **offered}}
