@@ -187,6 +187,25 @@ def test_each_of_several_questions_gets_its_own_answer(scene: Scene, client: str
     check_wire(at)
 
 
+@pytest.mark.parametrize("upstream", [name for name in UPSTREAMS if "modern" in name])
+def test_a_modern_server_may_ask_a_legacy_client_ten_times_in_one_call(scene: Scene, upstream: str) -> None:
+    at, mark = scene.clients["legacy_endpoint"], next(_marks)
+    asked: list[str] = []
+
+    def answer(question: Json) -> Json:
+        asked.append(question["params"]["message"])
+        return {"action": "accept", "content": {"colour": "red", "n": 1}}
+
+    turn = at.finish(
+        at.call(f"{upstream}_ask", {"rounds": [{str(n): form()} for n in range(11)], "mark": mark}), answer
+    )
+    assert len(asked) == 10
+    assert turn.result["isError"]
+    assert "asked more than 10 times during one call" in turn.result["content"][0]["text"]
+    assert scene.notes(upstream, mark)["answered"] == []
+    check_wire(at)
+
+
 @pytest.mark.usual(client=("legacy_bridge", "modern_endpoint"))
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("client", CLIENTS)

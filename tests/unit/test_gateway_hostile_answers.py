@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from parts.gateway_harness import MODERN, GatewayHarness, legacy_body, modern_headers, opened
+from parts.waiting import until
 from toolcrib.config.from_code import server_config
+from toolcrib.gateway import parking
 from toolcrib.servers.link import Peer, ServerLink
 from toolcrib.servers.link_questions import ServerQuestions
 from toolcrib.servers.model import Era, ServerAnswer
@@ -49,6 +51,7 @@ class Wire(ServerLink):
         self._peer = Peer(era=era, version=MODERN, capabilities=frozenset({"tasks"}))
         self.answers: dict[str, Any] = {}
         self.received: list[tuple[str, Any]] = []
+        self.abandoned: list[str] = []
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
@@ -63,7 +66,8 @@ class Wire(ServerLink):
 
     async def _reply(self, message: bytes) -> None: ...
 
-    def _abandon(self, request_id: str, reason: str) -> None: ...
+    def _abandon(self, request_id: str, reason: str) -> None:
+        self.abandoned.append(reason)
 
     def got(self, method: str) -> list[Any]:
         return [params for name, params in self.received if name == method]
@@ -357,3 +361,20 @@ async def test_a_task_that_ended_is_not_reported_as_failed_because_its_result_is
     reachable.set()
     looked = (await scene.modern(token, "tasks/get", taskId=handle))["result"]
     assert (looked["status"], looked["result"]["content"]) == ("completed", result["content"])
+
+
+async def test_a_call_whose_question_expires_is_cancelled_at_its_server(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "QUESTION_SECONDS", 0.1)
+    token = await scene.harness.agent("a")
+
+    async def ask(params: Any) -> Any:
+        assert wire.asked(7, "elicitation/create", lambda: FORM["params"])
+        await asyncio.Event().wait()
+
+    wire = scene.serve(Era.LEGACY, tools_call=ask)
+    asked = await scene.modern(token, "tools/call", name="slow_wait", arguments={})
+    assert asked["result"]["resultType"] == "input_required"
+    await until(lambda: wire.abandoned, "the server to be told")
+    assert (wire.abandoned, len(wire.got("tools/call"))) == (["cancelled by the caller"], 1)

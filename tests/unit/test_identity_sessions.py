@@ -306,6 +306,17 @@ async def test_a_legacy_id_belongs_to_its_agents_session_also_after_a_restart(ha
         assert [sessions.legacy(*one) for one in unknown] == [None] * 5
 
 
+async def test_what_a_legacy_client_can_be_asked_is_known_after_a_restart(harness: SessionsHarness) -> None:
+    forms = {"elicitation": {"form": {}}}
+    async with harness.open() as sessions:
+        own, _ = await sessions.begin_legacy("a", "x", forms)
+        plain, _ = await sessions.begin_legacy("a", "y")
+    async with harness.open() as sessions:
+        assert (sessions.capabilities(own), sessions.capabilities(plain)) == (forms, {})
+        await sessions.end_legacy(own)
+        assert sessions.capabilities(own) == {}
+
+
 async def test_legacy_ids_cannot_be_guessed(sqlite: SessionsHarness) -> None:
     async with sqlite.open() as sessions:
         ids = {(await sessions.begin_legacy("a", "x"))[0] for _ in range(50)}
