@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from toolcrib import listing
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 from toolcrib.core.provider import ToolProvider
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
+from toolcrib.listing import cache as listing
 from toolcrib.policy import BUILTIN, Permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")

@@ -116,6 +116,21 @@ class NameStyle(enum.StrEnum):
     SERVER = "server"
 
 
+class ListingMode(enum.StrEnum):
+    """How much of its tools an agent is shown."""
+
+    AUTO = "auto"
+    """Chosen by the size of the list and by the client."""
+    FULL = "full"
+    """Every definition, whole."""
+    THIN = "thin"
+    """Every tool, with the shortest definition that is enough to call it."""
+    SEARCH = "search"
+    """Tools that find, describe and call the others."""
+    HANDSHAKE = "handshake"
+    """Full for the first completion of a conversation, thin after that."""
+
+
 class PinMode(enum.StrEnum):
     """What happens to tools whose definitions differ from the accepted ones."""
 
