@@ -37,7 +37,7 @@ from toolcrib.catalog.transforms import (
     apply_transforms,
     unmatched_names,
 )
-from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle
+from toolcrib.config.model import COMMANDS, GATEWAY_TOOLS, RESERVED_SERVER_NAMES, NameStyle
 from toolcrib.config.tool_rule import RuleAction, ToolRule, ToolSelector
 from toolcrib.errors import UnknownTool, UsageError
 
@@ -202,7 +202,9 @@ class Catalog:
                 read[server] = _with_rules(server, _read(server, listings[server]), transforms)
         overrides = {(server, tool.name): tool.override for server, tools in kept.items() for tool in tools}
         overrides |= {(server, name): one for server, found in read.items() for name, (_, one) in found.items()}
-        names = name_tools(overrides, limit=limit, called={key: one.name for key, one in overrides.items() if one})
+        # The names of the gateway's own tools are taken.
+        pairs = [*overrides, *((COMMANDS, name) for name in GATEWAY_TOOLS)]
+        names = name_tools(pairs, limit=limit, called={key: one.name for key, one in overrides.items() if one})
         made: list[Tool] = []
         for server in sorted(listings):
             counts = server in trusted or server in RESERVED_SERVER_NAMES

@@ -145,6 +145,11 @@ class Tool:
         return self.names.of(style)
 
     @property
+    def shown_name(self) -> str:
+        """The server's own name for it, or the one that the configuration gives it."""
+        return self.name if self.override is None else self.override.name
+
+    @property
     def shown(self) -> Tool:
         """The tool with its shown definition."""
         if self.override is None:

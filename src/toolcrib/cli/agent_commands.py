@@ -1,4 +1,4 @@
-"""`agent add|list|show|rotate|remove` and `sessions`: agents and their conversations.
+"""`agent add|list|show|listing|rotate|remove` and `sessions`: agents and their conversations.
 
 In: command-line arguments. Out: an exit code. A token is printed once, when it is created, and is never passed as an
 argument. Without a daemon, this process does the work.
@@ -18,6 +18,7 @@ from toolcrib.cli.connected_agents import connected_files
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, size_of, table
 from toolcrib.cli.perform import perform
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import working_folder
 
 AGENT_COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
@@ -26,6 +27,7 @@ commands = typer.Typer(rich_markup_mode=None)
 agent = typer.Typer(help="Manage agents: identities with their own token and permissions.")
 commands.add_typer(agent, name="agent")
 
+MODES = ", ".join(ListingMode)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")]
 
 
@@ -56,10 +58,12 @@ def add(
             help="How it gets errors of calls: as results, or as JSON-RPC errors with an HTTP status. Default: result.",
         ),
     ] = None,
+    listing: Annotated[str | None, typer.Option(metavar="MODE", help=f"How its tools are listed: {MODES}.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Add an agent and print its token. The token is shown only once."""
     given = {"profile": profile, "workdir": _absolute(workdir), "expires": expires, "parent": parent, "errors": errors}
+    given["listing"] = listing
     params = {key: value for key, value in given.items() if value is not None}
     found = printed(perform("agent:add", {"name": name, **params}), as_json=as_json)
     _say_token(found)
@@ -99,6 +103,22 @@ def _say_token(found: Mapping[str, Any]) -> None:
     hint(f"It is also in {found['token_file']}, which only you can read.")
 
 
+@agent.command()
+def listing(
+    name: Name,
+    mode: Annotated[str, typer.Argument(metavar="MODE", help=f"{MODES}; or `default`, as the configuration says.")],
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """Set how an agent's tools are listed; its clients are told at once."""
+    found = printed(
+        perform("agent:listing", {"name": name, "mode": None if mode == "default" else mode}), as_json=as_json
+    )
+    say(f"{name}: listing {found['listing'] or 'as its profile or the configuration says'}.")
+    hint(f"`toolcrib cost --agent {name}` shows what its list costs.")
+    return 0
+
+
 @agent.command("list")
 def list_agents(*, as_json: AsJson = False) -> int:
     """List the agents."""
@@ -135,6 +155,7 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
         "name": found["name"],
         "profile": found["profile"],
         "workdir": found["workdir"],
+        "listing": found["listing"] or "",
         "parent": found["parent"],
         "children": ", ".join(found["children"]),
         "added": f"{duration(time.time() - found['created_at'])} ago",

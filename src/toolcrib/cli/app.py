@@ -52,6 +52,8 @@ _COMMANDS = (
     ("accounts", "account_commands", "List where you are signed in, with which scopes, and until when."),
     ("tools", "tool_commands", "List the tools of all servers, or of one."),
     ("call", "tool_commands", "Call a tool and print its result."),
+    ("cost", "listing_commands", "Show what the tools of each server cost in each listing mode."),
+    ("find", "listing_commands", "Find tools as an agent in search mode would."),
     ("resources", "resource_commands", "List the resources and resource templates of all servers, or of one."),
     ("read", "resource_commands", "Read a resource and print its contents unchanged."),
     ("prompts", "resource_commands", "List the prompts of all servers, or of one."),

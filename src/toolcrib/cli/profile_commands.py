@@ -45,11 +45,13 @@ GUIDE = """\
 #       mode: {{one_of: [read, list]}}
 #       options.sql: {{matches: "select .*"}}
 # own_tools: edit                       # what a coding agent's built-in tools may do: none, read, edit, all
+# listing: thin                         # how tools are listed: auto, full, thin, search, handshake
 """
 
 
 def profile_yaml(profile: Mapping[str, Any]) -> str:
-    content = {key: profile[key] for key in ("description", "own_tools", "rules")}
+    keys = ("description", "own_tools", "rules", *(("listing",) if profile.get("listing") else ()))
+    content = {key: profile[key] for key in keys}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -66,9 +68,10 @@ def read_profile(name: str, text: str) -> dict[str, Any]:
     for path, line in parsed.duplicates:
         raise ConfigError(f"profile {name}, line {line}: {path[-1]} appears twice.", remedy="Remove one of them.")
     data = {} if parsed.data is None else parsed.data
-    if not isinstance(data, dict) or data.keys() - {"description", "rules", "own_tools"}:
+    if not isinstance(data, dict) or data.keys() - {"description", "rules", "own_tools", "listing"}:
         raise ConfigError(
-            f"profile {name}: only description, rules and own_tools are allowed.", remedy="See the guide at its top."
+            f"profile {name}: only description, rules, own_tools and listing are allowed.",
+            remedy="See the guide at its top.",
         )
     # `rules:` with nothing under it is null in YAML.
     return {"name": name} | {key: value for key, value in data.items() if value is not None}

@@ -25,6 +25,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project, harmless_stand_in
 from toolcrib.errors import Denied, NotFound, UsageError
@@ -41,6 +42,7 @@ def _described(context: CommandContext, agent: Agent, used_at: float | None) -> 
         "workdir": None if agent.workdir is None else str(agent.workdir),
         "parent": agent.parent,
         "errors": agent.errors,
+        "listing": agent.listing,
         "created_at": agent.created_at,
         "expires_at": agent.expires_at,
         "used_at": used_at,
@@ -100,6 +102,7 @@ class AddAgent(Parameters):
     expires: str | None = Field(default=None, description="lifetime: 30m, 8h, 2d; default: until removed")
     parent: str | None = Field(default=None, description="the parent: its limits and end also apply")
     errors: ErrorForm = Field(default=ErrorForm.RESULT, description="http: failed calls are JSON-RPC errors")
+    listing: ListingMode | None = Field(default=None, description="how its tools are listed")
 
 
 @registry.command("agent:add", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
@@ -112,6 +115,7 @@ async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
         lives=_lifetime(params.expires),
         parent=params.parent,
         errors=params.errors,
+        listing=params.listing,
     )
     return {
         **_with_token(context, minted),
@@ -140,6 +144,19 @@ def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
         return []
     servers = context.project.config.servers
     return sorted(name for name, one in servers.items() if one.enabled and context.crib.trust.trusted(one) is None)
+
+
+class SetListing(Parameters):
+    name: str
+    mode: ListingMode | None = Field(default=None, description="none: as its profile or the configuration says")
+
+
+@registry.command(
+    "agent:listing", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
+)
+async def set_listing(context: CommandContext, params: SetListing) -> dict[str, Any]:
+    """Set how an agent's tools are listed."""
+    return _described(context, await context.services.agents.set_listing(params.name, params.mode), None)
 
 
 @registry.command(

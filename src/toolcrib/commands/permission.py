@@ -31,6 +31,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UnknownOffer, UsageError
@@ -383,6 +384,7 @@ def _described_profile(context: CommandContext, profile: Profile) -> dict[str, A
         "description": profile.description,
         "builtin": profile.builtin,
         "own_tools": str(profile.own_tools),
+        "listing": profile.listing,
         "agents": sorted(agent.name for agent in context.services.agents.agents if agent.profile == profile.name),
     }
 
@@ -417,6 +419,7 @@ class PutProfile(Parameters):
     own_tools: str = Field(
         default=OwnTools.NONE, description="limit of a coding agent's own tools: none, read, edit or all"
     )
+    listing: ListingMode | None = Field(default=None, description="how its agents' tools are listed")
 
 
 @registry.command("profile:put", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)

@@ -23,6 +23,9 @@ WORKSPACE = "workspace"
 RESERVED_SERVER_NAMES = frozenset({COMMANDS, WORKSPACE})
 """`crib` offers the daemon's commands as tools; `workspace` offers the tools for the caller's project folder."""
 
+GATEWAY_TOOLS = ("find", "describe", "call", "batch", "result")
+"""The tools of `crib` that the gateway itself answers: `crib_find` and so on."""
+
 ANNOTATIONS: Mapping[str, str] = MappingProxyType(
     {
         "read_only": "readOnlyHint",
@@ -421,6 +424,15 @@ class JobSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListingSettings:
+    """How tools are listed for agents without a mode of their own."""
+
+    mode: ListingMode = ListingMode.AUTO
+    clients: Mapping[str, ListingMode] = field(default_factory=lambda: MappingProxyType({}))
+    """By the name with which a client introduces itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DaemonSettings:
     port: int = 8665
     """0 means any free port."""
@@ -437,6 +449,7 @@ class DaemonSettings:
     workspace: bool = True
     """Whether the workspace tools are offered."""
     pins: PinMode = PinMode.WARN
+    listing: ListingSettings = ListingSettings()
     jobs: JobSettings = JobSettings()
 
 

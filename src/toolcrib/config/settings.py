@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from toolcrib.config.keys import ConfigField, known_fields
-from toolcrib.config.model import JobSettings, NameStyle, PinMode, Severity
+from toolcrib.config.model import JobSettings, ListingMode, ListingSettings, NameStyle, PinMode, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
 
@@ -138,6 +138,32 @@ def pin_mode(given: ConfigField, values: ValueReader) -> PinMode | None:
     return None if word is None else PinMode(word)
 
 
+def _listing(given: ConfigField, values: ValueReader) -> ListingSettings | None:
+    """A mode, or `{default: MODE, clients: {NAME: MODE}}`."""
+    if not isinstance(given.value, Mapping):
+        mode = _listing_mode(given, values)
+        return None if mode is None else ListingSettings(mode=mode)
+    before = len(values.report.problems)
+    fields = known_fields(given.value, given.path, {"default": "default", "clients": "clients"}, values.report)
+    mode = _listing_mode(fields["default"], values) if "default" in fields else ListingMode.AUTO
+    clients: dict[str, ListingMode] = {}
+    if (named := fields.get("clients")) is not None:
+        if not isinstance(named.value, Mapping):
+            values.report.error(named.path, found=describe_type(named.value), expected="a mapping of names to modes")
+            return None
+        for name, one in named.parts().items():
+            if (wanted := _listing_mode(one, values)) is not None:
+                clients[str(name)] = wanted
+    if mode is None or len(values.report.problems) > before:
+        return None
+    return ListingSettings(mode=mode, clients=MappingProxyType(clients))
+
+
+def _listing_mode(given: ConfigField, values: ValueReader) -> ListingMode | None:
+    word = _one_of(tuple(ListingMode), "listing", given, values)
+    return None if word is None else ListingMode(word)
+
+
 def _one_of(allowed: tuple[str, ...], name: str, given: ConfigField, values: ValueReader) -> str | None:
     word = values.text(given, into=(name,)) if isinstance(given.value, str) else ""
     if word is None:
@@ -187,9 +213,10 @@ SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
     "workspace": lambda given, values: values.flag(given),
     "jobs": read_jobs,
     "pins": pin_mode,
+    "listing": _listing,
 }
 
 TOP_KEYS = {key: key for key in ("servers", "mcp_servers", *SETTINGS, "tools")}
 
-USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names", "pins"})
+USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names", "pins", "listing"})
 """Settings that not even a trusted project's file may have, because they affect all projects."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
+from msgspec import Raw
 
 from toolcrib.calls import CallRequest, Door
+from toolcrib.config.model import ListingMode
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import (
@@ -24,10 +27,12 @@ from toolcrib.errors import (
     InvalidArguments,
     ServerFailure,
     ToolcribError,
+    UnknownTool,
 )
 from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
+from toolcrib.gateway.batch import BatchedCall
 from toolcrib.gateway.messages import (
     ClientMessage,
     Rejected,
@@ -50,11 +55,12 @@ from toolcrib.gateway.offer_requests import (
     watch,
 )
 from toolcrib.gateway.parking import ASKED_METHODS, OF_RETRIES, STATE, Asking, Exchange, ParkedCall, Parking
+from toolcrib.gateway.own_tools import OwnTools, inner_call
 from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
-from toolcrib.listing import OfferList
+from toolcrib.listing import OWN_TOOLS, OfferList, OwnTool, wanted_mode
 from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.questions import Asker
 
@@ -79,9 +85,15 @@ class Dispatcher:
         self._door = crib.services.door
         self._tasks = TaskRequests(crib.services.door, crib.services.tasks)
         self._sessions = crib.services.sessions
+        self._own_tools = OwnTools(crib)
 
     async def context(
-        self, principal: Principal, project: Project, conversation: str, reader: ReaderKind = ReaderKind.MODEL
+        self,
+        principal: Principal,
+        project: Project,
+        conversation: str,
+        reader: ReaderKind = ReaderKind.MODEL,
+        client: str = "",
     ) -> ProjectRequest:
         """The principal in this conversation, with its session. A new session is stored first."""
         session = self._sessions.find(principal.name, conversation)
@@ -92,7 +104,7 @@ class Dispatcher:
         self._sessions.used(
             session, catalog_version=project.catalog.version, permission_version=principal.permission().version
         )
-        return RequestContext(principal, project, session, conversation, reader)
+        return RequestContext(principal, project, session, conversation, reader, client)
 
     async def answer_modern(
         self, message: ClientMessage, context: ProjectRequest, begin: Callable[[PendingRequest], Exchange]
@@ -200,7 +212,7 @@ class Dispatcher:
         """Answers `initialize`, which has no context yet."""
         request_id = message.id or b"null"
         try:
-            return Reply(result_message(request_id, _initialize(message, instructions(project, principal))))
+            return Reply(result_message(request_id, protocol.initialize_result(message, instructions(project, principal))))
         except Rejected as rejected:
             return rejected.reply(Era.LEGACY, request_id)
 
@@ -209,7 +221,7 @@ class Dispatcher:
             case "tools/list":
                 _refuse_cursor(message)
                 await context.project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
-                return protocol.list_result(era, "tools", self._tools(context))
+                return protocol.list_result(era, "tools", await self._tools(context))
             case "prompts/list":
                 return await self._offers(message, era, context, "prompts", "prompts")
             case "resources/list":
@@ -217,11 +229,11 @@ class Dispatcher:
             case "resources/templates/list":
                 return await self._offers(message, era, context, "templates", "resourceTemplates")
             case "initialize" if era is Era.LEGACY:
-                return _initialize(message, instructions(context.project, context.principal))
+                return protocol.initialize_result(message, instructions(context.project, context.principal))
             case "ping" if era is Era.LEGACY:
                 return b"{}"
             case "server/discover" if era is Era.MODERN:
-                return _discover(instructions(context.project, context.principal))
+                return protocol.discover_result(instructions(context.project, context.principal))
             case _:
                 raise Rejected(ErrorCase.METHOD, method=message.method[:80])
 
@@ -238,11 +250,20 @@ class Dispatcher:
     def door(self) -> Door:
         return self._door
 
-    def _tools(self, context: ProjectRequest) -> bytes:
-        catalog, listings = context.project.catalog, context.project.listings
-        tools = listings.tools(catalog, context.principal.permission(), context.reader, context.project.offers)
+    async def _tools(self, context: ProjectRequest) -> bytes:
+        project, principal = context.project, context.principal
+        catalog, listings = project.catalog, project.listings
+        if context.reader is ReaderKind.PROGRAM:
+            mode, tools = ListingMode.FULL, listings.tools(catalog, principal.permission(), context.reader)
+        else:
+            wanted = wanted_mode(
+                principal.permission().listing, project.config.settings.listing, client=context.client
+            )
+            tools, mode = await listings.listed(
+                catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.hints
+            )
         if context.session is not None:
-            self._sessions.listed(context.session)
+            self._sessions.listed(context.session, mode)
         if ToolsListed in self._crib.bus.heard:
             by_name = catalog.by_public(listings.style)
             self._crib.bus.publish(ToolsListed(agent=context.principal.name, tools=tools, by_name=by_name))
@@ -267,6 +288,17 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
+        own = None if context.reader is ReaderKind.PROGRAM else OWN_TOOLS.get(name)
+        if own is not None:
+            if own is OwnTool.CALL:
+                try:
+                    name, params = inner_call(params)
+                except InvalidArguments as error:
+                    return ServerAnswer(result=protocol.tool_result(error_as_tool_result(error), client=era))
+            if (inner := OWN_TOOLS.get(name)) is not None:
+                make = partial(self._call_in_batch, message, context, asking, logs)
+                result = await self._own_tools.answer(inner, params, context, make)
+                return ServerAnswer(result=protocol.tool_result(result, client=era))
         takes_task, task_wish = False, None
         if "task" in params or message.meta.get(protocol.CAPABILITIES_KEY):
             takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
@@ -290,13 +322,36 @@ class Dispatcher:
             answer = made.answer
             if takes_task:
                 answer = self._tasks.created(answer, made.tool, context.principal.name, era)
-        except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
-            if context.reader is not ReaderKind.MODEL or task_wish is not None:
+        except (InvalidArguments, ServerFailure, Denied, AuditUnwritable, UnknownTool) as error:
+            # A client that names an unknown tool itself gets the protocol's error for that.
+            unknown = isinstance(error, UnknownTool) and own is None
+            if unknown or context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
             answer = ServerAnswer(result=error_as_tool_result(error))
         if answer.result is not None:
             return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
         return answer
+
+    async def _call_in_batch(
+        self,
+        message: ClientMessage,
+        context: ProjectRequest,
+        asking: Asking,
+        logs: LogWish | None,
+        call: BatchedCall,
+    ) -> bytes:
+        request = CallRequest(
+            tool=call.tool,
+            style=context.project.config.settings.names,
+            params={"arguments": Raw(msgspec.json.encode(call.arguments))},
+            meta=protocol.forwarded_meta(message.meta),
+            asker=asking.asker,
+            logs=logs,
+        )
+        answer = (await self._door.call(context, request)).answer
+        if answer.result is None:
+            return error_as_tool_result(_as_failure(answer.error or b"{}"))
+        return answer.result
 
 
 def _reply(request_id: bytes, answer: ServerAnswer, era: Era) -> Reply:
@@ -308,6 +363,15 @@ def _reply(request_id: bytes, answer: ServerAnswer, era: Era) -> Reply:
 
 class _Coded(msgspec.Struct):
     code: int = INTERNAL_ERROR
+    message: str = ""
+
+
+def _as_failure(error: bytes) -> ServerFailure:
+    try:
+        text = msgspec.json.decode(error, type=_Coded).message
+    except (msgspec.MsgspecError, RecursionError):
+        text = ""
+    return ServerFailure(f"The server refused the call: {text or 'it gave no reason'}")
 
 
 def _status_of(error: bytes, era: Era) -> int:
@@ -324,32 +388,3 @@ def _refuse_cursor(message: ClientMessage) -> None:
     """Lists aren't paginated, so every cursor is invalid."""
     if "cursor" in message.params and bytes(message.params["cursor"]) != b"null":
         raise Rejected(ErrorCase.ARGUMENT, why="params.cursor is invalid: lists are not paginated")
-
-
-def _initialize(message: ClientMessage, instructions: str) -> bytes:
-    try:
-        wanted = msgspec.json.decode(message.params["protocolVersion"], type=str)
-    except (KeyError, msgspec.ValidationError) as error:
-        raise Rejected(ErrorCase.ARGUMENT, why="params.protocolVersion must be a string") from error
-    version = wanted if wanted in protocol.LEGACY_VERSIONS else protocol.LEGACY_VERSIONS[-1]
-    return msgspec.json.encode(
-        {
-            "protocolVersion": version,
-            "capabilities": protocol.capabilities(version),
-            "serverInfo": protocol.SERVER_INFO,
-            "instructions": instructions,
-        }
-    )
-
-
-def _discover(instructions: str) -> bytes:
-    return protocol.own_result(
-        Era.MODERN,
-        {
-            "supportedVersions": [MODERN_VERSION],
-            "capabilities": protocol.capabilities(MODERN_VERSION),
-            "instructions": instructions,
-            "ttlMs": 0,
-            "cacheScope": "private",
-        },
-    )

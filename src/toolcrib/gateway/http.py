@@ -222,7 +222,9 @@ class HttpGateway:
             await _done(send, 202)
             return
         protocol.check_modern(message, admitted.headers)
-        context = await self._context(admitted, admitted.label or DEFAULT_CONVERSATION)
+        context = await self._context(
+            admitted, admitted.label or DEFAULT_CONVERSATION, protocol.client_name(message)
+        )
         if message.method == "subscriptions/listen":
             await self._listen(message, message.id, context, receive, send)
             return
@@ -244,7 +246,7 @@ class HttpGateway:
             self._legacy.release(connection)
             await _done(send, 202)
             return
-        context = await self._context(admitted, conversation)
+        context = await self._context(admitted, conversation, self._sessions.client(session_id))
         watching = connection.watch(context)
 
         async def answered(message: ClientMessage) -> bytes:
@@ -278,7 +280,7 @@ class HttpGateway:
             self._legacy.release(connection)
             await _done(send, 202)
             return
-        context = await self._context(admitted, conversation)
+        context = await self._context(admitted, conversation, self._sessions.client(session_id))
         connection = self._legacy.at(session_id)
         request = _pending(message, self._loop)
         exchange = PostExchange(self._loop, receive, send, request)
@@ -299,7 +301,10 @@ class HttpGateway:
         reply = self._dispatcher.initialize(message, admitted.principal, project)
         if reply.accepted:
             session_id, _ = await self._sessions.begin_legacy(
-                admitted.principal.name, admitted.label, initialized_capabilities(message)
+                admitted.principal.name,
+                admitted.label,
+                initialized_capabilities(message),
+                client=protocol.client_name(message),
             )
             reply = msgspec.structs.replace(reply, extra=((b"mcp-session-id", session_id.encode()),))
         await send_json(send, reply)
@@ -316,15 +321,15 @@ class HttpGateway:
             raise Rejected(ErrorCase.SESSION_UNKNOWN)
         return session_id, admitted.label or session.conversation
 
-    async def _context(self, admitted: AdmittedRequest, conversation: str) -> ProjectRequest:
+    async def _context(self, admitted: AdmittedRequest, conversation: str, client: str) -> ProjectRequest:
         project = await self._auth.project(admitted.principal)
-        return await self._dispatcher.context(admitted.principal, project, conversation, admitted.reader)
+        return await self._dispatcher.context(admitted.principal, project, conversation, admitted.reader, client)
 
     async def _get(self, admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_legacy_method(admitted.headers)
         check_stream(admitted.headers)
         session_id, conversation = self._legacy_session(admitted)
-        context = await self._context(admitted, conversation)
+        context = await self._context(admitted, conversation, self._sessions.client(session_id))
         connection = self._legacy.at(session_id)
         stream = SseResponse(send, [(b"mcp-session-id", session_id.encode())])
         connection.streams.add(stream)

@@ -19,7 +19,7 @@ from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import ClientAnswers, LegacyAsker, initialized_capabilities
 from toolcrib.gateway.auth import bad_token
-from toolcrib.gateway.dispatcher import Dispatcher
+from toolcrib.gateway.dispatcher import Dispatcher, ProjectRequest
 from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, Reply, batched, error_reply, read_limited
 from toolcrib.gateway.parking import Parking
 from toolcrib.gateway.pending import PendingRequest, PendingRequests
@@ -68,6 +68,8 @@ class PipeConnection:
         self._watching: Watching | None = None
         """A legacy client's."""
         self._capabilities: dict[str, dict[str, Any]] = {}
+        self._client = ""
+        """A legacy client's name."""
         self._answers = ClientAnswers()
         """What a legacy client can be asked, and its answers."""
         self._serving: asyncio.Task[None] | None = None
@@ -160,6 +162,7 @@ class PipeConnection:
     def _begin(self, message: ClientMessage, request_id: bytes) -> None:
         if message.method == "initialize":
             self._capabilities = initialized_capabilities(message)
+            self._client = protocol.client_name(message)
         answer = self._answer_modern if self._era is Era.MODERN else self._answer_legacy
         request = PendingRequest(progress_token=message.meta.get("progressToken"))
         task = request.task = self._in_background(answer(message, request_id, request))
@@ -174,7 +177,7 @@ class PipeConnection:
 
     async def _answer_legacy(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         try:
-            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            context = await self._context(self._client)
             if self._watching is None:
                 self._watching = Watching(context, self._tell)
             asker = LegacyAsker(self._capabilities, self._answers, request, self._send)
@@ -187,7 +190,7 @@ class PipeConnection:
 
     async def _answer_modern(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         try:
-            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            context = await self._context(protocol.client_name(message))
             await self._dispatcher.answer_modern(message, context, lambda pending: _Exchange(self, message, pending))
         except asyncio.CancelledError:
             if request.stopped is None or request.task is None:
@@ -195,6 +198,9 @@ class PipeConnection:
             request.task.uncancel()
         except Exception as error:
             await self.send_reply(request, _failed(error, Era.MODERN, message.method, request_id))
+
+    async def _context(self, client: str) -> ProjectRequest:
+        return await self._dispatcher.context(self._principal, self._project, self._conversation, client=client)
 
     async def send_reply(self, request: PendingRequest, reply: Reply) -> None:
         if request.stopped is ErrorCase.CANCELLED:
@@ -219,7 +225,7 @@ class PipeConnection:
     async def _listen(self, message: ClientMessage, request_id: bytes) -> None:
         try:
             key, wanted = message.key, listen_request(message)
-            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            context = await self._context(protocol.client_name(message))
         except Rejected as rejected:
             self._send(rejected.reply(Era.MODERN, request_id).body)
             return

@@ -20,6 +20,7 @@ import msgspec
 
 from toolcrib import __version__
 from toolcrib.catalog.tool import OfferKind
+from toolcrib.config.masking import is_storable
 from toolcrib.errors import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -42,9 +43,10 @@ ASSUMED_LEGACY_VERSION = "2025-03-26"
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
 SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
-_CONNECTION_KEYS = (VERSION_KEY, CAPABILITIES_KEY, "io.modelcontextprotocol/clientInfo", "progressToken")
+_CONNECTION_KEYS = (VERSION_KEY, CAPABILITIES_KEY, CLIENT_KEY, "progressToken")
 
 SERVER_INFO = {"name": "toolcrib", "title": "Toolcrib", "version": __version__}
 INSTRUCTIONS = (
@@ -65,6 +67,7 @@ TASK_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
 """By protocol version; older ones have no tasks."""
 LISTS = {OfferKind.TOOL: "tools", OfferKind.RESOURCE: "resources", OfferKind.PROMPT: "prompts"}
 _LEGACY_NOT_FOUND = -32002
+_LONGEST_CLIENT_NAME = 100
 _MODERN_MEMBERS = frozenset({"resultType", "ttlMs", "cacheScope"})
 _decode_text = msgspec.json.Decoder(str).decode
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
@@ -96,6 +99,23 @@ def era_of(message: ClientMessage, version_header: str | None) -> Era:
     if message.method == "initialize":
         return Era.LEGACY
     return Era.LEGACY if version_header is None or version_header in LEGACY_VERSIONS else Era.MODERN
+
+
+class _ClientInfo(msgspec.Struct):
+    name: str = ""
+
+
+def client_name(message: ClientMessage) -> str:
+    """The name with which the sender of this `initialize` or modern request introduces itself; empty without one."""
+    given = message.meta.get(CLIENT_KEY)
+    try:
+        if given is not None:
+            info = msgspec.convert(given, _ClientInfo)
+        else:
+            info = msgspec.json.decode(message.params.get("clientInfo", b"{}"), type=_ClientInfo)
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    return info.name if is_storable(info.name) and len(info.name) <= _LONGEST_CLIENT_NAME else ""
 
 
 def check_modern(message: ClientMessage, headers: Mapping[str, str] | None) -> None:
@@ -297,3 +317,34 @@ def list_changed(kind: OfferKind, request_id: bytes | None = None) -> bytes:
 def listen_ended(request_id: bytes) -> bytes:
     """The last message of a stream that the gateway ends."""
     return result_message(request_id, own_result(Era.MODERN, {"_meta": _tag(request_id)}))
+
+
+def initialize_result(message: ClientMessage, instructions: str) -> bytes:
+    """The answer to a legacy client's first request."""
+    try:
+        wanted = msgspec.json.decode(message.params["protocolVersion"], type=str)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Rejected(ErrorCase.ARGUMENT, why="params.protocolVersion must be a string") from error
+    version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
+    return msgspec.json.encode(
+        {
+            "protocolVersion": version,
+            "capabilities": capabilities(version),
+            "serverInfo": SERVER_INFO,
+            "instructions": instructions,
+        }
+    )
+
+
+def discover_result(instructions: str) -> bytes:
+    """The answer to `server/discover`."""
+    return own_result(
+        Era.MODERN,
+        {
+            "supportedVersions": [MODERN_VERSION],
+            "capabilities": capabilities(MODERN_VERSION),
+            "instructions": instructions,
+            "ttlMs": 0,
+            "cacheScope": "private",
+        },
+    )

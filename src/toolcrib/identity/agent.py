@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import UsageError
 from toolcrib.policy.permission import Permission
 from toolcrib.policy.profile import BUILTIN, Profile
@@ -77,6 +78,8 @@ class ErrorForm(enum.StrEnum):
 class Agent:
     name: str
     errors: ErrorForm
+    listing: ListingMode | None
+    """How its tools are listed; None: as its profile or the configuration says."""
     profile: str
     workdir: Path | None
     parent: str | None
@@ -122,6 +125,7 @@ def new_agent_row(
     above: tuple[Agent, ...],
     digest: bytes,
     errors: ErrorForm,
+    listing: ListingMode | None,
 ) -> AgentRow:
     """The row of a new agent. `above` are its parent, the parent's parent, and so on; the parent is the limit."""
     checked_name(name)
@@ -147,6 +151,7 @@ def new_agent_row(
         created_at=now,
         expires_at=_end(now, lives, parent),
         errors=errors,
+        listing=listing or "",
     )
 
 

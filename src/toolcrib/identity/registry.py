@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import NotFound, StoreError, UsageError
 from toolcrib.events import AuditedChange, Bus, TokenReplaced
 from toolcrib.identity.agent import RESERVED_NAMES, Agent, ErrorForm, MintedAgent, mint_token, new_agent_row
@@ -172,6 +173,7 @@ class AgentRegistry:
         parent: str | None = None,
         rules: Sequence[Rule] = (),
         errors: ErrorForm = ErrorForm.RESULT,
+        listing: ListingMode | None = None,
     ) -> MintedAgent:
         """Creates an agent; `lives` is in seconds. A child stays within its parent's folder and lifetime."""
         await self._end_overdue()
@@ -190,6 +192,7 @@ class AgentRegistry:
             above=tuple(map(self.find, above)),
             digest=digest_of(token),
             errors=errors,
+            listing=listing,
         )
         own = _held_by(name, rules)
         detail = {
@@ -211,6 +214,16 @@ class AgentRegistry:
             raise
         self._plan_end()
         return self._minted(name, token)
+
+    @_one_at_a_time
+    async def set_listing(self, name: str, listing: ListingMode | None) -> Agent:
+        """None: as its profile or the configuration says."""
+        self.find(name)
+        row = replace(self._records.agents[name], listing=listing or "")
+        wanted = replace(self._records, agents={**self._records.agents, name: row})
+        detail = {"listing": row.listing or "default"}
+        await self._state.widen(wanted, AuditedChange(what="listing changed", agent=name, detail=detail))
+        return self.find(name)
 
     @_one_at_a_time
     async def rotate(self, name: str) -> MintedAgent:

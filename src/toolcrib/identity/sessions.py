@@ -153,6 +153,8 @@ class SessionRegistry:
         self._by_legacy_id: dict[str, Session] = {}
         self._capabilities: dict[str, Mapping[str, Any]] = {}
         """What legacy clients can be asked, by their ids."""
+        self._clients: dict[str, str] = {}
+        """The names of legacy clients, by their ids."""
         self._count = 0
         self._changed: list[Session] = []
         self._marker = self._mark
@@ -205,12 +207,11 @@ class SessionRegistry:
         session.kept = True
         return session
 
-    def used(self, session: Session, *, catalog_version: int, permission_version: int, mode: str = "full") -> None:
+    def used(self, session: Session, *, catalog_version: int, permission_version: int) -> None:
         session.used_at = time.time()
         session.idle_since = self._loop.time()
         session.catalog_version = catalog_version
         session.permission_version = permission_version
-        session.mode = mode
         if not session.ended:
             self._by_agent[session.agent].move_to_end(session.conversation)
         if not session.changed:
@@ -227,8 +228,9 @@ class SessionRegistry:
         if not session.changed:
             self._mark(session)
 
-    def listed(self, session: Session) -> None:
+    def listed(self, session: Session, mode: str) -> None:
         session.listings += 1
+        session.mode = mode
         self._mark(session)
 
     async def end(self, session: Session) -> None:
@@ -252,10 +254,10 @@ class SessionRegistry:
         raise NotFound(f"There is no session {id!r}.", remedy="`toolcrib sessions` lists them.")
 
     async def begin_legacy(
-        self, agent: str, conversation: str | None, capabilities: Mapping[str, Any] = _NOTHING
+        self, agent: str, conversation: str | None, capabilities: Mapping[str, Any] = _NOTHING, *, client: str = ""
     ) -> tuple[str, Session]:
         """Returns a new legacy id and its session. Without a label, the id is also the conversation. `capabilities`:
-        what the client can be asked."""
+        what the client can be asked; `client`: the name with which it introduced itself."""
         id = secrets.token_hex(16)
         label = conversation or id
         session = self._had(agent, label) or self._made(agent, label)
@@ -263,8 +265,12 @@ class SessionRegistry:
         session.legacy += (id,)
         if capabilities:
             self._capabilities[id] = capabilities
+        if client:
+            self._clients[id] = client
         declared = msgspec.json.encode(dict(capabilities)).decode()
-        row = LegacySessionRow(id=id, agent=agent, conversation=label, started_at=time.time(), capabilities=declared)
+        row = LegacySessionRow(
+            id=id, agent=agent, conversation=label, started_at=time.time(), capabilities=declared, client=client
+        )
         self._put(row)
         if len(session.legacy) > MOST_LEGACY_IDS:
             self._forget_id(session, session.legacy[0])
@@ -283,6 +289,10 @@ class SessionRegistry:
     def capabilities(self, id: str) -> Mapping[str, Any]:
         """What the client with this legacy id can be asked."""
         return self._capabilities.get(id, _NOTHING)
+
+    def client(self, id: str) -> str:
+        """The name with which the client with this legacy id introduced itself; empty if it gave none."""
+        return self._clients.get(id, "")
 
     async def end_legacy(self, id: str) -> None:
         """Ends a client's id, and its session if the client gave it no label."""
@@ -344,6 +354,8 @@ class SessionRegistry:
                 self._by_legacy_id[one.id] = bound
                 if declared := msgspec.json.decode(one.capabilities):
                     self._capabilities[one.id] = declared
+                if one.client:
+                    self._clients[one.id] = one.client
                 bound.legacy += (one.id,)
 
     def _make_room(self, agent: str) -> None:
@@ -397,11 +409,13 @@ class SessionRegistry:
         for id in session.legacy:
             del self._by_legacy_id[id]
             self._capabilities.pop(id, None)
+            self._clients.pop(id, None)
         self._put(SessionEnded(session.agent, session.conversation))
 
     def _forget_id(self, session: Session, id: str) -> None:
         del self._by_legacy_id[id]
         self._capabilities.pop(id, None)
+        self._clients.pop(id, None)
         session.legacy = tuple(one for one in session.legacy if one != id)
         self._put(LegacyIdEnded(id))
 

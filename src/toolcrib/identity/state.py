@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import ConfigError, StoreError, ToolcribError
 from toolcrib.events import AgentEnded, AuditedChange, Bus, PermissionChanged
 from toolcrib.identity.agent import Agent, ErrorForm
@@ -98,6 +99,7 @@ def _agent(
     if profile is None or fault:
         log.warning("agent %s has no permissions: %s", row.name, fault)
         profile, rules = BUILTIN["nothing"], ()
+    listing = ListingMode(row.listing) if row.listing in tuple(ListingMode) else None
     return Agent(
         name=row.name,
         profile=row.profile,
@@ -106,6 +108,7 @@ def _agent(
         created_at=row.created_at,
         expires_at=row.expires_at,
         errors=ErrorForm.HTTP if row.errors == ErrorForm.HTTP else ErrorForm.RESULT,
+        listing=listing,
         permission=Permission(
             profile,
             agent=row.name,
@@ -113,6 +116,7 @@ def _agent(
             workdir=workdir,
             parent=None if parent is None else parent.permission,
             version=version,
+            listing=listing,
         ),
         digest=row.digest,
         fault=fault,
@@ -286,7 +290,7 @@ class PermissionState:
                 self._bus.publish(AgentEnded(agent=name))
             elif new.digest != old.digest:
                 self._bus.publish(AgentEnded(agent=name, returns=True))
-            elif new.permission.key != old.permission.key:
+            elif (new.permission.key, new.permission.listing) != (old.permission.key, old.permission.listing):
                 self._bus.publish(PermissionChanged(agent=name))
 
     def _finished(self, task: asyncio.Task[Any]) -> None:

@@ -1,24 +1,31 @@
-"""The full listing: every tool that a permission shows, with its whole definition.
+"""The lists of tools, in each mode: the tools that a permission shows, with their definitions.
 
-In: a catalog, a permission, the gateway's name style. Out: the JSON array of definitions as bytes, cached until one of
-them changes. The permission decides, as it does for calls. A program that renames tools also gets each tool's origin;
-for a model that would waste tokens.
+In: a catalog, a permission, a mode, the gateway's name style. Out: the JSON array of definitions as bytes, cached until
+one of them changes. The permission decides, as it does for calls. A program that renames tools also gets each tool's
+origin; for a model that would waste tokens. `modes` chooses the mode, `thin` shortens definitions, and `own_tools` has
+those that Toolcrib adds.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
+from toolcrib.audit.row import estimate_tokens
 from toolcrib.catalog.offers import Offer, OfferCatalog, app_of
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import NameStyle
-from toolcrib.identity.principal import ReaderKind
+from toolcrib.config.model import ListingMode, NameStyle
+from toolcrib.identity.principal import Principal, ReaderKind
+from toolcrib.listing.hints import NO_HINTS, ListingHints
+from toolcrib.listing.modes import resolve_mode
+from toolcrib.listing.own_tools import own_definitions
+from toolcrib.listing.thin import Level, thin_definition
 from toolcrib.policy import Permission
 
 _MAX_CACHED = 256
@@ -46,11 +53,17 @@ class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The configuration's additions to its definitions, by provider."""
 
 
+class ToolList(NamedTuple):
+    array: bytes
+    mode: ListingMode
+
+
 class ListingCache:
     def __init__(self, style: NameStyle) -> None:
         self.style = style
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
+        self._tokens: OrderedDict[tuple[int, int, str], int] = OrderedDict()
 
     def tools(
         self,
@@ -74,6 +87,63 @@ class ListingCache:
         array = b"[" + b",".join(made) + b"]"
         self._keep(key, array)
         return array
+
+    async def listed(
+        self,
+        catalog: Catalog,
+        principal: Principal,
+        wanted: ListingMode,
+        *,
+        client: str = "",
+        offers: OfferCatalog = _NO_OFFERS,
+        hints: ListingHints = NO_HINTS,
+        results: bool = True,
+    ) -> ToolList:
+        """The list for a model. `results`: whether it may get long results in parts."""
+        while True:
+            permission = principal.permission()
+            full = self.tools(catalog, permission, offers=offers)
+            base, mode = (catalog.version, offers.version, permission.key), wanted
+            if wanted in (ListingMode.AUTO, ListingMode.HANDSHAKE):
+                mode = resolve_mode(wanted, client=client, tokens=self._estimated(base, full))
+            key = (*base, f"{mode} {hints.version} {results}")
+            array = self._kept.get(key)
+            if array is None:
+                shown = [tool for tool in catalog.tools if permission.shows(tool)]
+                array = await asyncio.to_thread(self._in_mode, mode, full, shown, offers, permission, hints, results)
+                self._keep(key, array)
+            if principal.permission() is permission:
+                return ToolList(array, mode)
+
+    def _in_mode(
+        self,
+        mode: ListingMode,
+        full: bytes,
+        shown: list[Tool],
+        offers: OfferCatalog,
+        permission: Permission,
+        hints: ListingHints,
+        results: bool,
+    ) -> bytes:
+        if not shown:
+            return full
+        own = own_definitions(mode, self.style, shown, offers, results=results)
+        if mode is ListingMode.FULL:
+            return b"[" + b",".join([full[1:-1], *own]) + b"]"
+        if mode is ListingMode.SEARCH:
+            by_name = {tool.display: tool for tool in shown}
+            shown = [by_name[name] for name in hints.favorites if name in by_name]
+        made = [_thin(tool, tool.public(self.style), offers, permission, hints) for tool in shown]
+        return b"[" + b",".join([*own, *made] if mode is ListingMode.SEARCH else [*made, *own]) + b"]"
+
+    def _estimated(self, base: tuple[int, int, str], full: bytes) -> int:
+        """Always an estimate, so that the mode doesn't depend on an extra that is installed."""
+        found = self._tokens.get(base)
+        if found is None:
+            found = self._tokens[base] = estimate_tokens(full)
+            if len(self._tokens) > _MAX_CACHED:
+                self._tokens.popitem(last=False)
+        return found
 
     def offers(
         self, catalog: OfferCatalog, permission: Permission, kind: OfferList, reader: ReaderKind = ReaderKind.MODEL
@@ -101,8 +171,16 @@ class ListingCache:
 
 
 def _rendered(tool: Tool, name: str, offers: OfferCatalog, permission: Permission) -> bytes:
+    return _with_readable_app(tool.render(name), tool, offers, permission)
+
+
+def _thin(tool: Tool, name: str, offers: OfferCatalog, permission: Permission, hints: ListingHints) -> bytes:
+    level = Level(hints.levels.get(tool.display, min(Level)))
+    return _with_readable_app(thin_definition(tool, name, at_least=level), tool, offers, permission)
+
+
+def _with_readable_app(definition: bytes, tool: Tool, offers: OfferCatalog, permission: Permission) -> bytes:
     """An app that the agent may not read is not linked."""
-    definition = tool.render(name)
     if "_meta" not in tool.fields or not (uri := tool.app_uri):
         return definition
     public = offers.public_uri(tool.server, uri) if permission.shows(app_of(tool)) else ""

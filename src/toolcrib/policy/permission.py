@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from toolcrib.catalog.tool import OfferKind, Tool
-from toolcrib.config.model import RESERVED_SERVER_NAMES, WORKSPACE
+from toolcrib.config.model import RESERVED_SERVER_NAMES, WORKSPACE, ListingMode
 from toolcrib.policy.condition import Under
 from toolcrib.policy.paths import PathContext, PathResolver
 from toolcrib.policy.profile import BUILTIN, Profile
@@ -66,7 +66,7 @@ _SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 class Permission:
     """Immutable and compared by identity."""
 
-    __slots__ = ("__weakref__", "_index", "_plans", "agent", "folder", "key", "parent", "profile", "rules", "version")
+    __slots__ = ("__weakref__", "_index", "_plans", "agent", "folder", "key", "listing", "parent", "profile", "rules", "version")
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Permission:
         workdir: Path | None = None,
         parent: Permission | None = None,
         version: int = 0,
+        listing: ListingMode | None = None,
     ) -> None:
         if BUILTIN.get(profile.name, profile) is not profile:
             raise ValueError(f"{profile.name} is the name of a built-in profile")
@@ -85,6 +86,8 @@ class Permission:
         self.rules: tuple[Rule, ...] = (*profile.rules, *rules)
         self.parent = parent
         self.version = version
+        self.listing = listing or profile.listing
+        """How the tools are listed; None: as the configuration says. No part of the key: it permits nothing."""
         self.folder = None if workdir is None else os.path.abspath(workdir)  # noqa: PTH100 - links stay as they are
         """Where its rules' relative folders start. If None, they cannot be checked."""
         self.key = self._digest()

@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import ConfigError
 from toolcrib.policy.rule import Rule, RuleOrigin, Verdict, rule_data, rule_from
 from toolcrib.workspace.settings.model import GUARDED, SHELL_TOOLS, WorkspaceSettings
@@ -97,6 +98,8 @@ class Profile:
     rules: tuple[Rule, ...] = ()
     own_tools: OwnTools = OwnTools.NONE
     """The limit on a coding agent's own tools when Toolcrib runs it with this profile."""
+    listing: ListingMode | None = None
+    """How its agents' tools are listed; None: as the configuration says."""
     builtin: bool = False
 
 
@@ -154,9 +157,9 @@ def profile_from(name: Any, data: Any) -> Profile:
         raise ConfigError(
             f"{name} is a built-in profile and cannot be changed.", remedy="Give your profile another name."
         )
-    if not isinstance(data, Mapping) or not data.keys() <= {"description", "rules", "own_tools"}:
+    if not isinstance(data, Mapping) or not data.keys() <= {"description", "rules", "own_tools", "listing"}:
         raise ConfigError(
-            f"profile {name}: it must be an object with a description, rules and own_tools.",
+            f"profile {name}: it must be an object with a description, rules, own_tools and listing.",
             remedy='For instance {"description": "Reads git.", "rules": [{"allow": "git:*"}]}.',
         )
     description, rules = data.get("description", ""), data.get("rules", [])
@@ -174,21 +177,34 @@ def profile_from(name: Any, data: Any) -> Profile:
         rule_from(rule, where=f"profile {name}, rule {number}", origin=RuleOrigin.PROFILE, holder=name)
         for number, rule in enumerate(rules, start=1)
     )
-    return Profile(name=name, description=description, rules=made, own_tools=_own_tools(name, data))
+    listing = data.get("listing")
+    return Profile(
+        name=name,
+        description=description,
+        rules=made,
+        own_tools=_one_of(OwnTools, "own_tools", name, data.get("own_tools", OwnTools.NONE)),
+        listing=None if listing is None else _one_of(ListingMode, "listing", name, listing),
+    )
 
 
-def _own_tools(name: str, data: Mapping[Any, Any]) -> OwnTools:
-    given = data.get("own_tools", OwnTools.NONE)
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+def _one_of(words: type[E], key: str, name: str, given: Any) -> E:
     try:
-        return OwnTools(given)
+        return words(given)
     except ValueError:
         raise ConfigError(
-            f"profile {name}: own_tools is {str(given)[:40]!r}.", remedy=f"It is one of {', '.join(OwnTools)}."
+            f"profile {name}: {key} is {str(given)[:40]!r}.", remedy=f"It is one of {', '.join(words)}."
         ) from None
 
 
 def profile_data(profile: Profile) -> dict[str, Any]:
     """The inverse of `profile_from`; the name is not part of it."""
-    data = {"description": profile.description, "rules": [rule_data(rule) for rule in profile.rules]}
-    # The default is left out, so that profiles stored before `own_tools` existed still compare equal.
-    return data if profile.own_tools is OwnTools.NONE else {**data, "own_tools": str(profile.own_tools)}
+    data: dict[str, Any] = {"description": profile.description, "rules": [rule_data(rule) for rule in profile.rules]}
+    # Defaults are left out, so that profiles stored before these keys existed still compare equal.
+    if profile.own_tools is not OwnTools.NONE:
+        data["own_tools"] = str(profile.own_tools)
+    if profile.listing is not None:
+        data["listing"] = str(profile.listing)
+    return data

@@ -25,6 +25,7 @@ class AgentRow:
     created_at: float
     expires_at: float | None = None
     errors: str = "result"
+    listing: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,8 @@ class LegacySessionRow:
     started_at: float
     capabilities: str
     """What the client can be asked, as JSON."""
+    client: str
+    """The name with which it introduced itself."""
 
 
 def put_sessions(connection: sa.Connection, rows: Sequence[SessionRow]) -> None:

@@ -131,7 +131,7 @@ agents = sa.Table(
     sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double),
-    sa.Column("errors", Text, nullable=False),
+    *_required(Text, "errors", "listing"),
 )
 
 agent_rules = sa.Table(
@@ -170,7 +170,7 @@ legacy_sessions = sa.Table(
     sa.Column("id", Text, primary_key=True),
     *_required(Text, "agent", "conversation"),
     sa.Column("started_at", sa.Double, nullable=False),
-    sa.Column("capabilities", Text, nullable=False),
+    *_required(Text, "capabilities", "client"),
     sa.ForeignKeyConstraint(["agent", "conversation"], ["sessions.agent", "sessions.conversation"], ondelete="CASCADE"),
     sa.Index("ix_legacy_sessions_owner", "agent", "conversation"),
 )
@@ -222,8 +222,8 @@ jobs = sa.Table(
 )
 
 
-SCHEMA_VERSION = 9
-"""Increases with every change of the tables. Versions 1 to 8 predate the first release."""
+SCHEMA_VERSION = 10
+"""Increases with every change of the tables. Versions 1 to 9 predate the first release."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962
 """`toolcrib` in ASCII: two processes that open the same new database must not both create it."""

@@ -1,0 +1,160 @@
+"""`crib_batch`: several calls in one, where one result may feed a later call.
+
+In: the calls of a batch, and a function that makes one. Out: their results in one text, in the order of the calls.
+Each call is decided, approved and recorded on its own. Calls that only read run at the same time; any other call
+starts when all before it have ended, and those after it wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from toolcrib.errors import InvalidArguments, ToolcribError
+from toolcrib.listing.json_path import JsonPathError, find_path
+from toolcrib.listing.own_tools import MOST_IN_BATCH
+
+_FROM, _PATH = "$from", "path"
+_MOST_DEPTH = 32
+_MOST_AT_ONCE = 8
+
+
+class BatchedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+class _Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    calls: list[BatchedCall]
+
+
+class _Result(msgspec.Struct):
+    content: list[dict[str, Any]] = []
+    structured: Any = msgspec.field(name="structuredContent", default=None)
+    failed: bool = msgspec.field(name="isError", default=False)
+
+    @property
+    def value(self) -> Any:
+        """What a path refers to: the structured content, or the text, parsed if it is JSON."""
+        if self.structured is not None:
+            return self.structured
+        text = "\n".join(str(block["text"]) for block in self.content if isinstance(block.get("text"), str))
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            return text
+
+
+_decode_result = msgspec.json.Decoder(_Result).decode
+
+MakeCall = Callable[[BatchedCall], Awaitable[bytes]]
+"""Makes one call. Returns its result, or raises `ToolcribError`."""
+
+
+async def run_batch(arguments: bytes, make: MakeCall, reads_only: Callable[[str], bool]) -> bytes:
+    """The combined result. `reads_only`: whether a call of this tool can run beside others."""
+    calls = _checked(arguments)
+    results: list[_Result | None] = [None] * len(calls)
+    open_slots = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    async def one(position: int) -> None:
+        async with open_slots:
+            results[position] = await _made(position, calls[position], results, make)
+
+    for group in _groups(calls, reads_only):
+        async with asyncio.TaskGroup() as tasks:
+            for position in group:
+                tasks.create_task(one(position))
+    return _combined(calls, [one for one in results if one is not None])
+
+
+def _checked(arguments: bytes) -> Sequence[BatchedCall]:
+    try:
+        calls = msgspec.json.decode(arguments, type=_Batch).calls
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidArguments(
+            f"The arguments of crib_batch are invalid: {error}.",
+            remedy='Write {"calls": [{"tool": "NAME", "arguments": {…}}, …]}.',
+        ) from None
+    if not 0 < len(calls) <= MOST_IN_BATCH:
+        raise InvalidArguments(
+            f"A batch of {len(calls)} calls is not possible.", remedy=f"Make 1 to {MOST_IN_BATCH} calls."
+        )
+    for position, call in enumerate(calls):
+        for source in _sources(call.arguments):
+            if type(source[_FROM]) is not int or not 0 <= source[_FROM] < position:
+                raise InvalidArguments(
+                    f"Call {position} takes the result of {source[_FROM]!r:.40}.",
+                    remedy=f"Give the number of an earlier call; the first is 0.",
+                )
+    return calls
+
+
+def _is_source(value: Any) -> bool:
+    return isinstance(value, dict) and _FROM in value and value.keys() <= {_FROM, _PATH}
+
+
+def _sources(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    if depth > _MOST_DEPTH:
+        raise InvalidArguments("The arguments of a call are nested too deeply.", remedy="Make this call on its own.")
+    if _is_source(value):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _sources(inner, depth + 1)
+
+
+def _groups(calls: Sequence[BatchedCall], reads_only: Callable[[str], bool]) -> Iterator[list[int]]:
+    """Positions of calls that may run at the same time."""
+    group: list[int] = []
+    for position, call in enumerate(calls):
+        together = reads_only(call.tool) and not any(source[_FROM] in group for source in _sources(call.arguments))
+        if group and not (together and reads_only(calls[group[0]].tool)):
+            yield group
+            group = []
+        group.append(position)
+    yield group
+
+
+async def _made(
+    position: int, call: BatchedCall, results: Sequence[_Result | None], make: MakeCall
+) -> _Result:
+    try:
+        return _decode_result(await make(BatchedCall(call.tool, _filled(call.arguments, results))))
+    except ToolcribError as error:
+        return _failure(error.text())
+    except JsonPathError as error:
+        return _failure(f"Call {position} did not run: {error}")
+    except (msgspec.MsgspecError, RecursionError):
+        return _failure(f"The result of {call.tool} cannot be read here; the call has run.")
+
+
+def _failure(text: str) -> _Result:
+    return _Result(content=[{"type": "text", "text": text}], failed=True)
+
+
+def _filled(value: Any, results: Sequence[_Result | None]) -> Any:
+    """The arguments with parts of earlier results in the places that refer to them."""
+    if _is_source(value):
+        source = results[value[_FROM]]
+        if source is None or source.failed:
+            raise JsonPathError(f"call {value[_FROM]}, whose result it takes, failed.")
+        return find_path(source.value, value.get(_PATH, "$"))
+    if isinstance(value, dict):
+        return {key: _filled(inner, results) for key, inner in value.items()}
+    return [_filled(inner, results) for inner in value] if isinstance(value, list) else value
+
+
+def _combined(calls: Sequence[BatchedCall], results: Sequence[_Result]) -> bytes:
+    content: list[dict[str, Any]] = []
+    for position, (call, result) in enumerate(zip(calls, results, strict=True)):
+        failed = " failed" if result.failed else ""
+        content.append({"type": "text", "text": f"# {position} {call.tool}{failed}"})
+        blocks = result.content
+        if not blocks and result.structured is not None:
+            blocks = [{"type": "text", "text": msgspec.json.encode(result.structured).decode()}]
+        content += blocks
+    return msgspec.json.encode({"content": content, "isError": all(result.failed for result in results)})

@@ -1,0 +1,186 @@
+"""The gateway's own tools: find, describe, batch and result. `crib_call` is a call like any other, under another name.
+
+In: a client's call of one of them. Out: its result. What they show is what the caller may use now, and each call that
+they lead to passes through the door under the tool's own name. Used by `dispatcher`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
+from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
+from toolcrib.events import CallOutcome
+from toolcrib.gateway.batch import BatchedCall, run_batch
+from toolcrib.gateway.messages import error_as_tool_result
+from toolcrib.identity.principal import RequestContext
+from toolcrib.listing.own_tools import MOST_DESCRIBED, MOST_HITS, OWN_TOOLS, OwnTool, server_lines
+from toolcrib.listing.signature import signature
+from toolcrib.policy import Verdict
+
+ProjectRequest = RequestContext[Project]
+
+_LONGEST_QUERY = 1_000
+_HITS = 8
+_RULE = "built-in: shows only what the agent may use"
+
+
+class _Find(msgspec.Struct, forbid_unknown_fields=True):
+    query: str
+    server: str = ""
+    limit: int = _HITS
+
+
+class _Describe(msgspec.Struct, forbid_unknown_fields=True):
+    tools: list[str]
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    tool: str
+    arguments: Raw = Raw(b"{}")
+
+
+A = TypeVar("A")
+
+
+def inner_call(params: Mapping[str, Raw]) -> tuple[str, dict[str, Raw]]:
+    """The name and the params of the call that `crib_call` makes."""
+    given = _read(OwnTool.CALL, params, _Call, '{"tool": "NAME", "arguments": {…}}')
+    if OWN_TOOLS.get(given.tool) is OwnTool.CALL:
+        raise InvalidArguments("crib_call does not call itself.", remedy="Give the name of another tool.")
+    return given.tool, {**params, "arguments": given.arguments}
+
+
+class OwnTools:
+    def __init__(self, crib: Crib) -> None:
+        self._crib = crib
+
+    async def answer(
+        self,
+        tool: OwnTool,
+        params: Mapping[str, Raw],
+        context: ProjectRequest,
+        make: Callable[[BatchedCall], Awaitable[bytes]],
+    ) -> bytes:
+        """The result of find, describe, batch or result. `make` makes one call of a batch."""
+        began = time.monotonic()
+        outcome = CallOutcome.OK
+        try:
+            match tool:
+                case OwnTool.FIND:
+                    result = await self._find(params, context)
+                case OwnTool.DESCRIBE:
+                    result = self._describe(params, context)
+                case OwnTool.BATCH:
+                    result = await run_batch(bytes(params.get("arguments", b"{}")), make, _reads_only(context))
+                case _:
+                    result = await self._crib.services.results.read(params, context)
+        except ToolcribError as error:
+            outcome = CallOutcome.INVALID if isinstance(error, InvalidArguments) else CallOutcome.ERROR
+            result = error_as_tool_result(error)
+        self._record(tool, params, context, result, outcome, time.monotonic() - began)
+        return result
+
+    async def _find(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
+        given = _read(OwnTool.FIND, params, _Find, '{"query": "what the tool should do", "server": "NAME"}')
+        if not 1 <= given.limit <= MOST_HITS:
+            raise InvalidArguments(f"limit is {given.limit}.", remedy=f"Give 1 to {MOST_HITS}.")
+        project = context.project
+        index = await project.search.index(project.catalog)
+        shows = context.principal.permission().shows
+        servers = dict.fromkeys(tool.server for tool in project.catalog.tools if shows(tool))
+        if given.server and given.server not in servers:
+            raise InvalidArguments(
+                f"There is no server {given.server[:80]!r}.", remedy=f"Choose one of {', '.join(servers)}."
+            )
+        hits = index.find(
+            given.query[:_LONGEST_QUERY],
+            shown=shows,
+            server=given.server,
+            limit=given.limit,
+            used=self._crib.hints.used,
+        )
+        lines = [signature(hit, hit.public(project.listings.style)) for hit in hits]
+        if not lines:
+            shown = [tool for tool in project.catalog.tools if shows(tool)]
+            lines = ["No tool matches. Use other words. The servers:", *server_lines(shown, project.offers)]
+        return _text("\n".join(lines))
+
+    def _describe(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
+        given = _read(OwnTool.DESCRIBE, params, _Describe, '{"tools": ["NAME", …]}')
+        if not 1 <= len(given.tools) <= MOST_DESCRIBED:
+            raise InvalidArguments(f"There are {len(given.tools)} tools.", remedy=f"Name 1 to {MOST_DESCRIBED}.")
+        return _text("\n".join(self._definition(name, context) for name in given.tools))
+
+    @staticmethod
+    def _definition(name: str, context: ProjectRequest) -> str:
+        project, permission = context.project, context.principal.permission()
+        style = project.listings.style
+        try:
+            tool = project.find(name, permission.shows, style)
+            if not permission.shows(tool):
+                raise UnknownTool(f'There is no tool "{name[:100]}".', remedy="List the tools to see their names.")
+        except ToolcribError as error:
+            return error.text()
+        shown = msgspec.json.decode(tool.render(tool.public(style)), type=dict[str, Raw])
+        kept = {key: shown[key] for key in ("name", "description", "inputSchema") if key in shown}
+        return msgspec.json.encode(kept).decode()
+
+    def _record(
+        self,
+        tool: OwnTool,
+        params: Mapping[str, Raw],
+        context: ProjectRequest,
+        result: bytes,
+        outcome: CallOutcome,
+        duration: float,
+    ) -> None:
+        session, arguments = context.session, params.get("arguments")
+        self._crib.services.audit.note(
+            AuditEntry(
+                kind=EntryKind.OUTCOME,
+                agent=context.principal.name,
+                session="" if session is None else session.id,
+                conversation=context.conversation,
+                tool=tool.display,
+                server=tool.display.partition(":")[0],
+                decision=Verdict.ALLOW,
+                rule=_RULE,
+                mode="" if session is None else session.mode,
+                arguments=None if arguments is None else bytes(arguments),
+                outcome=outcome,
+                duration=duration,
+                size=len(result),
+                result=result,
+            )
+        )
+
+
+def _reads_only(context: ProjectRequest) -> Callable[[str], bool]:
+    """Whether the tool of this name only reads. Names of unknown tools don't: their calls fail in their turn."""
+    catalog = context.project.catalog
+
+    def reads(name: str) -> bool:
+        return name in catalog and catalog.find(name).reads_only
+
+    return reads
+
+
+def _read(tool: OwnTool, params: Mapping[str, Raw], kind: type[A], example: str) -> A:
+    try:
+        return msgspec.json.decode(params.get("arguments", b"{}"), type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidArguments(
+            f"The arguments do not match {tool.display}: {error}.", remedy=f"Write {example}."
+        ) from None
+
+
+def _text(text: str) -> bytes:
+    return msgspec.json.encode({"content": [{"type": "text", "text": text}]})

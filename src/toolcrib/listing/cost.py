@@ -1,0 +1,121 @@
+"""What lists of tools cost, in tokens and over a conversation.
+
+In: the tools that an agent may use. Out: a `CostReport` with the tokens of each server in each mode, and what each mode
+costs in a conversation, with and without a provider's prompt cache. Used by `commands.listing` and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from toolcrib.audit.row import count_tokens, estimate_tokens
+from toolcrib.catalog.offers import OfferCatalog
+from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import ListingMode, NameStyle
+from toolcrib.listing.hints import NO_HINTS, ListingHints
+from toolcrib.listing.modes import resolve_mode
+from toolcrib.listing.own_tools import own_definitions, server_lines
+from toolcrib.listing.thin import Level, thin_definition
+
+MODES = (ListingMode.FULL, ListingMode.THIN, ListingMode.SEARCH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCost:
+    server: str
+    tools: int
+    tokens: Mapping[ListingMode, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostReport:
+    servers: Sequence[ServerCost]
+    own: Mapping[ListingMode, int]
+    """Tokens of Toolcrib's own tools."""
+    estimated: bool
+    """Whether the tokens are estimates, because no tokenizer is installed."""
+    auto: ListingMode
+    """The mode that `auto` picks for a client that does not defer definitions itself."""
+
+    def total(self, mode: ListingMode) -> int:
+        return self.own[mode] + sum(one.tokens[mode] for one in self.servers)
+
+
+def cost_of(
+    tools: Sequence[Tool], offers: OfferCatalog, style: NameStyle, hints: ListingHints = NO_HINTS
+) -> CostReport:
+    """Takes a few milliseconds per tool the first time: run it in a thread."""
+    lines = dict(zip(dict.fromkeys(tool.server for tool in tools), server_lines(tools, offers), strict=True))
+    servers = []
+    for server, group in groupby(tools, key=lambda tool: tool.server):
+        mine = tuple(group)
+        favorites = [tool for tool in mine if tool.display in hints.favorites]
+        tokens = {
+            ListingMode.FULL: _tokens([tool.render(tool.public(style)) for tool in mine]),
+            ListingMode.THIN: _tokens([_thin(tool, style, hints) for tool in mine]),
+            ListingMode.SEARCH: _tokens([lines[server].encode(), *(_thin(tool, style, hints) for tool in favorites)]),
+        }
+        servers.append(ServerCost(server=server, tools=len(mine), tokens=tokens))
+    whole = b",".join(tool.render(tool.public(style)) for tool in tools)
+    counted = count_tokens(b"{}")
+    return CostReport(
+        servers=servers,
+        own={mode: _tokens(own_definitions(mode, style, (), offers)) if tools else 0 for mode in MODES},
+        estimated=counted is None or counted.estimated,
+        auto=resolve_mode(ListingMode.AUTO, client="", tokens=estimate_tokens(whole)),
+    )
+
+
+def _thin(tool: Tool, style: NameStyle, hints: ListingHints) -> bytes:
+    return thin_definition(tool, tool.public(style), at_least=Level(hints.levels.get(tool.display, min(Level))))
+
+
+def _tokens(definitions: Sequence[bytes]) -> int:
+    counted = map(count_tokens, definitions)
+    return sum(
+        estimate_tokens(one) if count is None else count.tokens for one, count in zip(definitions, counted, strict=True)
+    )
+
+
+COMPLETIONS = 20
+SYSTEM_TOKENS = 3_000
+"""The prompt before the tools' definitions."""
+TURN_TOKENS = 700
+"""The tokens that each completion adds to the conversation: a call, and its result."""
+OUTPUT_TOKENS = 200
+"""Of these, the tokens that the model writes."""
+CACHE_WRITE, CACHE_READ, OUTPUT = 1.25, 0.1, 5.0
+"""Prices relative to a token of input without a cache, as providers ask them in November 2026."""
+
+
+def conversation_cost(lists: Mapping[ListingMode, int], mode: ListingMode, *, cached: bool) -> float:
+    """The price of a conversation, in tokens of input, with lists of these sizes. In search mode, every other
+    completion is a search."""
+    completions = COMPLETIONS * 3 // 2 if mode is ListingMode.SEARCH else COMPLETIONS
+    price, history, seen = 0.0, SYSTEM_TOKENS, 0
+    before: ListingMode | None = None
+    for number in range(completions):
+        listed = mode
+        if mode is ListingMode.HANDSHAKE:
+            listed = ListingMode.THIN if number else ListingMode.FULL
+        prompt = lists[listed] + history
+        if cached:
+            # The list is at the beginning, so a changed list makes everything after it new.
+            known = seen if listed is before else 0
+            price += known * CACHE_READ + (prompt - known) * CACHE_WRITE
+        else:
+            price += prompt
+        price += OUTPUT_TOKENS * OUTPUT
+        before, seen = listed, prompt
+        history += TURN_TOKENS
+    return price
+
+
+def conversation_costs(report: CostReport, *, cached: bool) -> dict[ListingMode, float]:
+    """The price of a conversation in each mode, relative to full lists."""
+    lists = {mode: report.total(mode) for mode in MODES}
+    full = conversation_cost(lists, ListingMode.FULL, cached=cached)
+    modes = (*MODES, ListingMode.HANDSHAKE)
+    return {mode: conversation_cost(lists, mode, cached=cached) / full for mode in modes}
