@@ -56,7 +56,7 @@ class CallerView:
     """The arguments that the caller gave, with the caller's names. Errors may mention only these."""
 
 
-class _Compiled:
+class CompiledSchema:
     """A tool's validator and its cost."""
 
     __slots__ = ("cost", "patterns", "schema", "validator", "warned", "with_nulls")
@@ -68,6 +68,10 @@ class _Compiled:
         self.with_nulls = False
         self.cost = SchemaCost(schema)
         self.warned = False
+
+    def accepts(self, value: Any) -> bool:
+        """Strictly by JSON Schema's rules. False if checking would take too long."""
+        return self.cost.affordable(value) and self.validator.is_valid(value)
 
     def errors(self, arguments: dict[str, Any]) -> list[ValidationError]:
         """The first few errors, or only the first one if listing them all would take too long."""
@@ -93,7 +97,7 @@ class ArgumentChecker:
 
     def __init__(self, *, kept: int = _MAX_VALIDATORS) -> None:
         self._kept = kept
-        self._compiled: OrderedDict[Tool, _Compiled | None] = OrderedDict()
+        self._compiled: OrderedDict[Tool, CompiledSchema | None] = OrderedDict()
 
     def check(
         self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None, *, seen: CallerView | None = None
@@ -123,7 +127,7 @@ class ArgumentChecker:
             raise _invalid(tool, [(error.instance_path, _expected(error)) for error in errors])
         return decoded
 
-    def _compiled_for(self, tool: Tool) -> _Compiled | None:
+    def _compiled_for(self, tool: Tool) -> CompiledSchema | None:
         if tool in self._compiled:
             self._compiled.move_to_end(tool)
             return self._compiled[tool]
@@ -142,16 +146,21 @@ def check_is_mapping(name: str, arguments: object) -> None:
         )
 
 
-def _compile(tool: Tool) -> _Compiled | None:
+def compile_schema(schema: Mapping[str, Any]) -> CompiledSchema:
+    """Raises ValueError or RecursionError if the schema cannot be used."""
+    try:
+        return CompiledSchema(schema, _LINEAR)
+    except ValueError:
+        return CompiledSchema(schema, _BACKTRACKING)
+
+
+def _compile(tool: Tool) -> CompiledSchema | None:
     """None if the schema cannot be used."""
-    schema = tool.input_schema
-    problem = ""
-    for patterns in (_LINEAR, _BACKTRACKING):
-        try:
-            return _Compiled(schema, patterns)
-        except (ValueError, RecursionError) as error:
-            problem = str(error).partition("\n")[0]
-    log.warning("%s: its schema cannot be used, so arguments pass unchecked: %s", tool.display, _cut(problem, 300))
+    try:
+        return compile_schema(tool.input_schema)
+    except (ValueError, RecursionError) as error:
+        problem = _cut(str(error).partition("\n")[0], 300)
+    log.warning("%s: its schema cannot be used, so arguments pass unchecked: %s", tool.display, problem)
     return None
 
 
