@@ -28,6 +28,7 @@ from toolcrib.errors import (
 from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
+from toolcrib.gateway.large_results import SMALLEST_LIMIT, LargeResults, limit_bytes
 from toolcrib.gateway.messages import (
     ClientMessage,
     Rejected,
@@ -77,6 +78,7 @@ class Dispatcher:
         self._parking = parking
         self._approvals = crib.services.approvals
         self._door = crib.services.door
+        self._large = LargeResults(crib.services.results)
         self._tasks = TaskRequests(crib.services.door, crib.services.tasks)
         self._sessions = crib.services.sessions
 
@@ -290,6 +292,12 @@ class Dispatcher:
             answer = made.answer
             if takes_task:
                 answer = self._tasks.created(answer, made.tool, context.principal.name, era)
+            if answer.result is not None and len(answer.result) > SMALLEST_LIMIT:
+                limit = limit_bytes(context.client, project.config.settings.result_tokens)
+                given = bytes(params.get("arguments", b""))
+                answer = ServerAnswer(
+                    result=await self._large.shortened(answer.result, made.tool, given, context, limit)
+                )
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise

@@ -68,3 +68,5 @@ class RequestContext(Generic[Project_co]):
     conversation: str = "default"
     """A label without authority."""
     reader: ReaderKind = ReaderKind.MODEL
+    client: str = ""
+    """The client's name as it introduced itself; empty if unknown."""
