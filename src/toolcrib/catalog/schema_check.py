@@ -137,6 +137,16 @@ class ArgumentChecker:
         return compiled
 
 
+def matches(schema: Mapping[str, Any], value: dict[str, Any]) -> bool:
+    """Whether the value certainly matches: not if the schema cannot be used, or checking would take too long."""
+    for patterns in (_LINEAR, _BACKTRACKING):
+        with suppress(ValueError, RecursionError):
+            compiled = _Compiled(schema, patterns)
+            affordable = not compiled.cost.multiplies or compiled.cost.affordable(value)
+            return affordable and compiled.validator.is_valid(value)
+    return False
+
+
 def check_is_mapping(name: str, arguments: object) -> None:
     """For a program's arguments, before they are encoded as JSON."""
     if arguments is not None and not isinstance(arguments, Mapping):

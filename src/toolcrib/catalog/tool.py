@@ -189,6 +189,11 @@ class Tool:
         return schema if isinstance(schema, dict) else ANY_OBJECT
 
     @property
+    def output_schema(self) -> dict[str, Any] | None:
+        schema = self._field("outputSchema")
+        return schema if isinstance(schema, dict) else None
+
+    @property
     def annotations(self) -> dict[str, Any]:
         annotations = self._field("annotations")
         return annotations if isinstance(annotations, dict) else {}

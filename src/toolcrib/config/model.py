@@ -446,6 +446,8 @@ class DaemonSettings:
     audit_keep_days: float = 90
     audit_keep_mb: float = 1024
     session_idle_hours: float = 168
+    result_tokens: int | None = None
+    """Above which a tool's result is shortened. 0: never; None: what the client takes."""
     workspace: bool = True
     """Whether the workspace tools are offered."""
     pins: PinMode = PinMode.WARN

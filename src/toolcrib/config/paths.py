@@ -112,6 +112,11 @@ class Paths:
         return self.state_dir / "handles.key"
 
     @property
+    def results(self) -> Path:
+        """Large results that agents can still read, sealed, in a folder for each agent."""
+        return self.state_dir / "results"
+
+    @property
     def runs_key(self) -> Path:
         """The key that identifies run logs written by this user's Toolcrib."""
         return self.state_dir / "runs.key"

@@ -174,6 +174,13 @@ def _one_of(allowed: tuple[str, ...], name: str, given: ConfigField, values: Val
     return word.lower()
 
 
+def _result_tokens(given: ConfigField, values: ValueReader) -> int | None:
+    # YAML reads `off` as false.
+    if given.value is False or given.value == 0 or str(given.value).lower() == "off":
+        return 0
+    return _count(1_000_000, least=1000)(given, values)
+
+
 def _store(given: ConfigField, values: ValueReader) -> str | None:
     expected = "postgresql://user@host/name, or the path of a SQLite file"
     if not isinstance(given.value, str):
@@ -210,6 +217,7 @@ SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
     "audit_keep_days": lambda given, values: values.number(given, least=1, most=36_500),
     "audit_keep_mb": lambda given, values: values.number(given, least=1, most=1_000_000),
     "session_idle_hours": lambda given, values: values.number(given, least=0.01, most=87_600),
+    "result_tokens": _result_tokens,
     "workspace": lambda given, values: values.flag(given),
     "jobs": read_jobs,
     "pins": pin_mode,

@@ -104,6 +104,7 @@ def _masked(config: Config) -> dict[str, Any]:
             "audit_keep_days": config.settings.audit_keep_days,
             "audit_keep_mb": config.settings.audit_keep_mb,
             "session_idle_hours": config.settings.session_idle_hours,
+            "result_tokens": config.settings.result_tokens,
             "workspace": config.settings.workspace,
             "pins": str(config.settings.pins),
             "jobs": _jobs(config.settings.jobs),

@@ -27,6 +27,7 @@ from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens
 from toolcrib.identity.approvals import Approvals
 from toolcrib.identity.handles import Handles
+from toolcrib.identity.kept_results import KeptResults
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
@@ -94,6 +95,7 @@ class Services:
     door: Door
     handles: Handles
     tasks: TaskRegistry
+    results: KeptResults
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
     """Writes a change into the audit log; durable on return."""
@@ -154,6 +156,8 @@ async def open_services(
             return agents.find(name).created_at if agents.knows(name) else 0.0
 
         handles = Handles(paths.handles_key, since)
+        results = KeptResults(paths.results, bus, handles)
+        stack.push_async_callback(results.close)
         yield Services(
             store=store,
             last_known=LastKnownTools(store),
@@ -164,6 +168,7 @@ async def open_services(
             door=door,
             handles=handles,
             tasks=TaskRegistry(bus, handles),
+            results=results,
             clock=clock,
             record=record,
         )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from toolcrib.errors import InvalidArguments, ToolcribError
-from toolcrib.listing.json_path import JsonPathError, find_path
+from toolcrib.listing.json_path import pick
 from toolcrib.listing.own_tools import MOST_IN_BATCH
 
 _FROM, _PATH = "$from", "path"
@@ -50,25 +50,32 @@ class _Result(msgspec.Struct):
 
 _decode_result = msgspec.json.Decoder(_Result).decode
 
-MakeCall = Callable[[BatchedCall], Awaitable[bytes]]
-"""Makes one call. Returns its result, or raises `ToolcribError`."""
+class MadeCall(NamedTuple):
+    result: bytes
+    shown: bytes
+    """The result as the agent gets it, shortened if it is long."""
+
+
+MakeCall = Callable[[BatchedCall, int], Awaitable[MadeCall]]
+"""Makes one call, whose result gets one of so many shares of the answer. Raises `ToolcribError`."""
 
 
 async def run_batch(arguments: bytes, make: MakeCall, reads_only: Callable[[str], bool]) -> bytes:
     """The combined result. `reads_only`: whether a call of this tool can run beside others."""
     calls = _checked(arguments)
     results: list[_Result | None] = [None] * len(calls)
+    shown: list[_Result] = [_Result()] * len(calls)
     open_slots = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def one(position: int) -> None:
         async with open_slots:
-            results[position] = await _made(position, calls[position], results, make)
+            results[position], shown[position] = await _made(position, calls, results, make)
 
     for group in _groups(calls, reads_only):
         async with asyncio.TaskGroup() as tasks:
             for position in group:
                 tasks.create_task(one(position))
-    return _combined(calls, [one for one in results if one is not None])
+    return _combined(calls, shown)
 
 
 def _checked(arguments: bytes) -> Sequence[BatchedCall]:
@@ -120,20 +127,26 @@ def _groups(calls: Sequence[BatchedCall], reads_only: Callable[[str], bool]) -> 
 
 
 async def _made(
-    position: int, call: BatchedCall, results: Sequence[_Result | None], make: MakeCall
-) -> _Result:
+    position: int, calls: Sequence[BatchedCall], results: Sequence[_Result | None], make: MakeCall
+) -> tuple[_Result, _Result]:
+    """The result, and what the agent gets of it."""
+    call = calls[position]
     try:
-        return _decode_result(await make(BatchedCall(call.tool, _filled(call.arguments, results))))
+        arguments = _filled(call.arguments, results)
+    except InvalidArguments as error:
+        return _failure(f"It did not run: {error.text()}")
+    try:
+        made = await make(BatchedCall(call.tool, arguments), len(calls))
+        return _decode_result(made.result), _decode_result(made.shown)
     except ToolcribError as error:
         return _failure(error.text())
-    except JsonPathError as error:
-        return _failure(f"Call {position} did not run: {error}")
     except (msgspec.MsgspecError, RecursionError):
-        return _failure(f"The result of {call.tool} cannot be read here; the call has run.")
+        return _failure("It has run, but its result cannot be read.")
 
 
-def _failure(text: str) -> _Result:
-    return _Result(content=[{"type": "text", "text": text}], failed=True)
+def _failure(text: str) -> tuple[_Result, _Result]:
+    result = _Result(content=[{"type": "text", "text": text}], failed=True)
+    return result, result
 
 
 def _filled(value: Any, results: Sequence[_Result | None]) -> Any:
@@ -141,8 +154,8 @@ def _filled(value: Any, results: Sequence[_Result | None]) -> Any:
     if _is_source(value):
         source = results[value[_FROM]]
         if source is None or source.failed:
-            raise JsonPathError(f"call {value[_FROM]}, whose result it takes, failed.")
-        return find_path(source.value, value.get(_PATH, "$"))
+            raise InvalidArguments(f"Call {value[_FROM]}, whose result it takes, failed.")
+        return pick(source.value, str(value.get(_PATH, "$")))
     if isinstance(value, dict):
         return {key: _filled(inner, results) for key, inner in value.items()}
     return [_filled(inner, results) for inner in value] if isinstance(value, list) else value

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ListingMode
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
@@ -32,7 +33,8 @@ from toolcrib.errors import (
 from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
-from toolcrib.gateway.batch import BatchedCall
+from toolcrib.gateway.batch import BatchedCall, MadeCall
+from toolcrib.gateway.large_results import SMALLEST_LIMIT, LargeResults, limit_bytes
 from toolcrib.gateway.messages import (
     ClientMessage,
     Rejected,
@@ -83,9 +85,10 @@ class Dispatcher:
         self._parking = parking
         self._approvals = crib.services.approvals
         self._door = crib.services.door
+        self._large = LargeResults(crib.services.results)
         self._tasks = TaskRequests(crib.services.door, crib.services.tasks)
         self._sessions = crib.services.sessions
-        self._own_tools = OwnTools(crib)
+        self._own_tools = OwnTools(crib, self._large)
 
     async def context(
         self,
@@ -322,6 +325,9 @@ class Dispatcher:
             answer = made.answer
             if takes_task:
                 answer = self._tasks.created(answer, made.tool, context.principal.name, era)
+            if answer.result is not None and len(answer.result) > SMALLEST_LIMIT:
+                given = bytes(params.get("arguments", b""))
+                answer = ServerAnswer(result=await self._shortened(answer.result, made.tool, given, context))
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable, UnknownTool) as error:
             # A client that names an unknown tool itself gets the protocol's error for that.
             unknown = isinstance(error, UnknownTool) and own is None
@@ -332,6 +338,14 @@ class Dispatcher:
             return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
         return answer
 
+    async def _shortened(
+        self, result: bytes, tool: Tool, arguments: bytes, context: ProjectRequest, share: int = 1
+    ) -> bytes:
+        """The result as the agent gets it, in its `share` of what its client takes."""
+        limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
+        limit = max(SMALLEST_LIMIT, limit // share) if limit else 0
+        return await self._large.shortened(result, tool, arguments, context, limit)
+
     async def _call_in_batch(
         self,
         message: ClientMessage,
@@ -339,19 +353,22 @@ class Dispatcher:
         asking: Asking,
         logs: LogWish | None,
         call: BatchedCall,
-    ) -> bytes:
+        share: int,
+    ) -> MadeCall:
+        arguments = msgspec.json.encode(call.arguments)
         request = CallRequest(
             tool=call.tool,
             style=context.project.config.settings.names,
-            params={"arguments": Raw(msgspec.json.encode(call.arguments))},
+            params={"arguments": Raw(arguments)},
             meta=protocol.forwarded_meta(message.meta),
             asker=asking.asker,
             logs=logs,
         )
-        answer = (await self._door.call(context, request)).answer
-        if answer.result is None:
-            return error_as_tool_result(_as_failure(answer.error or b"{}"))
-        return answer.result
+        made = await self._door.call(context, request)
+        result = made.answer.result
+        if result is None:
+            raise _as_failure(made.answer.error or b"{}")
+        return MadeCall(result, await self._shortened(result, made.tool, arguments, context, share))
 
 
 def _reply(request_id: bytes, answer: ServerAnswer, era: Era) -> Reply:

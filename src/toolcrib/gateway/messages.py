@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -252,12 +252,17 @@ class _AgentLimit:
         return self.lock.locked() or self.rests_until > time.monotonic()
 
     async def read(self, body: bytes) -> ClientMessage:
-        began = time.monotonic()
-        try:
+        with self.pause_after():
             values = await count_values(body)
             if values <= _MAX_VALUES_ON_LOOP and len(body) <= _STEP:
                 return read_message(body)
             return await asyncio.to_thread(read_message, body)
+
+    @contextmanager
+    def pause_after(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
         finally:
             now = time.monotonic()
             self.rests_until = now + min(_MAX_PAUSE_SECONDS, _PAUSE_FACTOR * (now - began))

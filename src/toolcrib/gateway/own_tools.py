@@ -7,7 +7,7 @@ they lead to passes through the door under the tool's own name. Used by `dispatc
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +18,8 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
 from toolcrib.events import CallOutcome
-from toolcrib.gateway.batch import BatchedCall, run_batch
+from toolcrib.gateway.batch import MakeCall, run_batch
+from toolcrib.gateway.large_results import LargeResults, limit_bytes
 from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.identity.principal import RequestContext
 from toolcrib.listing.own_tools import MOST_DESCRIBED, MOST_HITS, OWN_TOOLS, OwnTool, server_lines
@@ -59,15 +60,16 @@ def inner_call(params: Mapping[str, Raw]) -> tuple[str, dict[str, Raw]]:
 
 
 class OwnTools:
-    def __init__(self, crib: Crib) -> None:
+    def __init__(self, crib: Crib, large: LargeResults) -> None:
         self._crib = crib
+        self._large = large
 
     async def answer(
         self,
         tool: OwnTool,
         params: Mapping[str, Raw],
         context: ProjectRequest,
-        make: Callable[[BatchedCall], Awaitable[bytes]],
+        make: MakeCall,
     ) -> bytes:
         """The result of find, describe, batch or result. `make` makes one call of a batch."""
         began = time.monotonic()
@@ -81,7 +83,7 @@ class OwnTools:
                 case OwnTool.BATCH:
                     result = await run_batch(bytes(params.get("arguments", b"{}")), make, _reads_only(context))
                 case _:
-                    result = await self._crib.services.results.read(params, context)
+                    result = await self._result(params, context)
         except ToolcribError as error:
             outcome = CallOutcome.INVALID if isinstance(error, InvalidArguments) else CallOutcome.ERROR
             result = error_as_tool_result(error)
@@ -118,6 +120,11 @@ class OwnTools:
         if not 1 <= len(given.tools) <= MOST_DESCRIBED:
             raise InvalidArguments(f"There are {len(given.tools)} tools.", remedy=f"Name 1 to {MOST_DESCRIBED}.")
         return _text("\n".join(self._definition(name, context) for name in given.tools))
+
+    async def _result(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
+        given = _read(OwnTool.RESULT, params, dict[str, Any], '{"id": "…", "page": 2}')
+        limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
+        return await self._large.read(given, context, limit)
 
     @staticmethod
     def _definition(name: str, context: ProjectRequest) -> str:

@@ -39,9 +39,12 @@ class Handles:
 
     def seal(self, purpose: str, agent: str, content: object, *, lives: float) -> str:
         """`lives`: in how many seconds it expires."""
+        return _PREFIX + base64.urlsafe_b64encode(self.seal_bytes(purpose, agent, content, lives)).decode().rstrip("=")
+
+    def seal_bytes(self, purpose: str, agent: str, content: object, lives: float) -> bytes:
+        """For what Toolcrib keeps itself, of any size."""
         sealed = _Sealed(time.time() + lives, msgspec.Raw(msgspec.msgpack.encode(content)))
-        made = seal(msgspec.msgpack.encode(sealed), self._read_key(), self._bound_to(purpose, agent))
-        return _PREFIX + base64.urlsafe_b64encode(made).decode().rstrip("=")
+        return seal(msgspec.msgpack.encode(sealed), self._read_key(), self._bound_to(purpose, agent))
 
     def open(self, purpose: str, agent: str, handle: str, kind: type[ContentT]) -> ContentT:
         """Raises `InvalidHandle`, and `HandleExpired` for one that was valid."""
@@ -52,7 +55,11 @@ class Handles:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raw = b""
-        plain = unseal(raw, self._read_key(), self._bound_to(purpose, agent))
+        return self.open_bytes(purpose, agent, raw, kind)
+
+    def open_bytes(self, purpose: str, agent: str, sealed_bytes: bytes, kind: type[ContentT]) -> ContentT:
+        """Raises like `open`."""
+        plain = unseal(sealed_bytes, self._read_key(), self._bound_to(purpose, agent))
         if plain is None:
             raise InvalidHandle(f"This {purpose} was changed, or belongs to another agent.")
         sealed = msgspec.msgpack.decode(plain, type=_Sealed)
