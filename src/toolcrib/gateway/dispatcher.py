@@ -22,6 +22,7 @@ from toolcrib.errors import (
     Denied,
     ErrorCase,
     InvalidArguments,
+    NotFound,
     ServerFailure,
     ToolcribError,
 )
@@ -54,6 +55,7 @@ from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
+from toolcrib.identity.usage import TokenKind
 from toolcrib.listing import OfferList
 from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.questions import Asker
@@ -159,11 +161,17 @@ class Dispatcher:
             if session is not None:
                 session.over(interrupt)
 
-    @staticmethod
-    def _refusal(error: ToolcribError, era: Era, context: ProjectRequest, request_id: bytes) -> Reply:
+    def _refusal(self, error: ToolcribError, era: Era, context: ProjectRequest, request_id: bytes) -> Reply:
         if context.reader is ReaderKind.PROGRAM:
-            return error_for_program(error, request_id)
-        return error_reply(error, None if context.reader is ReaderKind.HTTP else era, request_id)
+            reply = error_for_program(error, request_id)
+        else:
+            reply = error_reply(error, None if context.reader is ReaderKind.HTTP else era, request_id)
+        self._count_repair(error, context, reply.body)
+        return reply
+
+    def _count_repair(self, error: ToolcribError, context: ProjectRequest, answer: bytes) -> None:
+        if isinstance(error, InvalidArguments | NotFound) and context.session is not None:
+            self._sessions.answered(context.session, TokenKind.REPAIRS, answer)
 
     async def _answered(
         self,
@@ -242,7 +250,7 @@ class Dispatcher:
         catalog, listings = context.project.catalog, context.project.listings
         tools = listings.tools(catalog, context.principal.permission(), context.reader, context.project.offers)
         if context.session is not None:
-            self._sessions.listed(context.session)
+            self._sessions.listed(context.session, tools)
         if ToolsListed in self._crib.bus.heard:
             by_name = catalog.by_public(listings.style)
             self._crib.bus.publish(ToolsListed(agent=context.principal.name, tools=tools, by_name=by_name))
@@ -293,7 +301,9 @@ class Dispatcher:
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
-            answer = ServerAnswer(result=error_as_tool_result(error))
+            refusal = error_as_tool_result(error)
+            self._count_repair(error, context, refusal)
+            answer = ServerAnswer(result=refusal)
         if answer.result is not None:
             return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
         return answer
