@@ -80,18 +80,28 @@ def test_a_sessions_counters_survive_a_restart(start: Start, store_env: dict[str
         assert nonce_of(client.call("w_t", nonce="x" * 100)) is not None
         assert "may not use" in refusal(client.call("w_release"))
         assert "no tool" in refusal(client.call("w_nothing"))
+        assert "nonce" in refusal(client.call("w_t", nonce=7))
 
     def row(of: Daemon) -> dict[str, Any] | None:
-        found = [{**one, "idle": None} for one in Owner(of).sessions() if one["agent"] == "a"]
-        return found[0] if found and found[0]["tokens"] else None
+        (session,) = [one["id"] for one in Owner(of).sessions() if one["agent"] == "a"]
+        found = Owner(of).say("session:show", id=session)
+        kinds = {kind for kind, tokens in found["tokens_by_kind"].items() if tokens}
+        return found if kinds == {"lists", "repairs", "arguments", "results"} else None
 
-    before = wait_for(lambda: row(first), "the tokens to be counted")
-    assert (before["conversation"], before["listings"], before["calls"], before["denied"]) == ("plan", 1, 2, 1)
+    before = wait_for(lambda: row(first), "tokens of every kind")
+    assert (before["conversation"], before["listings"], before["calls"], before["denied"]) == ("plan", 1, 3, 1)
+    assert (before["searches"], before["repairs"], before["mean_rank"]) == (0, 2, None)
+    assert before["tokens"] == sum(before["tokens_by_kind"].values())
     assert before["result_bytes"] > 100
     assert (before["tokens_estimated"], before["mode"]) == (False, "full")
     first.stop()
     second = start(again=True, env=store_env)
-    assert wait_for(lambda: row(second), "the session") == before
+    after = row(second)
+    assert after is not None
+    counts = before.keys() - {"idle", "tokens", "tokens_by_kind"}
+    assert {name: after[name] for name in counts} == {name: before[name] for name in counts}
+    # The last answers may have been counted when the daemon stopped.
+    assert all(tokens >= before["tokens_by_kind"][kind] for kind, tokens in after["tokens_by_kind"].items())
 
 
 async def test_clients_of_the_sdk_do_not_notice_a_restart(start: Start) -> None:
@@ -233,6 +243,8 @@ def test_the_owner_lists_sessions_and_ends_them(shared: Shared) -> None:
     assert {one["agent"] for one in mine} == {"a"}
     legacy = next(one for one in mine if one["conversation"] == "a legacy")
     assert legacy["legacy_clients"] == 1
+    assert cli("sessions", "show", legacy["id"], "--json").ok().json["listings"] == 1
+    assert cli("sessions", "show", "s_1").exit_code == 4
     assert legacy["id"] in cli("sessions", "end", legacy["id"]).ok().out
     assert clients["a legacy"].ask("ping").status == 404
     assert clients["b legacy"].ask("ping").status == 200

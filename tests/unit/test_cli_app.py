@@ -547,6 +547,23 @@ def test_on_a_narrow_terminal_each_session_takes_one_line_with_its_full_id(daemo
     assert {"agent", "conversation", "idle", "calls"} <= set(heading.split())
 
 
+def test_a_session_is_shown_with_its_tokens_as_bars(daemon, cli):
+    tokens = {"lists": 2400, "searches": 100, "descriptions": 0, "repairs": 0, "arguments": 300, "results": 1200}
+    found = {**SESSION, "mode": "full", "searches": 2, "descriptions": 0, "repairs": 1}
+    found |= {"tokens_by_kind": tokens, "tokens": 4000, "tokens_estimated": True}
+    daemon.answers["session:show"] = {**found, "ranks": {"1": 3, "4": 1}, "mean_rank": 1.75}
+    shown = cli("sessions", "show", "s_1").out
+    assert "called hits   3 of rank 1, 1 of rank 4; the mean is 1.8" in shown
+    bars = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if "~" in line}
+    assert "repairs" not in bars, "nothing is not an estimate"
+    assert bars["lists"] == ["~2,400", "█" * 24]
+    assert bars["results"] == ["~1,200", "█" * 12]
+    assert (bars["searches"], bars["in"]) == (["~100", "█"], ["all", "~4,000", "-"])
+    nothing = {**found, "tokens_by_kind": dict.fromkeys(tokens, 0), "tokens": 0, "ranks": {}, "mean_rank": None}
+    daemon.answers["session:show"] = nothing
+    assert "tokens of" not in cli("sessions", "show", "s_1").out
+
+
 @pytest.mark.parametrize("width", ["80", None])
 def test_following_the_audit_log_prints_a_heading_and_lines_that_fit(daemon, monkeypatch, cli, width):
     texts = dict.fromkeys(("call", "tool", "decision", "rule"), "t" * 50)

@@ -29,6 +29,7 @@ from toolcrib.errors import (
 from toolcrib.events import AgentEnded, Bus, CallFailed, CallFinished, CallIntended, Event, PermissionChanged
 from toolcrib.identity.approvals import Approval, Approvals
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
+from toolcrib.identity.usage import TokenKind
 from toolcrib.policy import BUILTIN, Condition, OneOf, Permission, Rule, RuleOrigin, Verdict
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
@@ -104,7 +105,8 @@ class DoorHarness:
         self.bus = Bus()
         self.agents = {"a": allowed}
         self.approvals = Approvals(self.bus, limit=limit)
-        self.session = SimpleNamespace(id="s_1", mode="full", add_tokens=lambda tokens: None)
+        self.session = SimpleNamespace(id="s_1", mode="full", add_tokens=lambda kind, tokens: self.kinds.append(kind))
+        self.kinds: list[TokenKind] = []
         self.counted: list[tuple[str, int]] = []
         self.server = ToolServer(self.steps, answer)
         self.door = Door(
@@ -112,7 +114,13 @@ class DoorHarness:
             audit=cast(Any, self),
             registry=cast(Any, self),
             approvals=self.approvals,
-            sessions=cast(Any, SimpleNamespace(count=lambda _, outcome, size: self.counted.append((outcome, size)))),
+            sessions=cast(
+                Any,
+                SimpleNamespace(
+                    count=lambda _, outcome, size, tool: self.counted.append((outcome, size)),
+                    count_answer=lambda _, kind: self.counted.append((kind, 0)),
+                ),
+            ),
         )
 
     def note(self, entry: AuditEntry) -> None:
@@ -384,6 +392,10 @@ async def test_a_changing_call_waits_for_the_disk_and_a_read_only_call_does_not(
     assert (intent.arguments, outcome.arguments) == (b'{"path": "x"}', None), "they are not repeated"
     assert (outcome.outcome, outcome.size, outcome.result) == ("ok", 14, EMPTY)
     assert harness.counted == [("ok", 14)]
+    for report in (intent.arguments_counted, outcome.counted):
+        assert report is not None
+        report((1, False))
+    assert harness.kinds == ["arguments", "results"]
     harness.steps.clear()
     await harness.call("files_read")
     assert harness.steps == [EntryKind.INTENT, *forward, EntryKind.OUTCOME]

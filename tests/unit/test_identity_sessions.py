@@ -16,7 +16,9 @@ import pytest
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome
 from toolcrib.identity import sessions as module
+from toolcrib.identity import usage
 from toolcrib.identity.sessions import Session, SessionRegistry
+from toolcrib.identity.usage import ShownTools, TokenCounter, TokenKind
 from toolcrib.store import identity as rows
 from toolcrib.store.commits import GroupCommit
 from toolcrib.store.database import Store
@@ -43,7 +45,9 @@ class SessionsHarness:
         store = await Store.open(self.url)
         self.commits = commits(store)
         exists = self.agents.__contains__
-        sessions = await SessionRegistry.open(store, self.commits, bus=self.bus, exists=exists, idle=idle)
+        sessions = await SessionRegistry.open(
+            store, self.commits, bus=self.bus, exists=exists, idle=idle, count_tokens=lambda data: (len(data), False)
+        )
         try:
             yield sessions
         finally:
@@ -105,19 +109,63 @@ async def test_a_restart_loses_neither_a_session_nor_its_counts(harness: Session
         session = await sessions.begin("a", "x")
         assert (await harness.stored())["a", "x"].id == session.id, "it is stored before `begin` returns"
         sessions.used(session, catalog_version=7, permission_version=9, mode="full")
-        sessions.listed(session)
+        sessions.listed(session, b"[...]")
         for outcome in ("ok", "denied", "tool_error", "timeout"):
-            sessions.count(session, CallOutcome(outcome), 100)
-        session.add_tokens((40, True))
-        session.add_tokens((2, False))
-        before = session.row()
+            sessions.count(session, CallOutcome(outcome), 100, tool="w:t")
+        session.add_tokens(TokenKind.RESULTS, (40, True))
+        session.add_tokens(TokenKind.ARGUMENTS, (2, False))
+    before = session.row()
     async with harness.open() as sessions:
         found = sessions.find("a", "x")
         assert found is not None
         assert found.row() == before
         assert (found.calls, found.denied, found.failed, found.listings) == (4, 1, 2, 1)
-        assert (found.result_bytes, found.tokens, found.tokens_estimated) == (400, 42, True)
+        assert found.result_bytes == 400
+        assert found.usage.tokens == {"lists": 5, "results": 40, "arguments": 2}, "also the last list"
+        assert (found.usage.total, found.usage.estimated) == (47, True)
         assert (found.catalog_version, found.permission_version, found.mode) == (7, 9, "full")
+
+
+async def test_searches_and_repairs_are_counted_with_the_ranks_of_the_tools_that_were_called(
+    sqlite: SessionsHarness,
+) -> None:
+    async with sqlite.open() as sessions:
+        session = await sessions.begin("a", "x")
+        for tools in (["w:b", "w:t", "w:c"], ["w:c", "w:a"]):
+            sessions.count_answer(session, TokenKind.SEARCHES)
+            sessions.searched(session, tools)
+        sessions.answered(session, TokenKind.REPAIRS, b"wrong: x")
+        for outcome, tool in (("invalid", "w:t"), ("ok", "w:t"), ("ok", "w:c"), ("ok", "w:never_shown")):
+            sessions.count(session, CallOutcome(outcome), 0, tool=tool)
+    async with sqlite.open() as sessions:
+        found = sessions.find("a", "x")
+        assert found is not None
+        assert found.usage.answers == {"searches": 2, "repairs": 1}
+        assert found.usage.tokens == {"repairs": 8}
+        assert found.usage.ranks == {2: 1, 1: 1}, "the first call of each; w:c was first in the latest search"
+        assert found.usage.mean_rank == 1.5
+
+
+def test_only_the_latest_searches_are_remembered() -> None:
+    shown = ShownTools()
+    shown.add([f"w:{number}" for number in range(100)])
+    shown.add(["w:new"])
+    assert (shown.chosen("w:99"), shown.chosen("w:0"), shown.chosen("w:1")) == (None, None, 2)
+    assert (shown.chosen("w:new"), shown.chosen("w:new")) == (1, None)
+
+
+async def test_tokens_are_counted_after_the_answer_and_too_many_bytes_are_estimated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage, "_MOST_WAITING", 10)
+    counts: list[tuple[int, bool]] = []
+    counter = TokenCounter(lambda data: (len(data), False))
+    counter.add(counts.append, b"12345678")
+    counter.add(counts.append, b"12345678")
+    assert (counts, counter.is_needed) == ([(2, True)], True)
+    await counter.run()
+    counter.add(counts.append, b"12345678")
+    assert counts == [(2, True), (8, False)]
 
 
 async def test_counts_are_written_after_a_moment_in_batches(
@@ -129,7 +177,7 @@ async def test_counts_are_written_after_a_moment_in_batches(
         begun = [await sessions.begin("a", f"c{number}") for number in range(10)]
         for calls in (1, 2):
             for session in begun:
-                sessions.count(session, CallOutcome.OK, 1)
+                sessions.count(session, CallOutcome.OK, 1, tool="w:t")
             await sqlite.until(lambda stored, calls=calls: [row.calls for row in stored.values()] == [calls] * 10)
 
 
@@ -137,14 +185,15 @@ async def test_an_ended_session_is_removed_and_later_counts_do_not_restore_it(ha
     async with harness.open() as sessions:
         session = await sessions.begin("a", "x")
         await sessions.begin("a", "y")
-        sessions.count(session, CallOutcome.OK, 1)
+        sessions.count(session, CallOutcome.OK, 1, tool="w:t")
         await sessions.end(session)
         await sessions.end(session)
         assert (sessions.find("a", "x"), len(sessions)) == (None, 1)
         assert list(await harness.stored()) == [("a", "y")]
-        sessions.count(session, CallOutcome.OK, 1)
+        sessions.count(session, CallOutcome.OK, 1, tool="w:t")
+        sessions.listed(session, b"[]")
         use(sessions, session)
-        session.add_tokens((1, False))
+        session.add_tokens(TokenKind.RESULTS, (1, False))
     assert list(await harness.stored()) == [("a", "y")]
 
 

@@ -162,7 +162,7 @@ async def test_a_listing_is_measured_as_sent_and_its_tokens_are_counted_once(
     shown = b"[" + by_name["files_read"].render("files_read") + b"]"
     counted: list[bytes] = []
     real = tokens.count_tokens
-    monkeypatch.setattr(watching, "count_tokens", lambda data: counted.append(data) or real(data))
+    monkeypatch.setattr(tokens, "count_tokens", lambda data: counted.append(data) or real(data))
     for _ in range(2):
         watched.list_tools(shown, **by_name)
         event = await watched.next()

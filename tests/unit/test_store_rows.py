@@ -207,8 +207,8 @@ def test_a_counter_only_grows_also_in_several_processes(store_url: str) -> None:
 @pytest.mark.req("KSI-7")
 def test_sessions_survive_a_restart_with_all_their_numbers(store_url: str) -> None:
     big = 2**62
-    counted = session("a", "c1", used_at=9.5, calls=3, denied=1, failed=2, listings=4, result_bytes=big, tokens=big)
-    counted = dataclasses.replace(counted, tokens_estimated=True)
+    counted = session("a", "c1", used_at=9.5, calls=3, denied=1, failed=2, listings=4, result_bytes=big)
+    counted = dataclasses.replace(counted, usage='{"tokens":{"lists":7}}')
     plain = session("a", "c2", catalog_version=7, permission_version=8)
     with Database.open(store_url) as database:
         database.write(identity.put_sessions, [session("a", "c1"), plain, counted])

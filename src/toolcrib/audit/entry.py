@@ -70,3 +70,5 @@ class AuditEntry(msgspec.Struct, kw_only=True, gc=False):
     detail: Mapping[str, Any] | None = None
     counted: Callable[[tuple[int, bool]], None] | None = None
     """Called with the tokens of the result, and whether they are an estimate; on the loop."""
+    arguments_counted: Callable[[tuple[int, bool]], None] | None = None
+    """The same for the arguments."""

@@ -103,6 +103,25 @@ def count_tokens(data: bytes) -> TokenCount | None:
     return TokenCount(counter(data.decode(errors="replace")), estimated=False)
 
 
+def count_all_tokens(data: bytes) -> TokenCount:
+    """Counts a text of any length, piece by piece, and the same text only once. Call it in a thread."""
+    digest = hashlib.sha256(data).digest()
+    known = _known.get(digest)
+    if known is None:
+        pieces = (data[at : at + MAX_COUNTED_BYTES] for at in range(0, len(data), MAX_COUNTED_BYTES))
+        counts = [count for piece in pieces if (count := count_tokens(piece))]
+        known = TokenCount(sum(one.tokens for one in counts), any(one.estimated for one in counts))
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[digest] = known
+    return known
+
+
+_MOST_KNOWN = 1024
+_known: dict[bytes, TokenCount] = {}
+"""By the text's digest: a list of tools may have megabytes."""
+
+
 def estimate_tokens(data: bytes) -> int:
     if not data:
         return 0

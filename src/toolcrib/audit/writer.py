@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor
 from toolcrib.audit.entry import AuditEntry, EntryKind
-from toolcrib.audit.row import RowMaker, TokenCount
+from toolcrib.audit.row import RowMaker, TokenCount, count_tokens
 from toolcrib.config.masking import Masker
 from toolcrib.credentials.key_file import make_key, read_key
 from toolcrib.store import audit
@@ -86,6 +86,9 @@ class AuditWriter:
             rows.append(row)
             if entry.counted is not None and row["tokens"]:
                 counted.append((entry.counted, TokenCount(row["tokens"], row["tokens_estimated"])))
+            if entry.arguments_counted is not None and isinstance(entry.arguments, bytes):
+                found = count_tokens(entry.arguments)
+                counted += [] if found is None else [(entry.arguments_counted, found)]
         if rows:
             audit.append(connection, rows)
         head = ChainHead(chain=chain, place=self.place, seq=seq, hash=last)

@@ -41,6 +41,7 @@ from toolcrib.errors import (
 )
 from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
+from toolcrib.identity.usage import TokenKind
 from toolcrib.policy import Decision, Permission, Verdict
 from toolcrib.servers import tasks
 from toolcrib.servers.model import LogWish, OnProgress, ServerAnswer, TaskTerms, ToolCall
@@ -219,6 +220,8 @@ class Door:
     ) -> None:
         name = request.tool[:_MAX_UNKNOWN_NAME]
         agent = context.principal.name
+        if outcome is CallOutcome.UNKNOWN and self._sessions is not None and context.session is not None:
+            self._sessions.count_answer(context.session, TokenKind.REPAIRS)
         if self._audit is not None:
             self._audit.note(
                 AuditEntry(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from toolcrib.events import (
     PermissionChanged,
 )
 from toolcrib.identity.principal import RequestContext
+from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
 from toolcrib.policy import Decision, Permission, Verdict
 from toolcrib.servers.questions import CANCEL, REFUSED_BY_PERSON, AskedQuestion, Asker, Question, QuestionRefused
 
@@ -144,10 +146,13 @@ class CallRecord:
             if self.account is not None:
                 entry.detail = {**self.about, **(self.account.described or {})} or None
             if session is not None:
-                entry.counted = session.add_tokens
+                entry.counted = partial(session.add_tokens, KIND_BY_TOOL.get(self.tool_name, TokenKind.RESULTS))
             self._audit.note(entry)
         if self._sessions is not None and session is not None:
-            self._sessions.count(session, outcome, len(result))
+            if (answer := KIND_BY_TOOL.get(self.tool_name)) is not None:
+                self._sessions.count_answer(session, answer)
+            else:
+                self._sessions.count(session, outcome, len(result), tool=self.tool_name)
         kind = CallFinished if outcome in (CallOutcome.OK, CallOutcome.ASKED, CallOutcome.TASK) else CallFailed
         if kind in self._bus.heard:
             fields = self._event_fields()
@@ -183,6 +188,7 @@ class CallRecord:
             rule=self.decision.rule,
             mode="full" if session is None else session.mode,
             arguments=None if self._noted else self.taken,
+            arguments_counted=None if session is None else partial(session.add_tokens, TokenKind.ARGUMENTS),
             detail=self.about or None,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import typer
 
 from toolcrib.cli.connected_agents import connected_files
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, size_of, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, counted, duration, hint, printed, say, size_of, table
 from toolcrib.cli.perform import perform
 from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import working_folder
@@ -218,7 +218,7 @@ _PRIORITIES = ColumnPriorities(
     text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "open", "denied")
 )
 
-sessions = typer.Typer(help="List or end sessions.")
+sessions = typer.Typer(help="List, show or end sessions.")
 commands.add_typer(sessions, name="sessions")
 
 _Agent = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Show only this agent's sessions.")]
@@ -226,7 +226,7 @@ _Agent = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Sh
 
 @sessions.callback(invoke_without_command=True)
 def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJson = False) -> int:
-    """List the sessions, most recently used first; `sessions end` ends them."""
+    """List the sessions, most recently used first; `sessions show` shows one, `sessions end` ends them."""
     if context.invoked_subcommand is not None:
         return 0
     found = printed(perform("session:list", {"agent": agent}), as_json=as_json)
@@ -255,6 +255,40 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
     else:
         say("No sessions." if agent is None else f"{agent} has no sessions.")
     return 0
+
+
+_BAR_WIDTH = 24
+
+
+@sessions.command("show")
+def show_session(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The session.")], *, as_json: AsJson = False
+) -> int:
+    """Show what a session cost in tokens: lists of tools, searches, descriptions, repairs, arguments and results."""
+    found = printed(perform("session:show", {"id": id}), as_json=as_json)
+    say(f"{found['id']}: {found['agent']} in {found['conversation']}")
+    for label, value in _session_details(found):
+        say(f"  {label:<14}{value}")
+    tokens: Mapping[str, int] = found["tokens_by_kind"]
+    if most := max(tokens.values()):
+        rows = [(kind, count, "█" * round(_BAR_WIDTH * count / most)) for kind, count in tokens.items()]
+        rows.append(("in all", found["tokens"], ""))
+        about = "~" if found["tokens_estimated"] else ""
+        table(
+            ("tokens of", "count", "share"),
+            [(kind, f"{about if count else ''}{count:,}", bar) for kind, count, bar in rows],
+        )
+    return 0
+
+
+def _session_details(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "listing", f"{found['mode']}, sent {counted(found['listings'], 'time')}"
+    yield "calls", f"{found['calls']:,} ({found['denied']:,} denied, {found['failed']:,} failed)"
+    for kind in ("searches", "descriptions", "repairs"):
+        yield kind, f"{found[kind]:,}"
+    if found["ranks"]:
+        ranks = ", ".join(f"{times:,} of rank {rank}" for rank, times in found["ranks"].items())
+        yield "called hits", f"{ranks}; the mean is {found['mean_rank']:.1f}"
 
 
 @sessions.command()

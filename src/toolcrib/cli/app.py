@@ -79,7 +79,7 @@ _COMMANDS = (
     ("agent", "agent_commands", "Manage agents: identities with their own token and permissions."),
     ("profile", "profile_commands", "Manage profiles: sets of rules that agents share."),
     ("audit", "audit_commands", "Show or verify the audit log of calls and changes."),
-    ("sessions", "agent_commands", "List or end sessions."),
+    ("sessions", "agent_commands", "List, show or end sessions."),
     ("workspace", "workspace_commands", "Check and set up the workspace tools of a folder."),
 )
 """Name, module and summary. A test checks that the summary is the first sentence of the command's own help."""

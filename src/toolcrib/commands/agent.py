@@ -32,6 +32,7 @@ from toolcrib.errors import Denied, NotFound, UsageError
 from toolcrib.events import CatalogChanged, PermissionChanged, ServerStateChanged
 from toolcrib.identity.agent import Agent, ErrorForm, MintedAgent
 from toolcrib.identity.sessions import Session
+from toolcrib.identity.usage import ANSWER_KINDS, TokenKind
 from toolcrib.policy import Permission, Profile, Verdict, rule_data
 
 
@@ -218,13 +219,15 @@ def _visible_servers(project: Project, permission: Permission) -> list[dict[str,
 
 _SESSION_FIELDS = (
     *("id", "agent", "conversation", "started_at", "used_at", "catalog_version", "permission_version", "mode"),
-    *("listings", "calls", "denied", "failed", "result_bytes", "tokens", "tokens_estimated"),
+    *("listings", "calls", "denied", "failed", "result_bytes"),
 )
 
 
 def describe_session(session: Session) -> dict[str, Any]:
     return {
         **{name: getattr(session, name) for name in _SESSION_FIELDS},
+        "tokens": session.usage.total,
+        "tokens_estimated": session.usage.estimated,
         "idle": max(0.0, time.time() - session.used_at),
         "open_requests": len(session.open_requests or ()),
         "legacy_clients": len(session.legacy),
@@ -241,6 +244,24 @@ async def list_sessions(context: CommandContext, params: ListSessions) -> dict[s
     found = [one for one in context.services.sessions if params.agent in (None, one.agent)]
     found.sort(key=lambda one: one.used_at, reverse=True)
     return {"sessions": [describe_session(one) for one in found]}
+
+
+class SessionId(Parameters):
+    id: str
+
+
+@registry.command("session:show", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
+async def show_session(context: CommandContext, params: SessionId) -> dict[str, Any]:
+    """Show what a session cost in tokens, by kind, and the ranks of the called tools in its searches."""
+    session = context.services.sessions.by_id(params.id)
+    usage = session.usage
+    return {
+        **describe_session(session),
+        **{kind.value: usage.answers.get(kind, 0) for kind in ANSWER_KINDS},
+        "tokens_by_kind": {kind.value: usage.tokens.get(kind, 0) for kind in TokenKind},
+        "ranks": {str(rank): times for rank, times in sorted(usage.ranks.items())},
+        "mean_rank": usage.mean_rank,
+    }
 
 
 class EndSessions(Parameters):

@@ -7,7 +7,6 @@ never wait for a reader: a reader that doesn't keep up is dropped, so that the b
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.audit.row import MAX_COUNTED_BYTES, TokenCount, count_tokens
+from toolcrib.audit.row import count_all_tokens
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.masking import mask_tree
 from toolcrib.events import (
@@ -146,7 +145,7 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
         return {"question": {**about, "at": event.at}}
     if isinstance(event, ToolsListed):
         # Counting loads a table, which is slow.
-        counted = await asyncio.to_thread(_counted, event.tools)
+        counted = await asyncio.to_thread(count_all_tokens, event.tools)
         names = offered_names(event.tools, event.by_name)
         size = {
             "tools": len(names),
@@ -160,14 +159,6 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
     else:
         call = _call(event, redact)
     return {"call": {**call, "arguments_size": seen.arguments_size}}
-
-
-@functools.lru_cache(maxsize=8)
-def _counted(tools: bytes) -> TokenCount:
-    """Counts in pieces if the text is too long for one count."""
-    pieces = [tools[at : at + MAX_COUNTED_BYTES] for at in range(0, len(tools), MAX_COUNTED_BYTES)]
-    counts = [count for piece in pieces if (count := count_tokens(piece))]
-    return TokenCount(sum(one.tokens for one in counts), any(one.estimated for one in counts))
 
 
 class _Named(msgspec.Struct):

@@ -18,6 +18,7 @@ import msgspec
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
+from toolcrib.audit.row import count_all_tokens
 from toolcrib.calls import Door
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import DaemonSettings, ServerConfig
@@ -141,6 +142,7 @@ async def open_services(
             bus=bus,
             exists=lambda name: name in _BUILTIN_AGENTS or agents.holds(name),
             idle=settings.session_idle_hours * 3600,
+            count_tokens=count_all_tokens,
             clock=clock,
         )
         stack.push_async_callback(sessions.close)

@@ -26,6 +26,7 @@ from toolcrib.errors import (
     Denied,
     ErrorCase,
     InvalidArguments,
+    NotFound,
     ServerFailure,
     ToolcribError,
     UnknownTool,
@@ -62,6 +63,7 @@ from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
+from toolcrib.identity.usage import TokenKind
 from toolcrib.listing import OWN_TOOLS, OfferList, OwnTool, wanted_mode
 from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.questions import Asker
@@ -174,11 +176,17 @@ class Dispatcher:
             if session is not None:
                 session.over(interrupt)
 
-    @staticmethod
-    def _refusal(error: ToolcribError, era: Era, context: ProjectRequest, request_id: bytes) -> Reply:
+    def _refusal(self, error: ToolcribError, era: Era, context: ProjectRequest, request_id: bytes) -> Reply:
         if context.reader is ReaderKind.PROGRAM:
-            return error_for_program(error, request_id)
-        return error_reply(error, None if context.reader is ReaderKind.HTTP else era, request_id)
+            reply = error_for_program(error, request_id)
+        else:
+            reply = error_reply(error, None if context.reader is ReaderKind.HTTP else era, request_id)
+        self._count_repair(error, context, reply.body)
+        return reply
+
+    def _count_repair(self, error: ToolcribError, context: ProjectRequest, answer: bytes) -> None:
+        if isinstance(error, InvalidArguments | NotFound) and context.session is not None:
+            self._sessions.answered(context.session, TokenKind.REPAIRS, answer)
 
     async def _answered(
         self,
@@ -266,7 +274,7 @@ class Dispatcher:
                 catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.hints
             )
         if context.session is not None:
-            self._sessions.listed(context.session, mode)
+            self._sessions.listed(context.session, mode, tools)
         if ToolsListed in self._crib.bus.heard:
             by_name = catalog.by_public(listings.style)
             self._crib.bus.publish(ToolsListed(agent=context.principal.name, tools=tools, by_name=by_name))
@@ -333,7 +341,9 @@ class Dispatcher:
             unknown = isinstance(error, UnknownTool) and own is None
             if unknown or context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
-            answer = ServerAnswer(result=error_as_tool_result(error))
+            refusal = error_as_tool_result(error)
+            self._count_repair(error, context, refusal)
+            answer = ServerAnswer(result=refusal)
         if answer.result is not None:
             return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
         return answer

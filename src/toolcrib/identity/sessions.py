@@ -14,8 +14,9 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -23,6 +24,7 @@ import msgspec
 
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome, Event
+from toolcrib.identity.usage import Counted, SessionUsage, ShownTools, TokenCounter, TokenKind
 from toolcrib.store import identity as rows
 from toolcrib.store.clock import ExpiryClock
 from toolcrib.store.identity import LegacySessionRow, SessionRow
@@ -54,9 +56,9 @@ class Session:
     denied: int = 0
     failed: int = 0
     result_bytes: int = 0
-    tokens: int = 0
-    tokens_estimated: bool = False
-    """Whether some of them are estimates."""
+    usage: SessionUsage = field(default_factory=SessionUsage)
+    shown: ShownTools | None = None
+    """What its searches have shown since the start of the process."""
     legacy: tuple[str, ...] = ()
     """Its legacy clients' ids, the last used at the end."""
     open_requests: set[Callable[[], None]] | None = None
@@ -69,12 +71,10 @@ class Session:
     mark: Callable[[Session], None]
     """Schedules it to be written."""
 
-    def add_tokens(self, counted: tuple[int, bool]) -> None:
-        """Adds the token count of a call's results, and whether it is an estimate."""
-        tokens, estimated = counted
-        self.tokens += tokens
-        self.tokens_estimated |= estimated
-        self.mark(self)
+    def add_tokens(self, kind: TokenKind, counted: Counted) -> None:
+        self.usage.add_tokens(kind, counted)
+        if not self.changed:
+            self.mark(self)
 
     def begin(self, end: Callable[[], None]) -> None:
         """Registers an open request or stream; `end` interrupts it."""
@@ -95,11 +95,13 @@ class Session:
             end()
 
     def row(self) -> SessionRow:
-        return SessionRow(**{name: getattr(self, name) for name in _WRITTEN})
+        values = {name: getattr(self, name) for name in _WRITTEN}
+        return SessionRow(**{**values, "usage": msgspec.json.encode(self.usage).decode()})
 
     @classmethod
     def of(cls, row: SessionRow, *, idle_since: float, mark: Callable[[Session], None]) -> Session:
-        return cls(**vars(row), idle_since=idle_since, kept=True, mark=mark)
+        usage = msgspec.json.decode(row.usage, type=SessionUsage)
+        return cls(**{**vars(row), "usage": usage}, idle_since=idle_since, kept=True, mark=mark)
 
 
 class SessionEnded(NamedTuple):
@@ -144,8 +146,12 @@ _PATIENCE = 2.0
 
 
 class SessionRegistry:
-    def __init__(self, commits: GroupCommit, *, bus: Bus, idle: float) -> None:
+    def __init__(
+        self, commits: GroupCommit, *, bus: Bus, idle: float, count_tokens: Callable[[bytes], Counted]
+    ) -> None:
         self._commits = commits
+        self._counter = TokenCounter(count_tokens)
+        self._counting: asyncio.Task[None] | None = None
         self._idle = idle
         self._loop = asyncio.get_running_loop()
         self._by_agent: dict[str, OrderedDict[str, Session]] = {}
@@ -172,22 +178,26 @@ class SessionRegistry:
         bus: Bus,
         exists: Callable[[str], bool],
         idle: float,
+        count_tokens: Callable[[bytes], Counted],
         clock: ExpiryClock | None = None,
     ) -> Self:
-        """Loads the stored sessions. Those of agents that no longer exist, and those unused for `idle` seconds, end."""
+        """Loads the stored sessions. Those of agents that no longer exist, and those unused for `idle` seconds, end.
+        `count_tokens` runs in a thread."""
         known, ids = await store.read(rows.all_sessions), await store.read(rows.all_legacy_sessions)
-        sessions = cls(commits, bus=bus, idle=idle)
+        sessions = cls(commits, bus=bus, idle=idle, count_tokens=count_tokens)
         sessions._load(known, ids, exists, (clock or ExpiryClock()).patient())
         return sessions
 
     async def close(self) -> None:
-        """Writes the remaining changes."""
+        """Passes the remaining changes to the group commit, which writes them when it closes."""
         self._unsubscribe()
         self._sweeping.cancel()
+        # The tokens of the last calls are known when the calls are written.
+        await self._settle()
+        await self._counter.run()
         if self._writing is not None:
             self._writing.cancel()
         self._take_down(self._changed)
-        await self._settle()
 
     def __len__(self) -> int:
         return self._count
@@ -217,20 +227,41 @@ class SessionRegistry:
         if not session.changed:
             self._mark(session)
 
-    def count(self, session: Session, outcome: CallOutcome, size: int) -> None:
-        """Counts a call with this outcome and a result of `size` bytes."""
+    def count(self, session: Session, outcome: CallOutcome, size: int, *, tool: str) -> None:
+        """Counts a call of this tool with this outcome and a result of `size` bytes."""
         session.calls += 1
         session.result_bytes += size
         if outcome is CallOutcome.DENIED:
             session.denied += 1
         elif outcome not in (CallOutcome.OK, CallOutcome.ASKED, CallOutcome.TASK):
             session.failed += 1
+        if outcome is CallOutcome.INVALID:
+            session.usage.add_answer(TokenKind.REPAIRS)
+        if session.shown is not None and (rank := session.shown.chosen(tool)) is not None:
+            session.usage.ranks[rank] = session.usage.ranks.get(rank, 0) + 1
         if not session.changed:
             self._mark(session)
 
-    def listed(self, session: Session, mode: str) -> None:
+    def count_answer(self, session: Session, kind: TokenKind) -> None:
+        """Counts a search, a description or a repair. Those of calls with invalid arguments are counted by `count`."""
+        session.usage.add_answer(kind)
+        self._mark(session)
+
+    def searched(self, session: Session, tools: Sequence[str]) -> None:
+        """Remembers what a search has shown, best first, as `server:tool`."""
+        if session.shown is None:
+            session.shown = ShownTools()
+        session.shown.add(tools)
+
+    def listed(self, session: Session, mode: str, tools: bytes) -> None:
+        """Counts a list in this mode; its tokens are counted later."""
         session.listings += 1
         session.mode = mode
+        self.answered(session, TokenKind.LISTS, tools)
+
+    def answered(self, session: Session, kind: TokenKind, answer: bytes) -> None:
+        """Counts the tokens of an answer later. The audit log counts those of calls that were sent to a server."""
+        self._counter.add(partial(session.add_tokens, kind), answer)
         self._mark(session)
 
     async def end(self, session: Session) -> None:
@@ -428,6 +459,8 @@ class SessionRegistry:
             self._writing = self._loop.call_later(_WRITE_AFTER, self._write)
 
     def _write(self) -> None:
+        if self._counter.is_needed:
+            self._counting = self._loop.create_task(self._counter.run())
         batch, self._changed = self._changed[:_WRITTEN_AT_ONCE], self._changed[_WRITTEN_AT_ONCE:]
         self._take_down(batch)
         self._writing = self._loop.call_later(_WRITE_AFTER / 20, self._write) if self._changed else None

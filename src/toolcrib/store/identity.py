@@ -135,8 +135,8 @@ class SessionRow:
     denied: int = 0
     failed: int = 0
     result_bytes: int = 0
-    tokens: int = 0
-    tokens_estimated: bool = False
+    usage: str = "{}"
+    """As JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

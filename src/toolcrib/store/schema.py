@@ -105,6 +105,23 @@ pin_notices = sa.Table(
 )
 """The differences that were reported last, so that each is reported once."""
 
+favorites = sa.Table(
+    "favorites",
+    metadata,
+    sa.Column("tool", Text, primary_key=True),
+    sa.Column("origin", Text, nullable=False),
+    sa.Column("position", sa.Integer, nullable=False),
+)
+
+tool_uses = sa.Table(
+    "tool_uses",
+    metadata,
+    sa.Column("tool", Text, primary_key=True),
+    *_required(sa.BigInteger, "calls"),
+    *_required(sa.Integer, "level"),
+    *_required(sa.Double, "level_since", "counted_at"),
+)
+
 clock = sa.Table(
     "clock",
     metadata,
@@ -160,8 +177,8 @@ sessions = sa.Table(
     *_required(sa.Double, "started_at", "used_at"),
     *_required(sa.BigInteger, "catalog_version", "permission_version"),
     sa.Column("mode", Text, nullable=False),
-    *_required(sa.BigInteger, "listings", "calls", "denied", "failed", "result_bytes", "tokens"),
-    sa.Column("tokens_estimated", sa.Boolean, nullable=False),
+    *_required(sa.BigInteger, "listings", "calls", "denied", "failed", "result_bytes"),
+    sa.Column("usage", Text, nullable=False),
 )
 
 legacy_sessions = sa.Table(
