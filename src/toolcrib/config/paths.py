@@ -117,6 +117,11 @@ class Paths:
         return self.state_dir / "results"
 
     @property
+    def search_cache(self) -> Path:
+        """What searches for tools keep between starts. It can be deleted."""
+        return self.state_dir / "search"
+
+    @property
     def runs_key(self) -> Path:
         """The key that identifies run logs written by this user's Toolcrib."""
         return self.state_dir / "runs.key"

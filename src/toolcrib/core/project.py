@@ -28,6 +28,7 @@ from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode
 from toolcrib.config.paths import slug
 from toolcrib.core.agent_servers import AgentServers
 from toolcrib.core.offer_source import OfferSource
+from toolcrib.core.tool_search import ToolSearch
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.listing import ListingCache
@@ -159,6 +160,7 @@ class Project(OfferSource):
         builtins: Mapping[str, BuiltinServer],
         next_version: Callable[[], int],
         listings_in: Callable[[NameStyle], ListingCache],
+        search: ToolSearch,
         trust: Trust,
         agent_servers: AgentServers,
     ) -> None:
@@ -181,6 +183,7 @@ class Project(OfferSource):
         """Callers without a lasting connection, over HTTP or the command line, and when each made its last request."""
         self.listings = listings_in(config.settings.names)
         """In the project's naming style."""
+        self.search = search
         self._in_use = _InUse(self)
         self._builtins = builtins
         self._next_version = next_version

@@ -23,6 +23,7 @@ from toolcrib.config.masking import secrets_of
 from toolcrib.config.model import Config, DaemonSettings, NameStyle, ShareMode
 from toolcrib.core.agent_servers import AgentServers
 from toolcrib.core.config_watch import Stamp, stamp_of
+from toolcrib.core.tool_search import ToolSearch
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
 from toolcrib.core.trust import trusted_files
@@ -269,6 +270,7 @@ class Projects:
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
+                search=ToolSearch(self._crib.environment.paths.search_cache),
                 trust=self._crib.trust,
                 agent_servers=AgentServers(self.pool, root),
             )

@@ -271,7 +271,7 @@ class Dispatcher:
                 principal.permission().listing, project.config.settings.listing, client=context.client
             )
             tools, mode = await listings.listed(
-                catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.hints
+                catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.services.favorites.hints
             )
         if context.session is not None:
             self._sessions.listed(context.session, mode, tools)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from toolcrib.gateway.batch import MakeCall, run_batch
 from toolcrib.gateway.large_results import LargeResults, limit_bytes
 from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.identity.principal import RequestContext
+from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
 from toolcrib.listing.own_tools import MOST_DESCRIBED, MOST_HITS, OWN_TOOLS, OwnTool, server_lines
 from toolcrib.listing.signature import signature
 from toolcrib.policy import Verdict
@@ -107,8 +109,10 @@ class OwnTools:
             shown=shows,
             server=given.server,
             limit=given.limit,
-            used=self._crib.hints.used,
+            used=self._crib.services.favorites.hints.used,
         )
+        if context.session is not None:
+            self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])
         lines = [signature(hit, hit.public(project.listings.style)) for hit in hits]
         if not lines:
             shown = [tool for tool in project.catalog.tools if shows(tool)]
@@ -150,6 +154,14 @@ class OwnTools:
         duration: float,
     ) -> None:
         session, arguments = context.session, params.get("arguments")
+        counted = arguments_counted = None
+        if session is not None:
+            kind = KIND_BY_TOOL.get(tool.display, TokenKind.RESULTS)
+            counted, arguments_counted = partial(session.add_tokens, kind), partial(
+                session.add_tokens, TokenKind.ARGUMENTS
+            )
+            if kind is not TokenKind.RESULTS:
+                self._crib.services.sessions.count_answer(session, kind)
         self._crib.services.audit.note(
             AuditEntry(
                 kind=EntryKind.OUTCOME,
@@ -165,7 +177,10 @@ class OwnTools:
                 outcome=outcome,
                 duration=duration,
                 size=len(result),
-                result=result,
+                # The results of a batch are counted one by one.
+                result=None if tool is OwnTool.BATCH else result,
+                counted=counted,
+                arguments_counted=arguments_counted,
             )
         )
 
