@@ -14,15 +14,19 @@ from typing import Any
 from toolcrib.catalog.schema_check import CompiledSchema, compile_schema
 from toolcrib.catalog.schema_refs import SchemaDocument
 
-MAX_VALUES = 2_000
-"""Values in one example. More would keep a thread busy for long."""
+MAX_STEPS = 5_000
+"""Steps to make one example. More would keep a thread busy for long; the largest of 741 real tools takes 247."""
+_MAX_VISITS = 1_000_000
+"""Visits (`schema_cost`) to check one example: a few hundredths of a second."""
+_MAX_LENGTH = 2_000
+"""Characters of a string."""
 _MAX_DEPTH = 6
 """Levels to which optional properties are filled in, so that recursive schemas end."""
 _MAX_REQUIRED_DEPTH = 40
 
 
 class TooLarge(ValueError):
-    """A schema whose examples have too many values."""
+    """A schema whose examples take too long to make or to check."""
 
 
 class Extent(enum.Enum):
@@ -64,13 +68,13 @@ _FORMATS = {
 }
 _MATCHING = ("a", "A", "1", "Ab1", "abc-1", "ABC-1", "/a", "a:b", "a=1", "=A1", "00ff00", *_FORMATS.values())
 """Tried in turn for a pattern."""
+_PATTERN_STEPS = 100
+_LENGTHS = (("minLength", 0), ("maxLength", _MAX_LENGTH))
 
 
 def suffices(shown: Mapping[str, Any], whole: Mapping[str, Any], check: CompiledSchema) -> bool:
     """Whether each caller's arguments are right. A caller that the whole schema misleads as well proves nothing."""
-    return all(
-        check.accepts(example(shown, caller)) or not check.accepts(example(whole, caller)) for caller in CALLERS
-    )
+    return all(check.accepts(example(shown, caller)) or not check.accepts(example(whole, caller)) for caller in CALLERS)
 
 
 def example(schema: Mapping[str, Any], caller: Caller) -> Any:
@@ -83,12 +87,11 @@ class _Maker:
         self._document = SchemaDocument(root)
         self._choice = caller.choice
         self._all = caller.extent is Extent.ALL
-        self._made = 0
+        self._steps = 0
+        self._patterns: dict[str, str] = {}
 
     def value(self, schema: Any, depth: int) -> Any:
-        self._made += 1
-        if self._made > MAX_VALUES or depth > _MAX_REQUIRED_DEPTH:
-            raise TooLarge(f"its examples have more than {MAX_VALUES} values")
+        self._step(depth)
         if not isinstance(schema, Mapping):
             return _TEXTS[self._choice]
         node = self._whole(schema, 0)
@@ -111,11 +114,14 @@ class _Maker:
             case _:
                 return self._string(node)
 
+    def _step(self, depth: int, cost: int = 1) -> None:
+        self._steps += cost
+        if self._steps > MAX_STEPS or depth > _MAX_REQUIRED_DEPTH:
+            raise TooLarge("its examples are too large, or nest too deeply")
+
     def _whole(self, node: Mapping[str, Any], merged: int) -> dict[str, Any]:
         """The schema with its reference, its `allOf` and one alternative merged into it."""
-        self._made += 1
-        if merged > _MAX_REQUIRED_DEPTH or self._made > MAX_VALUES:
-            raise TooLarge("its references or alternatives nest too deeply")
+        self._step(merged, 1 + len(node.get("properties", ())) // 10)
         parts = []
         if "$ref" in node and (pointer := self._document.pointer(node["$ref"])) is not None:
             parts.append(self._document.at(pointer))
@@ -136,6 +142,7 @@ class _Maker:
         return real[-1 if self._choice is Choice.GREATEST else 0]
 
     def _of(self, values: list[Any]) -> Any:
+        self._step(0, len(values) // 100)
         if self._choice is Choice.LEAST and None in values:
             return None
         real = [value for value in values if value is not None] or values
@@ -162,7 +169,7 @@ class _Maker:
     def _array(self, node: Mapping[str, Any], depth: int) -> list[Any]:
         first = _list(node.get("prefixItems")) or _list(node.get("items"))
         count = max(int(_limit(node, "minItems", 0)), 1 if self._all and depth < _MAX_DEPTH else 0)
-        count = int(min(max(count, len(first)), _limit(node, "maxItems", count), MAX_VALUES + 1))
+        count = int(min(max(count, len(first)), _limit(node, "maxItems", count), MAX_STEPS + 1))
         made = [self.value(sub, depth + 1) for sub in first[:count]]
         return made + [self.value(node.get("items", {}), depth + 1) for _ in range(count - len(made))]
 
@@ -185,10 +192,12 @@ class _Maker:
         kind = node.get("format")
         text = _FORMATS.get(kind, _TEXTS[self._choice]) if isinstance(kind, str) else _TEXTS[self._choice]
         if isinstance(pattern := node.get("pattern"), str):
-            text = _matching(pattern, text)
-        return text.ljust(int(min(_limit(node, "minLength", 0), MAX_VALUES)), "x")[
-            : int(min(_limit(node, "maxLength", MAX_VALUES), MAX_VALUES))
-        ]
+            if pattern not in self._patterns:
+                self._step(0, _PATTERN_STEPS)
+                self._patterns[pattern] = _matching(pattern, text)
+            text = self._patterns[pattern]
+        least, most = (int(min(_limit(node, key, usual), _MAX_LENGTH)) for key, usual in _LENGTHS)
+        return text.ljust(least, "x")[: max(most, 0)]
 
 
 _TELLING = {

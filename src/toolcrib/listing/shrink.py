@@ -18,8 +18,12 @@ from typing import Any
 
 from toolcrib.catalog.schema_refs import SCHEMA_LISTS, SCHEMA_MAPS, SINGLE_SCHEMAS, SchemaDocument, subschemas
 
-MAX_NODES = 5_000
-"""Schemas in a schema. More would keep a thread busy for long; the largest real tool has about 600."""
+MAX_NODES = 3_000
+"""Schemas in a schema. More would keep a thread busy for long; the largest of 741 real tools has 122."""
+_MAX_NESTED = 60
+"""Levels of schemas, which clients can read and Python can recurse into."""
+_MAX_COMPARED = 500
+"""Branches of a union that are compared with each other."""
 
 _OLD_DIALECTS = re.compile(r"draft-0[3-7]")
 _DIALECT_DEPENDENT = frozenset({"dependencies", "additionalItems"})
@@ -84,9 +88,11 @@ class _Shrinker:
         self._rich = rich
         self._old = bool(_OLD_DIALECTS.search(str(root.get("$schema", ""))))
         self._depth = 0
+        self._nested = self._visited = 0
         self._uses: Counter[str] = Counter()
         self._active: set[str] = set()
         self._done: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
         self._kept: dict[str, str] = {}
         """The names of the definitions that are not replaced, by pointer."""
 
@@ -95,7 +101,7 @@ class _Shrinker:
         made = self._schema(self._root, exact=False)
         if not isinstance(made, dict):
             raise Unshrinkable("its root is not an object")
-        made = {"type": "object", "properties": {}, **made}
+        made = {"type": "object", **made}
         if made["type"] != "object":
             raise Unshrinkable("its root is not of type object")
         if self._kept:
@@ -107,18 +113,21 @@ class _Shrinker:
     def _survey(self) -> bool:
         """Counts references. Whether the meaning depends on `$schema`."""
         waiting: list[Any] = [self._root]
-        nodes, dialect_matters = 0, False
+        seen: set[int] = set()
+        dialect_matters = False
         while waiting:
             node = waiting.pop()
-            if not isinstance(node, Mapping):
+            if not isinstance(node, Mapping) or id(node) in seen:
                 continue
-            nodes += 1
-            if nodes > MAX_NODES:
+            seen.add(id(node))
+            if len(seen) > MAX_NODES:
                 raise Unshrinkable("it has too many parts")
             if node is not self._root and any(isinstance(node.get(key), str) for key in _IDENTIFIED):
                 raise Unshrinkable("it has parts with their own identifiers")
             if "$ref" in node:
-                self._uses[self._pointer(node["$ref"])] += 1
+                pointer = self._pointer(node["$ref"])
+                self._uses[pointer] += 1
+                waiting.append(self._document.at(pointer))
             items = node.get("items")
             if "$schema" in self._root:
                 dialect_matters |= not _DIALECT_DEPENDENT.isdisjoint(node) or isinstance(items, list)
@@ -138,14 +147,17 @@ class _Shrinker:
         """`exact` inside `not` and `if`, where accepting fewer values means accepting more."""
         if isinstance(node, bool):
             return node
-        if not isinstance(node, Mapping):
-            raise Unshrinkable("a part of it is not a schema")
+        self._visited += 1
+        if not isinstance(node, Mapping) or self._nested == _MAX_NESTED or self._visited > MAX_NODES:
+            raise Unshrinkable("a part of it is not a schema, or it has too many parts")
         made: Schema = {}
+        self._nested += 1
         for key, value in node.items():
             if key != "$ref":
                 self._keyword(made, key, value, node, exact=exact)
         if "$ref" in node:
             made = self._referred(node["$ref"], {} if self._old else made, exact=exact)
+        self._nested -= 1
         if exact:
             return made
         _flatten(made)
@@ -174,9 +186,10 @@ class _Shrinker:
         elif key in {"type", "enum", "const", "required"}:
             if (key, value) != ("required", []):
                 made[key] = value[0] if key == "type" and isinstance(value, list) and len(value) == 1 else value
+        elif key == "default":
+            if self._rich and value is not None:
+                made[key] = value
         elif key in _LIMITS and (exact or _tells(key, value, node)):
-            made[key] = value
-        elif key == "default" and self._rich and value is not None:
             made[key] = value
 
     def _is_open_anyway(self, value: Any, node: Mapping[str, Any]) -> bool:
@@ -207,10 +220,11 @@ class _Shrinker:
         if pointer not in self._done and pointer not in self._active:
             self._active.add(pointer)
             self._done[pointer] = self._schema(self._document.at(pointer), exact=False)
+            self._sizes[pointer] = len(json.dumps(self._done[pointer]))
             self._active.discard(pointer)
         target = self._done.get(pointer)
         if pointer not in self._kept and isinstance(target, dict) and target.keys().isdisjoint(beside):
-            uses, size = self._uses[pointer], len(json.dumps(target))
+            uses, size = self._uses[pointer], self._sizes[pointer]
             if uses * size <= size + (uses + 1) * 30:
                 return {**target, **beside}
         if pointer not in self._kept:
@@ -238,11 +252,13 @@ def _tells(key: str, value: Any, node: Mapping[str, Any]) -> bool:
     if key == "pattern":
         return not (len(str(value)) > _LONG_PATTERN and node.get("format") in _FORMATS)
     if key == "maxLength":
-        return not isinstance(value, int | float) or value < _LONG_TEXT
+        return not isinstance(value, int | float) or bool(value < _LONG_TEXT)
     if key in {"minLength", "minItems", "minProperties"}:
-        return value != 0
-    if key in {"minimum", "maximum", *_EXCLUSIVE} and isinstance(value, int | float):
-        return isinstance(value, bool) or abs(value) < _USUAL_LIMIT - 1
+        return bool(value != 0)
+    if key in {"minimum", "exclusiveMinimum"} and isinstance(value, int | float):
+        return value > -_USUAL_LIMIT
+    if key in {"maximum", "exclusiveMaximum"} and isinstance(value, int | float):
+        return value < _USUAL_LIMIT - 1
     return True
 
 
@@ -250,7 +266,7 @@ def _flatten(made: Schema) -> None:
     """Replaces unions by cheaper spellings."""
     for key in ("anyOf", "oneOf", "allOf"):
         branches = made.get(key)
-        if not isinstance(branches, list):
+        if not isinstance(branches, list) or len(branches) > _MAX_COMPARED:
             continue
         unique = [branch for index, branch in enumerate(branches) if branch not in branches[:index]]
         if key != "allOf" and (joined := _joined(unique, key)) and joined.keys().isdisjoint(made):
@@ -269,6 +285,8 @@ def _joined(branches: list[Any], key: str) -> Schema | None:
         return None
     if all(branch.keys() <= {"type", "const", "enum"} and branch.keys() & {"const", "enum"} for branch in branches):
         values = [value for branch in branches for value in branch.get("enum", [branch.get("const")])]
+        if len(values) > _MAX_COMPARED:
+            return None
         unique = [value for index, value in enumerate(values) if not _among(value, values[:index])]
         kinds = list(dict.fromkeys(branch.get("type") for branch in branches))
         kind = {"type": kinds[0] if len(kinds) == 1 else kinds} if None not in kinds else {}

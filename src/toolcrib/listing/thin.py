@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import enum
 import re
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-from msgspec import Raw
 
 from toolcrib.audit.row import estimate_tokens
 from toolcrib.catalog.schema_check import compile_schema
-from toolcrib.catalog.tool import ANY_OBJECT, Tool
+from toolcrib.catalog.tool import Tool
 from toolcrib.listing.examples import suffices
 from toolcrib.listing.shrink import Note, ShrunkSchema, shrunk
-from toolcrib.listing.summary import first_sentence, one_line, shortened
+from toolcrib.listing.summary import first_sentence, one_line, sentences, shortened
 
 SENTENCE = 160
 """Characters of a description at the level `BRIEF`."""
@@ -30,11 +31,29 @@ NOTE = 100
 """Characters of a property's description."""
 SHARE = 0.27
 """Notes are added up to this share of the whole definition's tokens."""
+TELLING_SHARE = 0.35
+"""The same, for what a caller must know and cannot guess."""
 
+_MAX_NOTES = 400
+_SENTENCES = 4
+"""Of a property's description that are looked at."""
 _NOTE_TOKENS = 6
 """For `"description":""`."""
-_TELLING = re.compile(r"[0-9`'\"{}\[\]<>=]|e\.g|such as|format|separated|must|absolute|relative|JSON|ISO|URL|URI|UUID")
-"""What a name and a type cannot say: examples, forms, limits."""
+_TELLING = re.compile(
+    r"[0-9`'\"{}\[\]<>=]|\w_\w|\b(?:e\.g|such as|format|separated|must|absolute|relative|epoch|seconds|milliseconds"
+    r"|timestamp|json|iso|ur[il]|uuid|arn|valid values|one of|markdown|html|regex|glob|dot notation)\b",
+    re.IGNORECASE,
+)
+"""What a name and a type cannot say: examples, forms, limits, other tools."""
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[^\W\d_a-zA-Z]+")
+_PLAIN = frozenset(
+    re.findall(
+        r"\w+",
+        "a an and the of to for from in on with by as is be this that it its which will name id ids identifier key "
+        "value number list array string text object target unique specific given use used optional required",
+    )
+)
+"""Words that add nothing to a property's name."""
 
 
 class Level(enum.IntEnum):
@@ -48,83 +67,76 @@ class Level(enum.IntEnum):
     """The server's whole definition."""
 
 
-class _Kept:
-    """What was computed for a tool."""
-
-    __slots__ = ("level", "parts")
-
-    def __init__(self, level: Level, parts: dict[Level, bytes]) -> None:
-        self.level = level
-        self.parts = parts
-        """The definitions without their name, from the first level that suffices."""
-
-
-_kept: WeakKeyDictionary[Tool, _Kept] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Tool, dict[Level, bytes | None]] = WeakKeyDictionary()
+"""Definitions without their name. None for a level that does not suffice."""
 
 
 def level_of(tool: Tool) -> Level:
     """The cheapest level that suffices."""
-    return _computed(tool).level
+    return next((level for level in Level if _part(tool, level) is not None), Level.FULL)
 
 
 def thin_definition(tool: Tool, name: str, *, at_least: Level = Level.BRIEF) -> bytes:
     """The definition under a public name."""
-    kept = _computed(tool)
-    level = max(kept.level, at_least)
-    part = kept.parts.get(level)
-    return tool.render(name) if part is None else b'{"name":' + msgspec.json.encode(name) + b"," + part
+    for level in Level:
+        if level >= at_least and (part := _part(tool, level)) is not None:
+            return b'{"name":' + msgspec.json.encode(name) + b"," + part
+    return tool.render(name)
 
 
-def _computed(tool: Tool) -> _Kept:
-    found = _kept.get(tool)
-    if found is None:
-        found = _kept[tool] = _compute(tool)
-    return found
+def _part(tool: Tool, level: Level) -> bytes | None:
+    parts = _kept.setdefault(tool, {Level.FULL: None})
+    if level not in parts:
+        try:
+            parts[level] = _made(tool, level)
+        except (ValueError, RecursionError, OverflowError, TypeError):
+            # A schema that cannot be used, or cannot be shortened safely.
+            parts[level] = None
+    return parts[level]
 
 
-def _compute(tool: Tool) -> _Kept:
-    whole = tool.shown.input_schema
-    if whole is ANY_OBJECT:
-        # No schema, or one that Python cannot represent.
-        return _Kept(Level.FULL, {})
-    parts: dict[Level, bytes] = {}
+def _made(tool: Tool, level: Level) -> bytes | None:
+    # Decoded here, because `Tool` would keep the schemas of all tools in memory.
+    given = {key: msgspec.json.decode(tool.shown.fields[key]) for key in _READ if key in tool.shown.fields}
+    whole = given.get("inputSchema")
+    if not isinstance(whole, dict):
+        return None
     full = tool.render("")
-    try:
-        check = compile_schema(whole)
-        for level in (Level.BRIEF, Level.DESCRIBED):
-            fields = _fields(tool, level, estimate_tokens(full))
-            part = msgspec.json.encode(fields)[1:]
-            if len(part) < len(full) and (parts or suffices(fields["inputSchema"], whole, check)):
-                parts[level] = part
-    except (ValueError, RecursionError, OverflowError, TypeError):
-        # A schema that cannot be used, or that could not be shortened safely.
-        return _Kept(Level.FULL, {})
-    return _Kept(min(parts, default=Level.FULL), parts)
-
-
-def _fields(tool: Tool, level: Level, full_tokens: int) -> dict[str, Any]:
-    made = shrunk(tool.shown.input_schema, rich=level is Level.DESCRIBED)
-    fields: dict[str, Any] = {}
-    if text := _description(tool, level):
-        fields["description"] = text
-    fields["inputSchema"] = made.schema
-    if hints := _hints(tool.shown.annotations):
-        fields["annotations"] = hints
+    fields = _fields(given, level, estimate_tokens(full))
     if tool.shown.task_support:
         # As in `Tool.render`.
         fields["execution"] = {"taskSupport": "optional"}
-    if app := _app(tool.shown):
+    part = msgspec.json.encode(fields)[1:]
+    enough = len(part) < len(full) and suffices(fields["inputSchema"], whole, compile_schema(whole))
+    return part if enough else None
+
+
+_READ = ("description", "inputSchema", "annotations", "_meta")
+
+
+def _fields(given: dict[str, Any], level: Level, full_tokens: int) -> dict[str, Any]:
+    made = shrunk(given["inputSchema"], rich=level is Level.DESCRIBED)
+    fields: dict[str, Any] = {}
+    if isinstance(text := given.get("description"), str) and (short := _description(text, level)):
+        fields["description"] = short
+    fields["inputSchema"] = made.schema
+    if isinstance(annotations := given.get("annotations"), dict) and (hints := _hints(annotations)):
+        fields["annotations"] = hints
+    if isinstance(meta := given.get("_meta"), dict) and (app := {key: meta[key] for key in _APP if key in meta}):
         fields["_meta"] = app
-    budget = full_tokens if level is Level.DESCRIBED else SHARE * full_tokens
-    _add_notes(made, budget - estimate_tokens(msgspec.json.encode(fields)))
+    shares = (SHARE, TELLING_SHARE) if level is Level.BRIEF else (1.0, 1.0)
+    _add_notes(made, estimate_tokens(msgspec.json.encode(fields)), *(share * full_tokens for share in shares))
     return fields
 
 
-def _description(tool: Tool, level: Level) -> str:
-    text = tool.shown.description
+_APP = ("ui", "ui/resourceUri")
+"""The link to the tool's app, for the client that shows it."""
+
+
+def _description(text: str, level: Level) -> str:
     if level is Level.BRIEF:
         return first_sentence(text, SENTENCE, least=30)
-    return shortened(one_line(text), PARAGRAPH)
+    return shortened(one_line(text[: 2 * PARAGRAPH]), PARAGRAPH)
 
 
 def _hints(annotations: dict[str, Any]) -> dict[str, bool]:
@@ -139,23 +151,31 @@ def _hints(annotations: dict[str, Any]) -> dict[str, bool]:
 _USUAL_HINTS = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
 
 
-def _app(tool: Tool) -> dict[str, Any]:
-    """The link to the tool's app, for the client that shows it."""
-    if "_meta" not in tool.fields or not isinstance(meta := tool.decoded()["_meta"], dict):
-        return {}
-    return {key: meta[key] for key in ("ui", "ui/resourceUri") if key in meta}
-
-
-def _add_notes(made: ShrunkSchema, budget: float) -> None:
-    """The most useful notes that the budget allows."""
-    for note in sorted(made.notes, key=_rank):
-        text = first_sentence(note.text, NOTE, least=20)
-        cost = estimate_tokens(text.encode()) + _NOTE_TOKENS
-        if text and cost <= budget:
-            budget -= cost
+def _add_notes(made: ShrunkSchema, tokens: float, limit: float, telling_limit: float) -> None:
+    """The most useful notes that keep the definition, which has so many tokens without them, below a limit."""
+    for (optional, plain, _), note, text in sorted(
+        filter(None, map(_worded, made.notes[:_MAX_NOTES])), key=itemgetter(0)
+    ):
+        more = tokens + estimate_tokens(text.encode()) + _NOTE_TOKENS
+        if more <= (limit if optional or plain else telling_limit):
+            tokens = more
             note.place["description"] = text
 
 
-def _rank(note: Note) -> tuple[bool, bool, int]:
-    speaks_for_itself = "enum" in note.place or "const" in note.place or note.place.get("type") == "boolean"
-    return not note.required, speaks_for_itself or not _TELLING.search(note.text[:400]), note.depth
+def _worded(note: Note) -> tuple[tuple[bool, bool, int], Note, str] | None:
+    """The note's most telling sentence with its rank. None if the property's name says as much."""
+    first = ""
+    for sentence in islice(sentences(note.text), _SENTENCES):
+        first = first or sentence
+        if telling := _TELLING.search(sentence) is not None:
+            break
+    else:
+        telling, sentence = False, first
+    if not telling and _words(sentence) <= _words(note.name) | _PLAIN:
+        return None
+    values = "enum" in note.place or "const" in note.place or note.place.get("type") == "boolean"
+    return (not note.required, values or not telling, note.depth), note, shortened(sentence, NOTE)
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in _WORDS.findall(text)}
