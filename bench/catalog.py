@@ -1,7 +1,8 @@
-"""What building a large catalog costs: `python bench/catalog.py [--json FILE]`.
+"""What a large catalog costs: `python bench/catalog.py [--json FILE]`.
 
 In: nothing. Out: one table on stdout: milliseconds to build the catalog of 5,000 tools from what their servers listed,
-and the same as a ratio to decoding those definitions once, measured in the same run in interleaved rounds.
+and to suggest names for an unknown one, to an agent that may use all tools or few of them; and the same as a ratio to
+decoding those definitions once, measured in the same run in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ import msgspec
 from report import Figure, median, rounded
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.config.model import NameStyle
+from toolcrib.errors import UnknownTool
+from toolcrib.policy import Permission
+from toolcrib.policy.profile import Profile
+from toolcrib.policy.rule import rule_from
 
 ROUNDS = 7
 SERVERS = 20
 TOOLS = 250
+NEAR = "server3_tol_3_17"
+"""Resembles all 5,000 names."""
 SCHEMA = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "x" * 40} for n in range(6)}}
 
 
@@ -38,13 +46,32 @@ def timed(work: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - began) / 1e6
 
 
+def permission(*patterns: str) -> Permission:
+    rules = tuple(rule_from({"allow": pattern}, where="bench") for pattern in patterns)
+    return Permission(Profile(name="bench", rules=rules))
+
+
+def suggest(catalog: Catalog, name: str, to: Permission) -> list[str]:
+    try:
+        catalog.find(name, style=NameStyle.SERVER, shown=to.shows)
+    except UnknownTool as unknown:
+        return list(unknown.data["nearest"])
+    raise AssertionError(f"{name} is known")
+
+
 def measure() -> Figure:
     listed = listings()
     first = Catalog.build(listed, version=1, limit=GATEWAY_LIMIT)
+    everything, few = permission("*"), permission("server3:tool_3_1*", "server9:tool_9_99")
+    for warm in (everything, few):
+        assert suggest(first, NEAR, warm)
     works: dict[str, Callable[[], object]] = {
         "decode the definitions": lambda: [msgspec.json.decode(raw) for raws in listed.values() for raw in raws],
         "build from nothing": lambda: Catalog.build(listed, version=1, limit=GATEWAY_LIMIT),
         "build again, nothing changed": lambda: Catalog.build(listed, version=2, limit=GATEWAY_LIMIT, previous=first),
+        "suggest names, to all": lambda: suggest(first, NEAR, everything),
+        "suggest names, to few": lambda: suggest(first, NEAR, few),
+        "suggest names, none near": lambda: suggest(first, "read_the_contents_of_a_page", few),
     }
     found: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
@@ -61,7 +88,7 @@ def measure() -> Figure:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench/catalog.py", description="What building a large catalog costs.")
+    parser = argparse.ArgumentParser(prog="bench/catalog.py", description="What a large catalog costs.")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there as well")
     options = parser.parse_args()
     figure = measure()

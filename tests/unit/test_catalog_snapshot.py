@@ -204,6 +204,45 @@ def test_the_error_for_an_unknown_name_suggests_a_few_similar_ones() -> None:
     assert len(raised.value.text()) < 300
 
 
+@pytest.mark.req("BNS-8", "ENG-8")
+def test_tools_that_the_caller_may_not_use_never_displace_others() -> None:
+    catalog = build(a=[f"read_file_{number}" for number in range(300)], z=["read_a_file_99"])
+    checked: list[Tool] = []
+
+    def shown(tool: Tool) -> bool:
+        checked.append(tool)
+        return tool.server == "z"
+
+    with pytest.raises(UnknownTool) as raised:
+        catalog.find("read_file_x", style=NameStyle.SERVER, shown=shown)
+    assert raised.value.data["nearest"] == ["z_read_a_file_99"]
+    assert len(checked) == len(set(checked)) == 301
+    checked.clear()
+    with pytest.raises(UnknownTool):
+        build(a=["read_file"], b=["send_mail"]).find("reed_file", shown=shown)
+    assert [tool.display for tool in checked] == ["a:read_file"], "only similar tools are checked"
+
+
+@pytest.mark.req("ENG-8")
+@pytest.mark.parametrize(
+    "wrong", ["reed_file", "mcp__files__read_file", "functions.read_file", "readFile", "READ-FILE"]
+)
+def test_common_slips_lead_to_the_meant_tool(wrong: str) -> None:
+    catalog = build(files=["read_file", "stat"], mail=["send", "reply_all"], db=["query", "read_rows"])
+    with pytest.raises(UnknownTool) as raised:
+        catalog.find(wrong, style=NameStyle.SERVER)
+    assert raised.value.data["nearest"][0] == "files_read_file"
+
+
+@given(st.text(max_size=300), st.lists(st.text(max_size=300), max_size=5, unique=True))
+def test_every_text_is_either_a_name_or_unknown(name: str, tools: list[str]) -> None:
+    catalog = build(s=tools)
+    try:
+        assert catalog.find(name, style=NameStyle.MCP) in catalog.tools
+    except UnknownTool as unknown:
+        assert all(found in catalog.by_public(NameStyle.MCP) for found in unknown.data["nearest"])
+
+
 def test_an_ambiguous_display_name_is_refused_with_the_public_names() -> None:
     catalog = Catalog.build({"a": (definition("b:c"),), "a:b": (definition("c"),)}, version=1)
     with pytest.raises(UnknownTool, match="several tools") as raised:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import difflib
 import inspect
+import itertools
 import json
 import logging
 import time
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from toolcrib.agent_loop.event_queue import EventEmitter
 from toolcrib.agent_loop.events import ToolCalled, ToolFinished
 from toolcrib.agent_loop.options import Approve, ToolRequest
+from toolcrib.catalog.names import similar
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.core.results import Result
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ServerFailure, ToolcribError, UnknownTool
@@ -117,7 +118,8 @@ class ToolCaller:
     def _named(self, name: str) -> CallableTool:
         if name in self.tools:
             return self.tools[name]
-        near = difflib.get_close_matches(name, self.tools, n=NEAREST) or list(self.tools)[:MAX_LISTED]
+        names = list(self.tools)
+        near = [names[at] for at in itertools.islice(similar(name, names), NEAREST)] or names[:MAX_LISTED]
         remedy = f"Use one of your tools: {', '.join(near)}." if near else "You have no tools."
         raise UnknownTool(f'There is no tool "{name}".', remedy=remedy)
 

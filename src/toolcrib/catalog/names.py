@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -67,6 +67,29 @@ class Names:
 
 folded_name = str.lower
 """The key under which a public name is unique."""
+
+
+COMPARED = 100
+"""Characters of a name that are compared for suggestions; a longer name is not a typo."""
+_FIRST = 50
+
+
+def similar(wanted: str, names: Iterable[str]) -> Iterator[int]:
+    """The positions of the names that resemble this one, best first.
+
+    rapidfuzz compares 10,000 names in under a millisecond. difflib takes 20 times as long and suggests no better
+    names, and the index of trigrams that pure Python would need takes longer to build than all comparisons."""
+    from rapidfuzz import fuzz, process  # noqa: PLC0415 - 6 ms and 6 MB, and most names are known
+
+    folded = [name[:COMPARED].lower() for name in names]
+    given = 0
+    # Usually the first few are enough, and thousands of results cost more than the comparisons.
+    for limit in (_FIRST, None):
+        found = process.extract(wanted[:COMPARED].lower(), folded, scorer=fuzz.ratio, limit=limit, score_cutoff=60)
+        yield from (position for _, _, position in found[given:])
+        given = len(found)
+        if given != limit:
+            return
 
 
 def is_legal(name: str) -> bool:

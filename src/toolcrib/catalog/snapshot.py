@@ -8,10 +8,8 @@ changes; `policy`, `listing` and `calls` read it.
 from __future__ import annotations
 
 import contextlib
-import difflib
-import heapq
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
@@ -19,7 +17,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import Raw
 
-from toolcrib.catalog.names import Names, ToolKey, folded_name, name_tools
+from toolcrib.catalog.names import COMPARED, Names, ToolKey, folded_name, name_tools, similar
 from toolcrib.catalog.offered_tool import Filter, OfferedTool, annotated, matches, not_
 from toolcrib.catalog.tool import BadDefinition, Tool, ToolOverride, decode_definition
 from toolcrib.catalog.transforms import (
@@ -129,9 +127,6 @@ _Found = tuple[dict[str, Raw], ToolOverride | None]
 """A definition's fields and its override."""
 
 _NEAREST = 5
-_SHORTLIST = 50
-_COMPARED = 100
-"""Characters of an unknown name that are compared; a longer name is not a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -260,7 +255,7 @@ class Catalog:
             nearest = [tool.names.of(style or NameStyle.SERVER) for tool in displayed[:_NEAREST]]
             message = f'"{_cut(name)}" matches several tools.'
         else:
-            nearest = self._nearest(name, style, self.tools if shown is None else filter(shown, self.tools))
+            nearest = self._nearest(name, style, shown)
             message = f'There is no tool "{_cut(name)}".'
         remedy = f"Did you mean {', '.join(nearest)}?" if nearest else "List the tools to see their names."
         raise UnknownTool(message, remedy=remedy, data={"name": _cut(name), "nearest": nearest})
@@ -271,25 +266,23 @@ class Catalog:
     def by_public(self, style: NameStyle) -> Mapping[str, Tool]:
         return self._by_style[style]
 
-    def _nearest(self, name: str, style: NameStyle | None, tools: Iterable[Tool]) -> list[str]:
-        """Similar names, best first: a cheap comparison with all, then an exact one with the best."""
-        wanted = folded_name(name[:_COMPARED])
-        matcher = difflib.SequenceMatcher(autojunk=False)
-        matcher.set_seq2(wanted)
-        scored = []
-        for tool in tools:
-            spelling = tool.display if style is None else tool.names.of(style)
-            # A model often forgets or invents the server's part, so the tool's own name counts as well.
-            for candidate in {spelling, tool.name}:
-                matcher.set_seq1(folded_name(candidate[:_COMPARED]))
-                if matcher.real_quick_ratio() >= 0.6 and (score := matcher.quick_ratio()) >= 0.6:
-                    scored.append((score, folded_name(candidate[:_COMPARED]), spelling))
-        best: dict[str, float] = {}
-        for _, candidate, spelling in heapq.nlargest(_SHORTLIST, scored):
-            matcher.set_seq1(candidate)
-            if (score := matcher.ratio()) >= 0.6:
-                best[spelling] = max(score, best.get(spelling, 0.0))
-        return [_cut(spelling) for spelling in sorted(best, key=lambda s: (-best[s], s))[:_NEAREST]]
+    def _nearest(self, name: str, style: NameStyle | None, shown: Callable[[Tool], bool] | None) -> list[str]:
+        """Similar names, best first. Only similar tools are checked with `shown`, because that costs more."""
+        named = self._by_style[style or NameStyle.SERVER]
+        tools = list(named.values())
+        seen: set[Tool] = set()
+        nearest: list[str] = []
+        # A model often forgets or invents the server's part, so the tool's own name counts as well.
+        for position in similar(name, [*named, *(tool.name for tool in tools)]):
+            tool = tools[position % len(tools)]
+            if tool in seen:
+                continue
+            seen.add(tool)
+            if shown is None or shown(tool):
+                nearest.append(_cut(tool.display if style is None else tool.names.of(style)))
+                if len(nearest) == _NEAREST:
+                    break
+        return nearest
 
 
 def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Raw]]:
@@ -322,4 +315,4 @@ def _adapted(tool: Tool, names: Names, *, trusted: bool, folder: str | None) -> 
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= _COMPARED else f"{name[:_COMPARED]}…"
+    return name if len(name) <= COMPARED else f"{name[:COMPARED]}…"

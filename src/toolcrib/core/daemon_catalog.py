@@ -22,7 +22,7 @@ from toolcrib.catalog.offers import Offer, OfferCatalog, resource_or_prompt
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import BadDefinition, OfferKind, Tool, ToolOverride, decode_definition
 from toolcrib.daemon_client.connection import DaemonConnection, DaemonDisconnected
-from toolcrib.errors import ToolcribError, UnknownTool
+from toolcrib.errors import ToolcribError
 from toolcrib.listing import ORIGIN_KEY, ToolOrigin
 from toolcrib.servers.model import Offers, ServerState
 
@@ -149,10 +149,7 @@ class DaemonCatalog:
 
     def find(self, name: str) -> Tool | None:
         """Finds a tool by any of its names here, or by the gateway's."""
-        try:
-            return self.catalog.find(name, shown=lambda _: False)
-        except UnknownTool:
-            return self._by_public.get(folded_name(name))
+        return self.catalog.find(name) if name in self.catalog else self._by_public.get(folded_name(name))
 
     def public(self, tool: Tool) -> str:
         """The gateway's name of the tool."""

@@ -6,7 +6,7 @@ the names in them. `core` creates them; filters and transforms derive others.
 
 from __future__ import annotations
 
-import difflib
+import itertools
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args, overload
 
 import msgspec
 
-from toolcrib.catalog.names import folded_name, is_legal, shortened
+from toolcrib.catalog.names import folded_name, is_legal, shortened, similar
 from toolcrib.catalog.offered_tool import Filter, OfferedTool
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView, check_is_mapping
 from toolcrib.catalog.tool import Tool, callers_arguments
@@ -127,7 +127,8 @@ class Tools(Sequence[OfferedTool]):
         ):
             if len(displayed) == 1:
                 return displayed[0]
-        nearest = difflib.get_close_matches(name, self.names, n=_NEAREST)
+        names = self.names
+        nearest = [names[at] for at in itertools.islice(similar(name, names), _NEAREST)]
         more = ", …" if len(self) > _LISTED else ""
         there = f"Available: {', '.join(self.names[:_LISTED]) or 'none'}{more}."
         raise UnknownTool(

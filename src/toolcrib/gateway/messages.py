@@ -1,7 +1,7 @@
 """JSON-RPC messages at the gateway: a client's bytes → `ClientMessage`; an error or a result → the reply's bytes.
 
 Other modules of the gateway raise `Rejected`; here each case of `errors.ANSWERS` becomes an answer. Only the envelope
-and the first level of params are decoded. Used by `dispatcher`; uses only the JSON decoder.
+and the first level of params are decoded. Used by `dispatcher`.
 
 Two parsers that disagree about a text are a vulnerability: the bytes that Toolcrib checks must mean the same to the
 server. So duplicate keys, invalid UTF-8 and extreme nesting are refused here.
@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from toolcrib.catalog.schema_minify import schema_for_model
 from toolcrib.errors import ANSWERS, ErrorCase, InvalidArguments, ToolcribError
 from toolcrib.servers.model import Era
 from toolcrib.servers.wire import ValueCounter, deeper_than
@@ -81,7 +82,7 @@ def error_as_tool_result(error: ToolcribError) -> bytes:
     """A failure that the model can act on is a tool result, not a protocol error."""
     text = error.text()
     if isinstance(error, InvalidArguments) and "schema" in error.data:
-        text += f"\nThe tool's schema: {msgspec.json.encode(error.data['schema']).decode()}"
+        text += f"\nThe tool's schema: {schema_for_model(error.data['schema'], error.message).decode()}"
     return msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True})
 
 
