@@ -50,7 +50,7 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
     about = "~" if found["estimated"] else ""
     most = max(one["full"] for one in found["servers"])
     rows = [_row(one["server"], one["tools"], one, about, _bar(one["full"], one["thin"], most)) for one in _sorted(found)]
-    rows.append(_row("(Toolcrib)", "", found["own"], about, ""))
+    rows.append(_row("(Toolcrib)", "", found["gateway_tools"], about, ""))
     rows.append(_row("total", sum(one["tools"] for one in found["servers"]), found["total"], about, ""))
     table(("server", "tools", "full", "thin", "search", "full █ thin ▒"), rows)
     say(f"\n`auto` chooses {found['auto']} for these tools; full for clients that defer definitions themselves.")

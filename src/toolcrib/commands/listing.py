@@ -39,7 +39,7 @@ async def cost(context: CommandContext, params: CostParameters) -> dict[str, Any
     """Show what the tools of each server cost in each listing mode, and what the agents really used."""
     project = context.project
     tools = await _tools(context, params.agent)
-    hints = context.services.favorites.hints
+    hints = context.services.favorites
     report = await asyncio.to_thread(cost_of, tools, project.offers, project.config.settings.names, hints)
     return {**described_cost(report), "used": _used(context, params.agent)}
 
@@ -56,7 +56,7 @@ async def find(context: CommandContext, params: FindParameters) -> dict[str, Any
     """Find tools as an agent would in search mode: the best match first."""
     tools = await _tools(context, params.agent)
     index = await context.project.search.complete(context.project.catalog)
-    used = context.services.favorites.hints.used
+    used = context.services.favorites.uses
     style = context.project.config.settings.names
     return described_hits(index, tools, style, params, used)
 
@@ -104,7 +104,7 @@ def described_cost(report: CostReport) -> dict[str, Any]:
             {"server": one.server, "tools": one.tools, **{str(mode): one.tokens[mode] for mode in MODES}}
             for one in report.servers
         ],
-        "own": {str(mode): report.own[mode] for mode in MODES},
+        "gateway_tools": {str(mode): report.gateway_tools[mode] for mode in MODES},
         "total": {str(mode): report.total(mode) for mode in MODES},
         "estimated": report.estimated,
         "auto": str(report.auto),
@@ -129,6 +129,6 @@ def _used(context: CommandContext, agent: str | None) -> list[dict[str, Any]]:
         row["sessions"] += 1
         row["listings"] += session.listings
         row["calls"] += session.calls
-        for kind, tokens in session.usage.tokens().items():
+        for kind, tokens in session.usage.tokens.items():
             row["tokens"][kind] = row["tokens"].get(kind, 0) + tokens
     return [found[key] for key in sorted(found)]

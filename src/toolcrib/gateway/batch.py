@@ -15,7 +15,7 @@ import msgspec
 
 from toolcrib.errors import InvalidArguments, ToolcribError
 from toolcrib.listing.json_path import pick
-from toolcrib.listing.own_tools import MOST_IN_BATCH
+from toolcrib.listing.gateway_tools import MOST_IN_BATCH
 
 _FROM, _PATH = "$from", "path"
 _MOST_DEPTH = 32

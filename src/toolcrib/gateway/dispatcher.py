@@ -58,13 +58,13 @@ from toolcrib.gateway.offer_requests import (
     watch,
 )
 from toolcrib.gateway.parking import ASKED_METHODS, OF_RETRIES, STATE, Asking, Exchange, ParkedCall, Parking
-from toolcrib.gateway.own_tools import OwnTools, inner_call
+from toolcrib.gateway.gateway_tools import GatewayTools, inner_call
 from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.identity.usage import TokenKind
-from toolcrib.listing import OWN_TOOLS, OfferList, OwnTool, wanted_mode
+from toolcrib.listing import NAMED_GATEWAY_TOOLS, OfferList, GatewayTool, wanted_mode
 from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.questions import Asker
 
@@ -90,7 +90,7 @@ class Dispatcher:
         self._large = LargeResults(crib.services.results)
         self._tasks = TaskRequests(crib.services.door, crib.services.tasks)
         self._sessions = crib.services.sessions
-        self._own_tools = OwnTools(crib, self._large)
+        self._gateway_tools = GatewayTools(crib, self._large)
 
     async def context(
         self,
@@ -271,7 +271,7 @@ class Dispatcher:
                 principal.permission().listing, project.config.settings.listing, client=context.client
             )
             tools, mode = await listings.listed(
-                catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.services.favorites.hints
+                catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.services.favorites
             )
         if context.session is not None:
             self._sessions.listed(context.session, mode, tools)
@@ -299,16 +299,16 @@ class Dispatcher:
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
         project = context.project
-        own = None if context.reader is ReaderKind.PROGRAM else OWN_TOOLS.get(name)
-        if own is not None:
-            if own is OwnTool.CALL:
+        named = None if context.reader is ReaderKind.PROGRAM else NAMED_GATEWAY_TOOLS.get(name)
+        if named is not None:
+            if named is GatewayTool.CALL:
                 try:
                     name, params = inner_call(params)
                 except InvalidArguments as error:
                     return ServerAnswer(result=protocol.tool_result(error_as_tool_result(error), client=era))
-            if (inner := OWN_TOOLS.get(name)) is not None:
+            if (inner := NAMED_GATEWAY_TOOLS.get(name)) is not None:
                 make = partial(self._call_in_batch, message, context, asking, logs)
-                result = await self._own_tools.answer(inner, params, context, make)
+                result = await self._gateway_tools.answer(inner, params, context, make)
                 return ServerAnswer(result=protocol.tool_result(result, client=era))
         takes_task, task_wish = False, None
         if "task" in params or message.meta.get(protocol.CAPABILITIES_KEY):
@@ -338,7 +338,7 @@ class Dispatcher:
                 answer = ServerAnswer(result=await self._shortened(answer.result, made.tool, given, context))
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable, UnknownTool) as error:
             # A client that names an unknown tool itself gets the protocol's error for that.
-            unknown = isinstance(error, UnknownTool) and own is None
+            unknown = isinstance(error, UnknownTool) and named is None
             if unknown or context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
             refusal = error_as_tool_result(error)

@@ -5,6 +5,6 @@ In: a catalog, a permission and a mode. Out: the bytes of tools/list (`cache`), 
 
 from toolcrib.listing.cache import ORIGIN_KEY, ListingCache, OfferList, ToolOrigin
 from toolcrib.listing.modes import wanted_mode
-from toolcrib.listing.own_tools import OWN_TOOLS, OwnTool
+from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, GatewayTool
 
-__all__ = ["ORIGIN_KEY", "OWN_TOOLS", "ListingCache", "OfferList", "OwnTool", "ToolOrigin", "wanted_mode"]
+__all__ = ["ORIGIN_KEY", "NAMED_GATEWAY_TOOLS", "ListingCache", "OfferList", "GatewayTool", "ToolOrigin", "wanted_mode"]

@@ -2,7 +2,7 @@
 
 In: a catalog, a permission, a mode, the gateway's name style. Out: the JSON array of definitions as bytes, cached until
 one of them changes. The permission decides, as it does for calls. A program that renames tools also gets each tool's
-origin; for a model that would waste tokens. `modes` chooses the mode, `thin` shortens definitions, and `own_tools` has
+origin; for a model that would waste tokens. `modes` chooses the mode, `thin` shortens definitions, and `gateway_tools` has
 those that Toolcrib adds.
 """
 
@@ -24,7 +24,7 @@ from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.identity.principal import Principal, ReaderKind
 from toolcrib.listing.hints import NO_HINTS, ListingHints
 from toolcrib.listing.modes import resolve_mode
-from toolcrib.listing.own_tools import own_definitions
+from toolcrib.listing.gateway_tools import gateway_tool_definitions
 from toolcrib.listing.thin import Level, thin_definition
 from toolcrib.policy import Permission
 
@@ -127,14 +127,14 @@ class ListingCache:
     ) -> bytes:
         if not shown:
             return full
-        own = own_definitions(mode, self.style, shown, offers, results=results)
+        added = gateway_tool_definitions(mode, self.style, shown, offers, results=results)
         if mode is ListingMode.FULL:
-            return b"[" + b",".join([full[1:-1], *own]) + b"]"
+            return b"[" + b",".join([full[1:-1], *added]) + b"]"
         if mode is ListingMode.SEARCH:
             by_name = {tool.display: tool for tool in shown}
-            shown = [by_name[name] for name in hints.favorites if name in by_name]
+            shown = [by_name[name] for name in hints.listed(by_name.__contains__)]
         made = [_thin(tool, tool.public(self.style), offers, permission, hints) for tool in shown]
-        return b"[" + b",".join([*own, *made] if mode is ListingMode.SEARCH else [*made, *own]) + b"]"
+        return b"[" + b",".join([*added, *made] if mode is ListingMode.SEARCH else [*made, *added]) + b"]"
 
     def _estimated(self, base: tuple[int, int, str], full: bytes) -> int:
         """Always an estimate, so that the mode doesn't depend on an extra that is installed."""
@@ -175,8 +175,13 @@ def _rendered(tool: Tool, name: str, offers: OfferCatalog, permission: Permissio
 
 
 def _thin(tool: Tool, name: str, offers: OfferCatalog, permission: Permission, hints: ListingHints) -> bytes:
-    level = Level(hints.levels.get(tool.display, min(Level)))
-    return _with_readable_app(thin_definition(tool, name, at_least=level), tool, offers, permission)
+    return _with_readable_app(hinted_definition(tool, name, hints), tool, offers, permission)
+
+
+def hinted_definition(tool: Tool, name: str, hints: ListingHints) -> bytes:
+    """The thin definition, at a higher level for tools that are often called wrongly."""
+    more = hints.levels.get(tool.display, 0)
+    return thin_definition(tool, name, at_least=Level(min(Level.BRIEF + more, Level.FULL)))
 
 
 def _with_readable_app(definition: bytes, tool: Tool, offers: OfferCatalog, permission: Permission) -> bytes:

@@ -14,10 +14,10 @@ from toolcrib.audit.row import count_tokens, estimate_tokens
 from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ListingMode, NameStyle
+from toolcrib.listing.cache import hinted_definition
 from toolcrib.listing.hints import NO_HINTS, ListingHints
 from toolcrib.listing.modes import resolve_mode
-from toolcrib.listing.own_tools import own_definitions, server_lines
-from toolcrib.listing.thin import Level, thin_definition
+from toolcrib.listing.gateway_tools import gateway_tool_definitions, server_lines
 
 MODES = (ListingMode.FULL, ListingMode.THIN, ListingMode.SEARCH)
 
@@ -32,44 +32,47 @@ class ServerCost:
 @dataclass(frozen=True, kw_only=True)
 class CostReport:
     servers: Sequence[ServerCost]
-    own: Mapping[ListingMode, int]
-    """Tokens of Toolcrib's own tools."""
+    gateway_tools: Mapping[ListingMode, int]
+    """Tokens of the tools that Toolcrib adds."""
     estimated: bool
     """Whether the tokens are estimates, because no tokenizer is installed."""
     auto: ListingMode
     """The mode that `auto` picks for a client that does not defer definitions itself."""
 
     def total(self, mode: ListingMode) -> int:
-        return self.own[mode] + sum(one.tokens[mode] for one in self.servers)
+        return self.gateway_tools[mode] + sum(one.tokens[mode] for one in self.servers)
 
 
 def cost_of(
     tools: Sequence[Tool], offers: OfferCatalog, style: NameStyle, hints: ListingHints = NO_HINTS
 ) -> CostReport:
     """Takes a few milliseconds per tool the first time: run it in a thread."""
+    def thin(tool: Tool) -> bytes:
+        return hinted_definition(tool, tool.public(style), hints)
+
     lines = dict(zip(dict.fromkeys(tool.server for tool in tools), server_lines(tools, offers), strict=True))
+    favorites = hints.listed({tool.display for tool in tools}.__contains__)
     servers = []
     for server, group in groupby(tools, key=lambda tool: tool.server):
         mine = tuple(group)
-        favorites = [tool for tool in mine if tool.display in hints.favorites]
         tokens = {
             ListingMode.FULL: _tokens([tool.render(tool.public(style)) for tool in mine]),
-            ListingMode.THIN: _tokens([_thin(tool, style, hints) for tool in mine]),
-            ListingMode.SEARCH: _tokens([lines[server].encode(), *(_thin(tool, style, hints) for tool in favorites)]),
+            ListingMode.THIN: _tokens([thin(tool) for tool in mine]),
+            ListingMode.SEARCH: _tokens(
+                [lines[server].encode(), *(thin(tool) for tool in mine if tool.display in favorites)]
+            ),
         }
         servers.append(ServerCost(server=server, tools=len(mine), tokens=tokens))
     whole = b",".join(tool.render(tool.public(style)) for tool in tools)
     counted = count_tokens(b"{}")
     return CostReport(
         servers=servers,
-        own={mode: _tokens(own_definitions(mode, style, (), offers)) if tools else 0 for mode in MODES},
+        gateway_tools={
+            mode: _tokens(gateway_tool_definitions(mode, style, (), offers)) if tools else 0 for mode in MODES
+        },
         estimated=counted is None or counted.estimated,
         auto=resolve_mode(ListingMode.AUTO, client="", tokens=estimate_tokens(whole)),
     )
-
-
-def _thin(tool: Tool, style: NameStyle, hints: ListingHints) -> bytes:
-    return thin_definition(tool, tool.public(style), at_least=Level(hints.levels.get(tool.display, min(Level))))
 
 
 def _tokens(definitions: Sequence[bytes]) -> int:

@@ -1,27 +1,37 @@
-"""What is known from use: which tools to list directly, which to describe at length.
+"""What lists follow from besides the catalog and the permission: which tools are favorites, which need more words.
 
-In: stored settings. Out: frozen `ListingHints`, part of what a list follows from. `core` keeps them; `cache` reads them.
+`core.favorites` keeps it; `cache` and `cost` read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-
-MOST_FAVORITES = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListingHints:
-    version: int = 0
-    """Another one for every change."""
-    favorites: tuple[str, ...] = ()
-    """The tools that are listed directly in search mode, as `server:tool`."""
-    levels: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """The least level of thin definitions that were too short to call the tool, by `server:tool`."""
-    used: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Recent calls by `server:tool`. They rank search results, and don't change lists."""
+from typing import Protocol
 
 
-NO_HINTS = ListingHints()
+class ListingHints(Protocol):
+    @property
+    def version(self) -> int:
+        """Another one after every change."""
+        ...
+
+    @property
+    def levels(self) -> Mapping[str, int]:
+        """By `server:tool`, how many levels more than usual a thin list shows of its definition."""
+        ...
+
+    def listed(self, shown: Callable[[str], bool]) -> tuple[str, ...]:
+        """The favorite tools among those that are shown, as `server:tool`."""
+        ...
+
+
+class _NoHints:
+    version = 0
+    levels: Mapping[str, int] = MappingProxyType({})
+
+    def listed(self, shown: Callable[[str], bool]) -> tuple[str, ...]:
+        return ()
+
+
+NO_HINTS: ListingHints = _NoHints()

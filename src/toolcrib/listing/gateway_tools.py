@@ -1,7 +1,7 @@
 """The tools that Toolcrib adds to lists, so that a short list is enough: find, describe, call, batch, result.
 
 In: a listing mode, the tools that an agent may use. Out: the definitions to list, as short as they can be. They are the
-gateway's, not a server's: each only leads to tools that are decided on one by one. `gateway.own_tools` answers them.
+gateway's, not a server's: each only leads to tools that are decided on one by one. `gateway.gateway_tools` answers them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.model import COMMANDS, GATEWAY_TOOLS, ListingMode, NameStyle
 
 
-class OwnTool(enum.StrEnum):
+class GatewayTool(enum.StrEnum):
     FIND, DESCRIBE, CALL, BATCH, RESULT = GATEWAY_TOOLS
 
     @property
@@ -30,10 +30,10 @@ class OwnTool(enum.StrEnum):
         return f"{COMMANDS}:{self}"
 
 
-_NAMES = name_tools([(COMMANDS, tool) for tool in OwnTool])
+_NAMES = name_tools([(COMMANDS, tool) for tool in GatewayTool])
 
-OWN_TOOLS: Mapping[str, OwnTool] = {
-    name: OwnTool(tool) for (_, tool), names in _NAMES.items() for name in (names.plain, names.mcp, names.server)
+NAMED_GATEWAY_TOOLS: Mapping[str, GatewayTool] = {
+    name: GatewayTool(tool) for (_, tool), names in _NAMES.items() for name in (names.plain, names.mcp, names.server)
 }
 """By their names in every style."""
 
@@ -49,44 +49,44 @@ def _object(required: Sequence[str], **properties: Any) -> dict[str, Any]:
 _TEXT: dict[str, Any] = {"type": "string"}
 _CALL = _object(["tool"], tool=_TEXT, arguments={"type": "object"})
 
-_DEFINITIONS: Mapping[OwnTool, tuple[str, dict[str, Any]]] = {
-    OwnTool.FIND: (
+_DEFINITIONS: Mapping[GatewayTool, tuple[str, dict[str, Any]]] = {
+    GatewayTool.FIND: (
         "Find tools by what they do; {call} calls a hit. Servers:{servers}",
         _object(
             ["query"], query=_TEXT, server=_TEXT, limit={"type": "integer", "minimum": 1, "maximum": MOST_HITS}
         ),
     ),
-    OwnTool.DESCRIBE: (
+    GatewayTool.DESCRIBE: (
         "The full definitions of tools.",
         _object(["tools"], tools={"type": "array", "items": _TEXT, "maxItems": MOST_DESCRIBED}),
     ),
-    OwnTool.CALL: ("Call a tool by name.", _CALL),
-    OwnTool.BATCH: (
+    GatewayTool.CALL: ("Call a tool by name.", _CALL),
+    GatewayTool.BATCH: (
         'Make several calls at once. An argument {{"$from": 0, "path": "$.a[0].b"}} takes part of the result of call 0.',
         _object(["calls"], calls={"type": "array", "items": _CALL, "maxItems": MOST_IN_BATCH}),
     ),
-    OwnTool.RESULT: (
+    GatewayTool.RESULT: (
         "Read the rest of a long result: a page, the lines with a text, or a JSON path such as $.items[0:9].name.",
         _object(["id"], id=_TEXT, page={"type": "integer", "minimum": 1}, search=_TEXT, path=_TEXT),
     ),
 }
-_READS = frozenset({OwnTool.FIND, OwnTool.DESCRIBE, OwnTool.RESULT})
-_LISTED: Mapping[ListingMode, tuple[OwnTool, ...]] = {
-    ListingMode.FULL: (OwnTool.RESULT,),
-    ListingMode.THIN: (OwnTool.BATCH, OwnTool.RESULT),
-    ListingMode.SEARCH: tuple(OwnTool),
+_READS = frozenset({GatewayTool.FIND, GatewayTool.DESCRIBE, GatewayTool.RESULT})
+_LISTED: Mapping[ListingMode, tuple[GatewayTool, ...]] = {
+    ListingMode.FULL: (GatewayTool.RESULT,),
+    ListingMode.THIN: (GatewayTool.BATCH, GatewayTool.RESULT),
+    ListingMode.SEARCH: tuple(GatewayTool),
 }
 
 
-def own_definitions(
+def gateway_tool_definitions(
     mode: ListingMode, style: NameStyle, shown: Iterable[Tool], offers: OfferCatalog, *, results: bool = True
 ) -> list[bytes]:
     """`shown`: the tools that the agent may use. `results`: whether it may get long results in parts."""
     servers = "".join(f"\n{line}" for line in server_lines(shown, offers)) if mode is ListingMode.SEARCH else ""
-    call = _NAMES[COMMANDS, OwnTool.CALL].of(style)
+    call = _NAMES[COMMANDS, GatewayTool.CALL].of(style)
     made = []
     for tool in _LISTED[mode]:
-        if tool is OwnTool.RESULT and not results:
+        if tool is GatewayTool.RESULT and not results:
             continue
         description, schema = _DEFINITIONS[tool]
         definition: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The gateway's own tools: find, describe, batch and result. `crib_call` is a call like any other, under another name.
+"""Answers the gateway's tools: find, describe, batch and result. `crib_call` is a call like any other, under another name.
 
 In: a client's call of one of them. Out: its result. What they show is what the caller may use now, and each call that
 they lead to passes through the door under the tool's own name. Used by `dispatcher`.
@@ -24,7 +24,7 @@ from toolcrib.gateway.large_results import LargeResults, limit_bytes
 from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
-from toolcrib.listing.own_tools import MOST_DESCRIBED, MOST_HITS, OWN_TOOLS, OwnTool, server_lines
+from toolcrib.listing.gateway_tools import MOST_DESCRIBED, MOST_HITS, NAMED_GATEWAY_TOOLS, GatewayTool, server_lines
 from toolcrib.listing.signature import signature
 from toolcrib.policy import Verdict
 
@@ -55,20 +55,20 @@ A = TypeVar("A")
 
 def inner_call(params: Mapping[str, Raw]) -> tuple[str, dict[str, Raw]]:
     """The name and the params of the call that `crib_call` makes."""
-    given = _read(OwnTool.CALL, params, _Call, '{"tool": "NAME", "arguments": {…}}')
-    if OWN_TOOLS.get(given.tool) is OwnTool.CALL:
+    given = _read(GatewayTool.CALL, params, _Call, '{"tool": "NAME", "arguments": {…}}')
+    if NAMED_GATEWAY_TOOLS.get(given.tool) is GatewayTool.CALL:
         raise InvalidArguments("crib_call does not call itself.", remedy="Give the name of another tool.")
     return given.tool, {**params, "arguments": given.arguments}
 
 
-class OwnTools:
+class GatewayTools:
     def __init__(self, crib: Crib, large: LargeResults) -> None:
         self._crib = crib
         self._large = large
 
     async def answer(
         self,
-        tool: OwnTool,
+        tool: GatewayTool,
         params: Mapping[str, Raw],
         context: ProjectRequest,
         make: MakeCall,
@@ -78,11 +78,11 @@ class OwnTools:
         outcome = CallOutcome.OK
         try:
             match tool:
-                case OwnTool.FIND:
+                case GatewayTool.FIND:
                     result = await self._find(params, context)
-                case OwnTool.DESCRIBE:
+                case GatewayTool.DESCRIBE:
                     result = self._describe(params, context)
-                case OwnTool.BATCH:
+                case GatewayTool.BATCH:
                     result = await run_batch(bytes(params.get("arguments", b"{}")), make, _reads_only(context))
                 case _:
                     result = await self._result(params, context)
@@ -93,7 +93,7 @@ class OwnTools:
         return result
 
     async def _find(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
-        given = _read(OwnTool.FIND, params, _Find, '{"query": "what the tool should do", "server": "NAME"}')
+        given = _read(GatewayTool.FIND, params, _Find, '{"query": "what the tool should do", "server": "NAME"}')
         if not 1 <= given.limit <= MOST_HITS:
             raise InvalidArguments(f"limit is {given.limit}.", remedy=f"Give 1 to {MOST_HITS}.")
         project = context.project
@@ -109,7 +109,7 @@ class OwnTools:
             shown=shows,
             server=given.server,
             limit=given.limit,
-            used=self._crib.services.favorites.hints.used,
+            used=self._crib.services.favorites.uses,
         )
         if context.session is not None:
             self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])
@@ -120,13 +120,13 @@ class OwnTools:
         return _text("\n".join(lines))
 
     def _describe(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
-        given = _read(OwnTool.DESCRIBE, params, _Describe, '{"tools": ["NAME", …]}')
+        given = _read(GatewayTool.DESCRIBE, params, _Describe, '{"tools": ["NAME", …]}')
         if not 1 <= len(given.tools) <= MOST_DESCRIBED:
             raise InvalidArguments(f"There are {len(given.tools)} tools.", remedy=f"Name 1 to {MOST_DESCRIBED}.")
         return _text("\n".join(self._definition(name, context) for name in given.tools))
 
     async def _result(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
-        given = _read(OwnTool.RESULT, params, dict[str, Any], '{"id": "…", "page": 2}')
+        given = _read(GatewayTool.RESULT, params, dict[str, Any], '{"id": "…", "page": 2}')
         limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
         return await self._large.read(given, context, limit)
 
@@ -146,7 +146,7 @@ class OwnTools:
 
     def _record(
         self,
-        tool: OwnTool,
+        tool: GatewayTool,
         params: Mapping[str, Raw],
         context: ProjectRequest,
         result: bytes,
@@ -178,7 +178,7 @@ class OwnTools:
                 duration=duration,
                 size=len(result),
                 # The results of a batch are counted one by one.
-                result=None if tool is OwnTool.BATCH else result,
+                result=None if tool is GatewayTool.BATCH else result,
                 counted=counted,
                 arguments_counted=arguments_counted,
             )
@@ -195,7 +195,7 @@ def _reads_only(context: ProjectRequest) -> Callable[[str], bool]:
     return reads
 
 
-def _read(tool: OwnTool, params: Mapping[str, Raw], kind: type[A], example: str) -> A:
+def _read(tool: GatewayTool, params: Mapping[str, Raw], kind: type[A], example: str) -> A:
     try:
         return msgspec.json.decode(params.get("arguments", b"{}"), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
