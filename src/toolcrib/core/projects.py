@@ -270,6 +270,7 @@ class Projects:
                 next_version=lambda: next(self._versions),
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
                 trust=self._crib.trust,
+                favorites=self._crib.favorites,
                 agent_servers=AgentServers(self.pool, root),
             )
             self.by_root[root] = project
