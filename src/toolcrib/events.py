@@ -156,6 +156,7 @@ class ToolsListed(Event):
     """The JSON array of definitions that it got; the same object until something changes."""
     by_name: Mapping[str, Tool] = field(repr=False)
     """All tools in the catalog, by the names used in the listing."""
+    mode: str = "full"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,6 +165,9 @@ async def test_events_and_log_have_every_call_whether_or_not_the_program_prints_
     assert logged == [json.loads(json.dumps(e.to_json())) for e in result.raw_events]
     assert [line["session"]["session"] for line in events if "session" in line] == ["scribe-1"]
     summary, listing = last["summary"], last["summary"]["listing"]
+    reported = {"input_tokens": 11, "output_tokens": 7, "cache_read_tokens": 3, "cache_creation_tokens": None}
+    listed = {"mode": "full", "tools": listing["tools"], "list_tokens": listing["tokens"]}
+    assert events[-1] == {"token_usage": {**reported, **listed, "list_tokens_estimated": False}}
     assert (summary["tools"]["own:echo"], summary["usage"]["input"], listing["tools"] > 5) == (2, 11, True)
     assert 100 < listing["tokens"] < listing["bytes"]
     assert result.log == scene.project / ".toolcrib" / "runs" / f"{result.run_id}.jsonl"

@@ -74,12 +74,15 @@ async def test_a_call_is_two_entries_with_all_its_fields(audit_log: AuditLog) ->
 
 async def test_token_counts_are_reported_after_the_commit(audit_log: AuditLog) -> None:
     counts: list[TokenCount] = []
-    call(audit_log, 1, result=b"hello world", counted=counts.append, arguments_counted=counts.append)
+    call(audit_log, 1, result=b"hello world", counted=counts.append)
     call(audit_log, 2, result=b"x" * (MAX_COUNTED_BYTES + 1), counted=counts.append)
     assert counts == []
     await audit_log.flush()
     assert [row["tokens"] for row in await audit_log.query()] == [2, 2, None, None]
     assert counts == [HELLO] * 2
+    audit_log.note(AuditEntry(kind=EntryKind.INTENT, arguments=b"hello world", arguments_counted=counts.append))
+    await audit_log.flush()
+    assert counts == [HELLO] * 3
 
 
 async def test_queries_return_only_matching_entries(audit_log: AuditLog) -> None:

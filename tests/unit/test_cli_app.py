@@ -564,6 +564,23 @@ def test_a_session_is_shown_with_its_tokens_as_bars(daemon, cli):
     assert "tokens of" not in cli("sessions", "show", "s_1").out
 
 
+def test_favorites_are_shown_with_the_reason(daemon, cli):
+    rows = [("w:mine", "chosen", 1), *((f"w:used{number}", "used", 1200) for number in range(8))]
+    favorites = [{"tool": tool, "origin": origin, "calls": calls} for tool, origin, calls in rows]
+    found = {"favorites": favorites, "listed": 8, "days": 30, "counted_at": 0.0, "levels": {"w:bad": 2}}
+    daemon.answers["favorites:list"] = found
+    shown = cli("favorites")
+    assert "w:mine   chosen, 1 call in 30 days" in shown.out
+    assert "w:used7  1,200 calls in 30 days" in shown.out
+    assert "gets the first 8" in shown.err
+    assert "w:bad" in shown.err
+    daemon.answers["favorites:list"] = {**found, "favorites": [], "counted_at": None, "levels": {}}
+    assert "No favorite tools yet" in cli("favorites").out
+    daemon.answers["favorites:add"] = found
+    cli("favorites", "add", "w:mine", "w:b")
+    assert daemon.requests[-1]["params"] == {"tools": ["w:mine", "w:b"]}
+
+
 @pytest.mark.parametrize("width", ["80", None])
 def test_following_the_audit_log_prints_a_heading_and_lines_that_fit(daemon, monkeypatch, cli, width):
     texts = dict.fromkeys(("call", "tool", "decision", "rule"), "t" * 50)

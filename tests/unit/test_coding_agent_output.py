@@ -643,8 +643,8 @@ def test_a_call_of_claude_that_was_cut_off_ends_with_the_turn_but_not_a_subagent
     assert statuses(events, "toolu_2") == [Status.STARTED, Status.OK]
 
 
-def of_models(**models: tuple[int, int, int]) -> dict[str, Any]:
-    keys = ("inputTokens", "outputTokens", "cacheReadInputTokens")
+def of_models(**models: tuple[int, int, int, int]) -> dict[str, Any]:
+    keys = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheCreationInputTokens")
     return {name: dict(zip(keys, figures, strict=True)) for name, figures in models.items()}
 
 
@@ -654,15 +654,17 @@ USAGE = {"input_tokens": 20, "output_tokens": 10, "cache_read_input_tokens": 14,
 @pytest.mark.parametrize(
     ("lines", "tokens"),
     [
-        ([ended(usage=USAGE, modelUsage={"opus": {"inputTokens": 500}}, total_cost_usd=0.5)], (20, 10, 14)),
+        ([ended(usage=USAGE, modelUsage={"opus": {"inputTokens": 500}}, total_cost_usd=0.5)], (20, 10, 14, 6)),
         (
             [
-                ended(usage=USAGE, model_usage_since_last_result=of_models(opus=(10, 20, 30), haiku=(1, 2, 3))),
-                ended(usage=USAGE, model_usage_since_last_result=of_models(opus=(100, 200, 300)), total_cost_usd=0.5),
+                ended(usage=USAGE, model_usage_since_last_result=of_models(opus=(10, 20, 30, 40), haiku=(1, 2, 3, 4))),
+                ended(
+                    usage=USAGE, model_usage_since_last_result=of_models(opus=(100, 200, 300, 400)), total_cost_usd=0.5
+                ),
             ],
-            (111, 222, 333),
+            (111, 222, 333, 444),
         ),
-        ([ended(usage={"input_tokens": "many"}, total_cost_usd=0.5)], (None, None, None)),
+        ([ended(usage={"input_tokens": "many"}, total_cost_usd=0.5)], (None, None, None, None)),
     ],
 )
 def test_the_result_of_claude_has_the_tokens_of_all_models_and_turns(
@@ -671,8 +673,9 @@ def test_the_result_of_claude_has_the_tokens_of_all_models_and_turns(
     events, report = read(Claude, *lines)
     assert {(event.kind, event.text) for event in events} == {(Kind.LOG, "completed")}
     assert (report.text, report.session, report.failure) == ("Done.", SESSION, "")
-    assert (report.usage.input, report.usage.output, report.usage.cached) == tokens
-    assert report.usage.reported["total_cost_usd"] == 0.5
+    usage = report.usage
+    assert (usage.input, usage.output, usage.cached, usage.cache_write) == tokens
+    assert usage.reported["total_cost_usd"] == 0.5
 
 
 def test_the_report_of_gemini_has_session_model_and_tokens() -> None:

@@ -191,10 +191,10 @@ def test_json_is_one_object_on_one_line(play: Play, execute: Execute):
     assert json.loads(line) == {
         "run_id": "20261116-100000-00000a", "log": LOG, "text": "done", "status": "finished", "exit_code": 0,
         "program_exit_code": 0, "error": "", "remedy": "", "tools": {"workspace:read_file": 2}, "unavailable": {},
-        "usage": {"input": 5, "output": 2, "cached": 1, "reported": {}}, "denials": 1, "failures": 0, "seconds": 2.5,
-        "conversation": "c0ffee", "session": "s", "provider": "claude", "model": "", "profile": "developer",
-        "agent": "claude-c0ffee", "workdir": "/project",
-        "listing": {"tools": 0, "bytes": 0, "tokens": 0, "tokens_estimated": False},
+        "usage": {"input": 5, "output": 2, "cached": 1, "cache_write": None, "reported": {}}, "denials": 1,
+        "failures": 0, "seconds": 2.5, "conversation": "c0ffee", "session": "s", "provider": "claude", "model": "",
+        "profile": "developer", "agent": "claude-c0ffee", "workdir": "/project",
+        "listing": {"mode": "", "tools": 0, "bytes": 0, "tokens": 0, "tokens_estimated": False},
     }  # fmt: skip
 
 

@@ -136,13 +136,16 @@ async def test_an_invalid_event_ends_the_lease_with_an_error() -> None:
     assert lost == LeaseLost(why="The daemon sent an unexpected form of listed.")
 
 
+LISTED = {"mode": "full", "tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "names": {}, "at": 1.0}
+
+
 async def test_a_lease_is_released_once_and_its_last_events_can_be_read() -> None:
     over = asyncio.Event()
 
     async def sends_at_the_end(_: dict[str, Any], peer: FakePeer) -> None:
         await peer.event(lease=LEASE)
         await peer.until_disconnected()
-        await peer.event(listed={"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "names": {}, "at": 1.0})
+        await peer.event(listed=LISTED)
         over.set()
 
     async with daemon_that(sends_at_the_end) as client:

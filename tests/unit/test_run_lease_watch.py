@@ -223,7 +223,7 @@ async def test_the_backlog_is_limited_in_bytes_and_a_repeated_listing_counts_onc
 
 def test_unknown_events_and_fields_of_a_newer_daemon_are_ignored() -> None:
     assert lease_event_from({"news": {"a": 1}}) is None
-    counted = {"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "at": 1.0}
+    counted = {"mode": "thin", "tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "at": 1.0}
     event = lease_event_from({"listed": {**counted, "names": {"a_b": ["a", "b"]}, "news": 1}})
     assert event == ListingSeen(**counted, names={"a_b": ("a", "b")})
     assert lease_event_from({"ended": {"why": "removed"}}) == LeaseEnded(why="removed")

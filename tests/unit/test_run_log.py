@@ -25,7 +25,7 @@ from toolcrib.coding_agents.client_spec import TokenUsage
 from toolcrib.coding_agents.process_alive import process_started_at
 from toolcrib.coding_agents.run_folder import LogSeals
 from toolcrib.coding_agents.run_log import MAX_LOGS, RunLog, ValueMasker
-from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
+from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary, ToolListSize
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
@@ -77,17 +77,21 @@ def test_a_log_has_the_metadata_every_event_and_the_summary(tmp_path: Path):
         tool_name="read_file", tool_args={"path": "é\n"}, tool_status=ToolStatus.DENIED, tool_duration_ms=1.5,
         server="workspace", decision="deny", rule="profile nothing: nothing",
     )  # fmt: skip
-    usage = TokenUsage(input=10, output=2, cached=5, reported={"x": 1})
-    end = summary(usage=usage, tools={"workspace:read_file": 1}, denials=1)
+    usage = TokenUsage(input=17, output=306, cached=45_662, cache_write=3314, reported={"x": 1})
+    listing = ToolListSize(mode="thin", tools=12, bytes=9000, tokens=2500)
+    end = summary(usage=usage, tools={"workspace:read_file": 1}, denials=1, listing=listing)
     hello = message("hello")
     path = write_log(tmp_path, about, hello, call, end=end)
     assert path == tmp_path / ".toolcrib" / "runs" / f"{about.run_id}.jsonl"
     assert list(run_history.log_entries(found(tmp_path))) == [about, hello, call, end]
-    first, greeting, called, last = records(path)
+    first, greeting, called, tokens, last = records(path)
     for sealed in (first["metadata"], last["summary"]):
         assert re.fullmatch("[0-9a-f]{64}", sealed.pop("seal"))
     assert first == {"metadata": about.to_json() | {"governed": ["its own tools"], "ungoverned": []}}
     assert (greeting, called) == ({"event": hello.to_json()}, {"event": call.to_json()})
+    reported = {"input_tokens": 17, "cache_creation_tokens": 3314, "cache_read_tokens": 45_662, "output_tokens": 306}
+    listed = {"mode": "thin", "tools": 12, "list_tokens": 2500, "list_tokens_estimated": False}
+    assert tokens == {"token_usage": reported | listed}
     assert last == {"summary": end.to_json()}
 
 
@@ -194,11 +198,18 @@ def test_no_form_of_a_secret_is_in_the_log(tmp_path: Path):
     text = log.path.read_text()
     for form in (KEY, json.dumps(KEY)[1:-1], json.dumps(KEY, ensure_ascii=False)[1:-1], "pass%22", TOKEN):
         assert form not in text
-    _, called, last = records(log.path)
+    _, called, tokens, last = records(log.path)
+    assert tokens["token_usage"]["output_tokens"] == 31415926, "a number of tokens is no secret"
     assert called["event"]["raw"] == {"****": [{"deep": ["x****x", "****"]}], "quoted": '{"k": "****"}'}
     assert called["event"]["tool_args"]["b"] == "short", "short words occur in too many texts"
     assert last["summary"]["status"] == "finished", "Toolcrib's own words stay"
-    assert last["summary"]["usage"] == {"input": None, "output": 31415926, "cached": None, "reported": {"k": "****"}}
+    assert last["summary"]["usage"] == {
+        "input": None,
+        "output": 31415926,
+        "cached": None,
+        "cache_write": None,
+        "reported": {"k": "****"},
+    }
     masked = ValueMasker(["secret-1", "secret-2"])({"secret-1": 1, "secret-2": 2})
     assert masked == {"****": 1, "*****": 2}, "keys that are equal once masked keep both values"
 
@@ -226,7 +237,7 @@ def test_any_output_of_a_program_becomes_a_line_of_json(tmp_path: Path):
     log.event(message("\ud800 half a pair", raw={"inf": float("inf"), "deep": deep, "set": {1}, 5: "number"}))
     log.event(message("x", raw={"n": large, "deep": [-large]}))
     log.end(summary(usage=TokenUsage(input=large, reported={"n": large})))
-    _, odd, long, last = records(log.path)
+    _, odd, long, _, last = records(log.path)
     assert odd["event"]["text"] == "\ud800 half a pair"
     assert odd["event"]["raw"].items() >= {"inf": "inf", "5": "number"}.items()
     assert long["event"]["raw"] == {"n": large, "deep": [-large]}

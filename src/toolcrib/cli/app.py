@@ -62,6 +62,7 @@ _COMMANDS = (
     ("trust", "trust_commands", "Review and trust a project's configuration files, or a server."),
     ("untrust", "trust_commands", "Stop trusting a project's configuration files, or a server."),
     ("pins", "pins_commands", "Show what servers changed in their tools since you accepted them."),
+    ("favorites", "favorites_commands", "Show the favorite tools, which search mode lists directly."),
     ("allow", "permission_commands", "Allow an agent to use tools that its profile doesn't allow."),
     ("deny", "permission_commands", "Deny tools to an agent, overriding anything that allows them."),
     ("why", "permission_commands", "Explain whether an agent may use a tool, by which rule, and how to change that."),

@@ -80,6 +80,8 @@ class TokenUsage:
     input: int | None = None
     output: int | None = None
     cached: int | None = None
+    cache_write: int | None = None
+    """Tokens that the provider charged for writing its cache."""
     reported: Mapping[str, Any] = field(default_factory=dict)
     """Everything the provider reported, unchanged."""
 
@@ -89,6 +91,7 @@ class TokenUsage:
             input=_less(self.input, before.input),
             output=_less(self.output, before.output),
             cached=_less(self.cached, before.cached),
+            cache_write=_less(self.cache_write, before.cache_write),
             reported=self.reported,
         )
 

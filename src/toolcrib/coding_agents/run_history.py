@@ -50,6 +50,8 @@ LogEntry: TypeAlias = RunMetadata | AgentEvent | RunSummary
 
 _KINDS: Mapping[str, type[LogEntry]] = {"metadata": RunMetadata, "event": AgentEvent, "summary": RunSummary}
 _SESSION = b'{"session":'
+_NOT_SHOWN = (_SESSION, b'{"token_usage":')
+"""Session lines matter only for continuing a conversation; the summary repeats the token usage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +181,7 @@ class _Lines:
 
     def entries(self) -> Iterator[LogEntry]:
         for line in self.more():
-            # Session lines matter only for continuing a conversation.
-            if not line.startswith(_SESSION):
+            if not line.startswith(_NOT_SHOWN):
                 yield _entry(*_decoded_line(line, self._path, self._number), self._path, self._number)
 
     def more(self) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import msgspec
@@ -64,9 +64,7 @@ class RunTotals:
 
     def listed(self, note: ListingSeen) -> None:
         if note.bytes > self.listing.bytes:
-            self.listing = ToolListSize(
-                tools=note.tools, bytes=note.bytes, tokens=note.tokens, tokens_estimated=note.tokens_estimated
-            )
+            self.listing = ToolListSize(**{one.name: getattr(note, one.name) for one in fields(ToolListSize)})
 
 
 _READ_AHEAD = 256

@@ -79,7 +79,19 @@ MAX_LOGS = 200
 """Per project; the oldest are deleted when a run starts. Logs that Toolcrib did not write are not counted and stay."""
 
 _OURS = frozenset(
-    {"run_id", "provider", "conversation", "agent", "profile", "own_tools", "kind", "tool_status", "decision", "status"}
+    {
+        "run_id",
+        "provider",
+        "conversation",
+        "agent",
+        "profile",
+        "own_tools",
+        "kind",
+        "tool_status",
+        "decision",
+        "status",
+        "mode",
+    }
 )
 """Fields with Toolcrib's values. They are not masked, even if some variable has the same value."""
 _WITH_NAMES_OF_OURS = frozenset({"usage", "session_usage", "listing"})
@@ -133,7 +145,9 @@ class RunLog:
             self._put_sealed("session", {"session": session})
 
     def end(self, summary: RunSummary) -> None:
-        """Writes the last line and syncs the file to disk."""
+        """Writes the last lines and syncs the file to disk."""
+        if (usage := summary.token_usage()) is not None:
+            self._put({"token_usage": self._masked(usage)})
         self._put_sealed("summary", summary.to_json())
         if self._descriptor is None:
             return

@@ -81,6 +81,8 @@ class RunMetadata:
 class ToolListSize:
     """The largest tool list that was sent to the program."""
 
+    mode: str = ""
+    """How much of each tool it showed; empty if none was sent."""
     tools: int = 0
     bytes: int = 0
     tokens: int = 0
@@ -117,6 +119,21 @@ class RunSummary:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def token_usage(self) -> dict[str, Any] | None:
+        """What the tool list cost, next to the tokens that the provider reported; None if there is neither."""
+        if (self.usage, self.listing) == (TokenUsage(), ToolListSize()):
+            return None
+        return {
+            "input_tokens": self.usage.input,
+            "cache_creation_tokens": self.usage.cache_write,
+            "cache_read_tokens": self.usage.cached,
+            "output_tokens": self.usage.output,
+            "mode": self.listing.mode,
+            "tools": self.listing.tools,
+            "list_tokens": self.listing.tokens,
+            "list_tokens_estimated": self.listing.tokens_estimated,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

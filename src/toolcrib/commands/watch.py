@@ -148,6 +148,7 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
         counted = await asyncio.to_thread(count_all_tokens, event.tools)
         names = offered_names(event.tools, event.by_name)
         size = {
+            "mode": event.mode,
             "tools": len(names),
             "bytes": len(event.tools),
             "tokens": counted.tokens,

@@ -40,6 +40,7 @@ from toolcrib.servers.tool_listing import definition_of, without_tools
 
 if TYPE_CHECKING:
     from toolcrib.core.crib import Crib
+    from toolcrib.core.favorites import Favorites
     from toolcrib.core.pins import PinReview
     from toolcrib.core.trust import Trust
 
@@ -162,6 +163,7 @@ class Project(OfferSource):
         listings_in: Callable[[NameStyle], ListingCache],
         search: ToolSearch,
         trust: Trust,
+        favorites: Favorites,
         agent_servers: AgentServers,
     ) -> None:
         super().__init__()
@@ -189,6 +191,7 @@ class Project(OfferSource):
         self._next_version = next_version
         self._listings_in = listings_in
         self._trust = trust
+        self.favorites = favorites
         self._announced: tuple[Any, ...] = ()
         self._logged_unmatched: set[str] = set()
         self._subscribers: list[Callable[[Changes], None]] = []
@@ -385,7 +388,8 @@ class Project(OfferSource):
 
     def _announce(self) -> None:
         self._announcement = None
-        now = self.catalog.version, (self.offers.resources, self.offers.templates), self.offers.prompts
+        tools = self.catalog.version, self.favorites.version
+        now = tools, (self.offers.resources, self.offers.templates), self.offers.prompts
         kinds = OfferKind.TOOL, OfferKind.RESOURCE, OfferKind.PROMPT
         before, self._announced = self._announced or (None,) * len(now), now
         changes = frozenset(kind for kind, old, new in zip(kinds, before, now, strict=True) if old != new)

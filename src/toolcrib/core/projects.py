@@ -272,6 +272,7 @@ class Projects:
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
                 search=ToolSearch(self._crib.environment.paths.search_cache),
                 trust=self._crib.trust,
+                favorites=self._crib.favorites,
                 agent_servers=AgentServers(self.pool, root),
             )
             self.by_root[root] = project

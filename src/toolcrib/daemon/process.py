@@ -33,6 +33,7 @@ from toolcrib.config.model import WORKSPACE, Flags
 from toolcrib.config.paths import Paths, private_folder, unusable_path
 from toolcrib.core.config_watch import watching
 from toolcrib.core.crib import Crib
+from toolcrib.core.favorites import counting_daily
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime, daemon_lock, write_info
@@ -209,7 +210,7 @@ class Daemon:
             is_daemon=True,
             mask=self.mask,
         )
-        async with crib, self._minding_orphans(crib), watching(crib.projects):
+        async with crib, self._minding_orphans(crib), watching(crib.projects), counting_daily(crib.favorites):
             self.jobs.crib = crib
             if signal.SIGHUP in ending_signals():
                 loop.add_signal_handler(signal.SIGHUP, self._hang_up, crib)

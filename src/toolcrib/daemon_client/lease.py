@@ -31,6 +31,8 @@ from toolcrib.policy.profile import OwnTools, OwnToolsLimit
 class ListingSeen:
     """The agent got a list of tools."""
 
+    mode: str
+    """How much of each tool it shows."""
     tools: int
     bytes: int
     tokens: int

@@ -52,6 +52,7 @@ _FIGURES = {
     "input": ("input_tokens", "inputTokens"),
     "output": ("output_tokens", "outputTokens"),
     "cached": ("cache_read_input_tokens", "cacheReadInputTokens"),
+    "cache_write": ("cache_creation_input_tokens", "cacheCreationInputTokens"),
 }
 """By `TokenUsage` field: the key in `usage`, and the key in the figures of each model."""
 
