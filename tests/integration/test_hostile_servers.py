@@ -37,7 +37,7 @@ def shared(seen: Path) -> Iterator[Daemon]:
     servers = {era: stdio_entry("raw_server", "--era", era, "--seen", str(seen / era), call_timeout=30) for era in ERAS}
     servers |= {f"say-{era}": stdio_entry("scripted_server", "--era", era) for era in ERAS}
     servers["healthy"] = stdio_entry("raw_server", "--plain", "--tools", "3", "--task")
-    with shared_daemon({"servers": servers}, ready=list(servers)) as daemon:
+    with shared_daemon({"servers": servers, "result_tokens": "off"}, ready=list(servers)) as daemon:
         yield daemon
 
 

@@ -74,7 +74,7 @@ class ResultText:
 
     @property
     def failed(self) -> bool:
-        return self.others.get("isError") == b"true"
+        return bytes(self.others.get("isError", b"")) == b"true"
 
 
 def read_result(result: bytes) -> ResultText | None:
@@ -91,7 +91,7 @@ def read_result(result: bytes) -> ResultText | None:
     except _UNREADABLE:
         return None
     structured = bytes(fields.pop("structuredContent", b"null"))
-    if fields.get("resultType", b'"complete"') != b'"complete"' or not (blocks or structured != b"null"):
+    if bytes(fields.get("resultType", b'"complete"')) != b'"complete"' or not (blocks or structured != b"null"):
         return None
     texts, links, media = _sorted(blocks)
     size = sum(map(len, blocks)) - sum(map(len, media))

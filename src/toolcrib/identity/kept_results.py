@@ -74,15 +74,14 @@ class KeptResults:
         self._folder = folder
         self._handles = handles
         self._turn = asyncio.Lock()
-        self._work: set[asyncio.Future[None]] = set()
+        self._work: set[asyncio.Task[None]] = set()
         bus.subscribe(self._ended, AgentEnded)
         self._sweep_now()
 
     async def keep(self, agent: str, id: str, kept: KeptResult) -> bool:
         """Whether it is kept. It is not if it is too large or the disk is full."""
         try:
-            async with self._turn:
-                await asyncio.to_thread(self._write, agent, id, kept)
+            await self._in_turn(lambda: self._write(agent, id, kept))
         except (OSError, StoreError) as error:
             log.warning("a large result of %s:%s cannot be kept: %s", kept.server, kept.tool, error)
             return False
@@ -114,6 +113,8 @@ class KeptResults:
                 left = memoryview(sealed)
                 while left:
                     left = left[stream.write(left) :]
+                # The file system's own times are too coarse to tell which of two files is older.
+                os.utime(descriptor, ns=(time.time_ns(), time.time_ns()))
             draft.replace(folder / id)
         except OSError:
             draft.unlink(missing_ok=True)
@@ -173,9 +174,13 @@ class KeptResults:
             self._start(lambda: shutil.rmtree(self._folder / event.agent, ignore_errors=True))
 
     def _start(self, work: Callable[[], None]) -> None:
-        job = asyncio.get_running_loop().run_in_executor(None, work)
+        job = asyncio.create_task(self._in_turn(work))
         self._work.add(job)
         job.add_done_callback(self._work.discard)
+
+    async def _in_turn(self, work: Callable[[], None]) -> None:
+        async with self._turn:
+            await asyncio.to_thread(work)
 
 
 def _purpose(id: str) -> str:

@@ -46,10 +46,10 @@ def pick(value: Any, path: str) -> Any:
 def _steps(path: str) -> Iterator[tuple[str, _Step]]:
     if len(path) > _MAX_LENGTH:
         raise InvalidArguments(f"The path has more than {_MAX_LENGTH} characters.")
-    at = 1 if path.startswith("$") else 0
-    if at == 0:
+    if path and not path.startswith("$"):
         # Models leave the root out: `items[0]` is `$.items[0]`.
-        path = path if path.startswith(("[", ".")) else f".{path}"
+        path = f"${path}" if path.startswith(("[", ".")) else f"$.{path}"
+    at = 1
     while at < len(path):
         step = _STEP.match(path, at)
         if step is None:
