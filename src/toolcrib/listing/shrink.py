@@ -9,12 +9,13 @@ References to definitions that are used once, or are small, are replaced by the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from toolcrib.catalog.schema_refs import SCHEMA_LISTS, SCHEMA_MAPS, SINGLE_SCHEMAS, SchemaDocument, subschemas
 
@@ -22,8 +23,6 @@ MAX_NODES = 3_000
 """Schemas in a schema. More would keep a thread busy for long; the largest of 741 real tools has 122."""
 _MAX_NESTED = 60
 """Levels of schemas, which clients can read and Python can recurse into."""
-_MAX_COMPARED = 500
-"""Branches of a union that are compared with each other."""
 
 _OLD_DIALECTS = re.compile(r"draft-0[3-7]")
 _DIALECT_DEPENDENT = frozenset({"dependencies", "additionalItems"})
@@ -220,7 +219,7 @@ class _Shrinker:
         if pointer not in self._done and pointer not in self._active:
             self._active.add(pointer)
             self._done[pointer] = self._schema(self._document.at(pointer), exact=False)
-            self._sizes[pointer] = len(json.dumps(self._done[pointer]))
+            self._sizes[pointer] = len(msgspec.json.encode(self._done[pointer]))
             self._active.discard(pointer)
         target = self._done.get(pointer)
         if pointer not in self._kept and isinstance(target, dict) and target.keys().isdisjoint(beside):
@@ -266,9 +265,9 @@ def _flatten(made: Schema) -> None:
     """Replaces unions by cheaper spellings."""
     for key in ("anyOf", "oneOf", "allOf"):
         branches = made.get(key)
-        if not isinstance(branches, list) or len(branches) > _MAX_COMPARED:
+        if not isinstance(branches, list):
             continue
-        unique = [branch for index, branch in enumerate(branches) if branch not in branches[:index]]
+        unique = _unique(branches)
         if key != "allOf" and (joined := _joined(unique, key)) and joined.keys().isdisjoint(made):
             unique = [joined]
         made[key] = unique
@@ -285,12 +284,9 @@ def _joined(branches: list[Any], key: str) -> Schema | None:
         return None
     if all(branch.keys() <= {"type", "const", "enum"} and branch.keys() & {"const", "enum"} for branch in branches):
         values = [value for branch in branches for value in branch.get("enum", [branch.get("const")])]
-        if len(values) > _MAX_COMPARED:
-            return None
-        unique = [value for index, value in enumerate(values) if not _among(value, values[:index])]
         kinds = list(dict.fromkeys(branch.get("type") for branch in branches))
         kind = {"type": kinds[0] if len(kinds) == 1 else kinds} if None not in kinds else {}
-        return {**kind, "enum": unique}
+        return {**kind, "enum": _unique(values)}
     kinds = [branch.get("type") for branch in branches]
     if key == "anyOf" and {"type": "number"} in branches and "integer" in kinds:
         return _joined([branch for branch in branches if branch.get("type") != "integer"], key)
@@ -302,9 +298,9 @@ def _joined(branches: list[Any], key: str) -> Schema | None:
     return {**(rich[0] if rich else {}), "type": kinds[0] if len(kinds) == 1 else kinds}
 
 
-def _among(value: Any, others: list[Any]) -> bool:
-    """JSON has booleans that are not numbers; Python's `in` would take them for such."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
+def _unique(values: list[Any]) -> list[Any]:
+    """By their JSON, because Python takes 1 and true for the same."""
+    return list({msgspec.json.encode(value): value for value in values}.values())
 
 
 def without_null(made: Schema) -> Schema:

@@ -1,7 +1,7 @@
 """The thin listing: each tool's definition at the cheapest level that is proven to suffice for calls.
 
 In: a tool, a public name. Out: its definition as bytes. A level suffices if arguments made from what it shows are
-accepted by the whole schema (`examples`). Levels and definitions are kept for as long as the tool: about a fifth of a
+accepted by the whole schema (`examples`). Levels and definitions are kept for as long as the tool: about half a
 millisecond for each, once. `shrink` makes the schema and `summary` the descriptions.
 """
 
@@ -89,7 +89,7 @@ def _part(tool: Tool, level: Level) -> bytes | None:
     if level not in parts:
         try:
             parts[level] = _made(tool, level)
-        except (ValueError, RecursionError, OverflowError, TypeError):
+        except (ValueError, RecursionError, OverflowError, TypeError, msgspec.MsgspecError):
             # A schema that cannot be used, or cannot be shortened safely.
             parts[level] = None
     return parts[level]
@@ -101,23 +101,26 @@ def _made(tool: Tool, level: Level) -> bytes | None:
     whole = given.get("inputSchema")
     if not isinstance(whole, dict):
         return None
+    # Also proves that each keyword has the form that `shrink` and `examples` expect.
+    check = compile_schema(whole)
     full = tool.render("")
     fields = _fields(given, level, estimate_tokens(full))
     if tool.shown.task_support:
         # As in `Tool.render`.
         fields["execution"] = {"taskSupport": "optional"}
     part = msgspec.json.encode(fields)[1:]
-    enough = len(part) < len(full) and suffices(fields["inputSchema"], whole, compile_schema(whole))
+    enough = len(part) < len(full) and suffices(fields["inputSchema"], whole, check)
     return part if enough else None
 
 
-_READ = ("description", "inputSchema", "annotations", "_meta")
+_READ = ("title", "description", "inputSchema", "annotations", "_meta")
 
 
 def _fields(given: dict[str, Any], level: Level, full_tokens: int) -> dict[str, Any]:
     made = shrunk(given["inputSchema"], rich=level is Level.DESCRIBED)
     fields: dict[str, Any] = {}
-    if isinstance(text := given.get("description"), str) and (short := _description(text, level)):
+    text = given.get("description") or given.get("title")
+    if isinstance(text, str) and (short := _description(text, level)):
         fields["description"] = short
     fields["inputSchema"] = made.schema
     if isinstance(annotations := given.get("annotations"), dict) and (hints := _hints(annotations)):
@@ -153,9 +156,8 @@ _USUAL_HINTS = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint"
 
 def _add_notes(made: ShrunkSchema, tokens: float, limit: float, telling_limit: float) -> None:
     """The most useful notes that keep the definition, which has so many tokens without them, below a limit."""
-    for (optional, plain, _), note, text in sorted(
-        filter(None, map(_worded, made.notes[:_MAX_NOTES])), key=itemgetter(0)
-    ):
+    worded = filter(None, map(_worded, made.notes[:_MAX_NOTES]))
+    for (optional, plain, _), note, text in sorted(worded, key=itemgetter(0)):
         more = tokens + estimate_tokens(text.encode()) + _NOTE_TOKENS
         if more <= (limit if optional or plain else telling_limit):
             tokens = more
