@@ -25,6 +25,7 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project, harmless_stand_in
 from toolcrib.errors import Denied, NotFound, UsageError
@@ -224,6 +225,18 @@ async def list_sessions(context: CommandContext, params: ListSessions) -> dict[s
     found = [one for one in context.services.sessions if params.agent in (None, one.agent)]
     found.sort(key=lambda one: one.used_at, reverse=True)
     return {"sessions": [describe_session(one) for one in found]}
+
+
+class NextListing(Parameters):
+    agent: str
+    conversation: str = Field(default="default", description="its label")
+    listing: ListingMode | None = Field(default=None, description="instead of the agent's own setting")
+
+
+@registry.command("session:listing", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON)
+async def next_listing(context: CommandContext, params: NextListing) -> dict[str, Any]:
+    """Report what the next completion of a conversation must say about its list of tools."""
+    return {"listing": context.services.listing_for(params.agent, params.conversation, params.listing)}
 
 
 class EndSessions(Parameters):

@@ -81,7 +81,13 @@ class Dispatcher:
         self._sessions = crib.services.sessions
 
     async def context(
-        self, principal: Principal, project: Project, conversation: str, reader: ReaderKind = ReaderKind.MODEL
+        self,
+        principal: Principal,
+        project: Project,
+        conversation: str,
+        reader: ReaderKind = ReaderKind.MODEL,
+        listing: str = "",
+        without: frozenset[str] = frozenset(),
     ) -> ProjectRequest:
         """The principal in this conversation, with its session. A new session is stored first."""
         session = self._sessions.find(principal.name, conversation)
@@ -92,7 +98,7 @@ class Dispatcher:
         self._sessions.used(
             session, catalog_version=project.catalog.version, permission_version=principal.permission().version
         )
-        return RequestContext(principal, project, session, conversation, reader)
+        return RequestContext(principal, project, session, conversation, reader, listing, without)
 
     async def answer_modern(
         self, message: ClientMessage, context: ProjectRequest, begin: Callable[[PendingRequest], Exchange]
@@ -240,7 +246,8 @@ class Dispatcher:
 
     def _tools(self, context: ProjectRequest) -> bytes:
         catalog, listings = context.project.catalog, context.project.listings
-        tools = listings.tools(catalog, context.principal.permission(), context.reader, context.project.offers)
+        permission, offers = context.principal.permission(), context.project.offers
+        tools = listings.tools(catalog, permission, context.reader, offers, context.without)
         if context.session is not None:
             self._sessions.listed(context.session)
         if ToolsListed in self._crib.bus.heard:

@@ -318,7 +318,9 @@ class HttpGateway:
 
     async def _context(self, admitted: AdmittedRequest, conversation: str) -> ProjectRequest:
         project = await self._auth.project(admitted.principal)
-        return await self._dispatcher.context(admitted.principal, project, conversation, admitted.reader)
+        return await self._dispatcher.context(
+            admitted.principal, project, conversation, admitted.reader, admitted.listing, admitted.without
+        )
 
     async def _get(self, admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_legacy_method(admitted.headers)

@@ -19,7 +19,7 @@ from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import ClientAnswers, LegacyAsker, initialized_capabilities
 from toolcrib.gateway.auth import bad_token
-from toolcrib.gateway.dispatcher import Dispatcher
+from toolcrib.gateway.dispatcher import Dispatcher, ProjectRequest
 from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, Reply, batched, error_reply, read_limited
 from toolcrib.gateway.parking import Parking
 from toolcrib.gateway.pending import PendingRequest, PendingRequests
@@ -49,12 +49,18 @@ class PipeConnection:
         reads: ReadLimiter,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        *,
+        listing: str = "",
+        without: frozenset[str] = frozenset(),
     ) -> None:
+        """`listing` and `without`: as in `RequestContext`, for all requests."""
         self._crib = crib
         self._dispatcher = Dispatcher(crib, parking)
         self._project = project
         self._principal = principal
         self._conversation = conversation
+        self._listing = listing
+        self._without = without
         self._reads = reads
         self._pending = PendingRequests()
         self._reader = reader
@@ -174,7 +180,7 @@ class PipeConnection:
 
     async def _answer_legacy(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         try:
-            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            context = await self._context()
             if self._watching is None:
                 self._watching = Watching(context, self._tell)
             asker = LegacyAsker(self._capabilities, self._answers, request, self._send)
@@ -187,7 +193,7 @@ class PipeConnection:
 
     async def _answer_modern(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         try:
-            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            context = await self._context()
             await self._dispatcher.answer_modern(message, context, lambda pending: _Exchange(self, message, pending))
         except asyncio.CancelledError:
             if request.stopped is None or request.task is None:
@@ -195,6 +201,11 @@ class PipeConnection:
             request.task.uncancel()
         except Exception as error:
             await self.send_reply(request, _failed(error, Era.MODERN, message.method, request_id))
+
+    async def _context(self) -> ProjectRequest:
+        return await self._dispatcher.context(
+            self._principal, self._project, self._conversation, listing=self._listing, without=self._without
+        )
 
     async def send_reply(self, request: PendingRequest, reply: Reply) -> None:
         if request.stopped is ErrorCase.CANCELLED:
@@ -219,7 +230,7 @@ class PipeConnection:
     async def _listen(self, message: ClientMessage, request_id: bytes) -> None:
         try:
             key, wanted = message.key, listen_request(message)
-            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            context = await self._context()
         except Rejected as rejected:
             self._send(rejected.reply(Era.MODERN, request_id).body)
             return

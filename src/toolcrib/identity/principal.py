@@ -68,3 +68,7 @@ class RequestContext(Generic[Project_co]):
     conversation: str = "default"
     """A label without authority."""
     reader: ReaderKind = ReaderKind.MODEL
+    listing: str = ""
+    """How the request wants its tools listed, a `ListingMode`; empty if it doesn't say."""
+    without: frozenset[str] = frozenset()
+    """Workspace tools to leave out of lists. They can be called like any other."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome, Event
 from toolcrib.store import identity as rows
@@ -226,6 +227,11 @@ class SessionRegistry:
             session.failed += 1
         if not session.changed:
             self._mark(session)
+
+    def next_listing(self, agent: str, conversation: str) -> ListingMode:
+        """`handshake` for the next completion: full if this conversation never got a list, thin after that."""
+        session = self.find(agent, conversation)
+        return ListingMode.THIN if session is not None and session.listings else ListingMode.FULL
 
     def listed(self, session: Session) -> None:
         session.listings += 1

@@ -17,14 +17,14 @@ from msgspec import Raw
 from toolcrib.catalog.offers import Offer, OfferCatalog, app_of
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import WORKSPACE, NameStyle
 from toolcrib.identity.principal import ReaderKind
 from toolcrib.policy import Permission
 
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
 OfferList = Literal["resources", "templates", "prompts"]
-_Key = tuple[int, int, str, str]
+_Key = tuple[int, int, str, str, frozenset[str]]
 
 ORIGIN_KEY = "toolcrib/tool"
 """The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
@@ -58,15 +58,21 @@ class ListingCache:
         permission: Permission,
         reader: ReaderKind = ReaderKind.MODEL,
         offers: OfferCatalog = _NO_OFFERS,
+        without: frozenset[str] = frozenset(),
     ) -> bytes:
-        key = (catalog.version, offers.version, permission.key, str(reader))
+        """The JSON array of definitions. `without`: workspace tools to leave out."""
+        key = (catalog.version, offers.version, permission.key, str(reader), without)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
             return found
         public = catalog.by_public(self.style)
         # Approvals and conditions on arguments are decided at the call.
-        shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
+        shown = {
+            name: tool
+            for name, tool in public.items()
+            if permission.shows(tool) and not (tool.server == WORKSPACE and tool.name in without)
+        }
         if reader is ReaderKind.PROGRAM:
             made = (_with_origin(tool.render(name), tool) for name, tool in shown.items())
         else:
@@ -79,7 +85,7 @@ class ListingCache:
         self, catalog: OfferCatalog, permission: Permission, kind: OfferList, reader: ReaderKind = ReaderKind.MODEL
     ) -> bytes:
         """The JSON array of resources, templates or prompts."""
-        key = (0, catalog.version, permission.key, f"{kind} {reader}")
+        key = (0, catalog.version, permission.key, f"{kind} {reader}", frozenset[str]())
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
