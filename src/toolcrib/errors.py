@@ -232,6 +232,8 @@ class ErrorCase(enum.StrEnum):
     STOPPING = "Toolcrib is stopping"
     LABEL = "X-Toolcrib-Agent contradicts the token"
     CONVERSATION = "X-Toolcrib-Conversation is not printable or too long"
+    LISTING = "X-Toolcrib-Listing is not a mode of listing"
+    WITHOUT = "X-Toolcrib-Without is not printable or too long"
     HTTP_METHOD = "the HTTP method is not supported"
     HEADER_TWICE = "a single-value header appears twice"
     CONTENT_TYPE = "the Content-Type is not JSON"
@@ -323,6 +325,13 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ),
         ErrorCase.CONVERSATION: _before(
             400, "X-Toolcrib-Conversation must be printable and at most 128 characters long."
+        ),
+        ErrorCase.LISTING: _before(
+            400, "X-Toolcrib-Listing must be auto, full, thin or search. Omit it for the default."
+        ),
+        ErrorCase.WITHOUT: _before(
+            400,
+            "X-Toolcrib-Without must be names of workspace tools, separated by commas, of at most 2,048 characters.",
         ),
         ErrorCase.HTTP_METHOD: _before(405, "Use {verbs}."),
         ErrorCase.HEADER_TWICE: _before(400, "The header {name} appears twice."),

@@ -2,8 +2,8 @@
 
 In: MCP messages of any protocol version, one per line, on stdin. Out: the daemon's messages on stdout, byte for byte.
 The client is Claude Code, Codex, Gemini CLI …; `daemon_client.starting` finds the daemon's socket or starts a daemon.
-The bridge first sends the project root, the conversation and, for an agent, the token from the agent's private folder.
-After that it only forwards lines. Nothing heavy is imported here.
+The bridge first sends the project root, the conversation, what the client's list of tools should be and, for an agent,
+the token from the agent's private folder. After that it only forwards lines. Nothing heavy is imported here.
 
 Only complete lines are forwarded, so a daemon that dies in the middle of one can't corrupt the client's stream. When
 the connection to the daemon is lost, pending requests get an error. The next request reconnects, starts a daemon if
@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolcrib.cli.bridge_messages import BridgeMessage, BridgeReader, MessageKind, complaint, messages
+from toolcrib.coding_agents.own_equivalents import not_needed
 from toolcrib.config.paths import Paths, project_root, working_folder
 from toolcrib.daemon_client.starting import START, connect_or_start, try_connect
 from toolcrib.errors import SERVER_UNAVAILABLE, DaemonNotRunning, NotFound, ToolcribError
@@ -116,17 +117,24 @@ class Bridge:
         environ: Mapping[str, str],
         cwd: Path,
         agent: str = "",
+        client: str = "",
+        listing: str = "",
         start: Sequence[str] = START,
     ) -> None:
+        """`client`: a client whose own tools may replace workspace tools; `listing`: how tools are listed."""
         self._stdin = stdin
         self._stdout = stdout
         self._environ = environ
         self._start = start
         self._paths = Paths.of_user(environ)
         self._agent = agent
+        root = project_root(environ, cwd)
         self._introduction = {
-            "root": str(project_root(environ, cwd)),
+            "root": str(root),
             "conversation": environ.get("TOOLCRIB_CONVERSATION") or os.urandom(16).hex(),
+            "listing": listing,
+            # Decided once, because a list must not change in the middle of a conversation.
+            "without": ",".join(sorted(not_needed(client, environ, cwd, root))),
         }
         self._link: DaemonLink | None = None
         self._reader: threading.Thread | None = None
@@ -377,10 +385,19 @@ def _print_error(error: ToolcribError) -> None:
     sys.stderr.flush()
 
 
-def run_bridge(agent: str = "", start: Sequence[str] = START) -> int:
+def run_bridge(agent: str = "", start: Sequence[str] = START, *, client: str = "", listing: str = "") -> int:
     """Runs the bridge on this process's stdin and stdout; returns the exit code."""
     try:
-        return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=working_folder(), agent=agent, start=start).run()
+        return Bridge(
+            stdin=0,
+            stdout=1,
+            environ=os.environ,
+            cwd=working_folder(),
+            agent=agent,
+            client=client,
+            listing=listing,
+            start=start,
+        ).run()
     except ToolcribError as error:
         _print_error(error)
         return error.exit_code

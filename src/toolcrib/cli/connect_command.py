@@ -24,12 +24,15 @@ from toolcrib.cli.connected_agents import (
     release_file,
     remove_agent,
 )
-from toolcrib.cli.options import AsJson
+from toolcrib.cli.options import AsJson, Listing
 from toolcrib.cli.output import hint, say, say_json
-from toolcrib.cli.perform import daemon_runs, from_daemon, paths, root
+from toolcrib.cli.perform import daemon_runs, from_daemon, paths, perform, root
 from toolcrib.coding_agents.client_files import ClientEntry, EntryOutcome, write_private_file
 from toolcrib.coding_agents.client_spec import ClientScope, ClientSpec, labels
 from toolcrib.coding_agents.clients import client_named
+from toolcrib.coding_agents.own_equivalents import EQUIVALENTS, not_needed
+from toolcrib.config.model import ListingMode
+from toolcrib.config.paths import working_folder
 from toolcrib.errors import ToolcribError, UsageError
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8665/mcp"
@@ -42,6 +45,8 @@ class _ConnectRequest:
     http: bool
     agent: str
     conversation: str
+    listing: ListingMode | None
+    all_tools: bool
 
     @property
     def name(self) -> str:
@@ -88,6 +93,10 @@ def connect(
         str, typer.Option(metavar="LABEL", help="Assign the client's calls to this conversation.")
     ] = "",
     scope: Annotated[str, typer.Option(metavar="user|project", help="Use your own file or this project's.")] = "user",
+    listing: Listing = None,
+    all_tools: Annotated[
+        bool, typer.Option("--all-tools", help="List workspace tools even if the client's own tools replace them.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Connect a client to Toolcrib: show, write or remove its configuration entry.
@@ -101,8 +110,19 @@ def connect(
     if not (conversation.isascii() and conversation.isprintable() and len(conversation) <= 200):
         raise UsageError("The conversation's label is not plain text.", remedy="Use up to 200 ASCII characters.")
     request = _ConnectRequest(
-        client=client_named(client), scope=_scope(scope), http=http, agent=agent, conversation=conversation.strip()
+        client=client_named(client),
+        scope=_scope(scope),
+        http=http,
+        agent=agent,
+        conversation=conversation.strip(),
+        listing=listing,
+        all_tools=all_tools,
     )
+    if http and listing is ListingMode.HANDSHAKE:
+        raise UsageError(
+            "An entry with a URL can't use --listing handshake, because it is the same in all completions.",
+            remedy="Omit --http, or generate a file for each completion with --agent and --conversation.",
+        )
     entry = _entry(request)
     entry_file = ClientEntry(client=request.client, scope=request.scope, entry=entry, environ=os.environ, root=root())
     result = _written(request, entry_file) if write else _removed(entry_file) if remove else _shown(request)
@@ -122,9 +142,19 @@ def _scope(name: str) -> ClientScope:
 
 def _entry(request: _ConnectRequest) -> dict[str, Any]:
     if request.http:
-        return request.client.http(url=_endpoint(), labels=labels(request.name, request.conversation))
+        # Other users of a project's file have other settings.
+        shared = request.all_tools or request.scope is ClientScope.PROJECT
+        without = () if shared else not_needed(request.client.name, os.environ, working_folder(), root())
+        named = labels(request.name, request.conversation, listing=request.listing or "", without=without)
+        return request.client.http(url=_endpoint(), labels=named)
     bridge = _bridge(request.scope is ClientScope.PROJECT)
-    args = [*bridge["args"], *(["--agent", request.name] if request.name else [])]
+    replaces = request.client.name in EQUIVALENTS and not request.all_tools
+    options = {
+        "--client": request.client.name if replaces else "",
+        "--agent": request.name,
+        "--listing": request.listing or "",
+    }
+    args = [*bridge["args"], *(word for name, value in options.items() if value for word in (name, value))]
     env = {**bridge["env"], **({"TOOLCRIB_CONVERSATION": request.conversation} if request.conversation else {})}
     return request.client.stdio(command=bridge["command"], args=args, env=env)
 
@@ -134,8 +164,17 @@ def _shown(request: _ConnectRequest) -> _ConnectResult:
         return _ConnectResult(outcome=EntryOutcome.SHOWN)
     who = known_agent(request.agent)
     url = _endpoint()
-    file = write_private_file(agent_folders(), who.name, request.client, url=url, conversation=request.conversation)
+    file = write_private_file(
+        agent_folders(), who.name, request.client, url=url, conversation=request.conversation, listing=_said(request)
+    )
     return _ConnectResult(outcome=EntryOutcome.SHOWN, who=who, generated=file)
+
+
+def _said(request: _ConnectRequest) -> str:
+    """What the next completion with the generated file says about its list of tools."""
+    known = {"conversation": request.conversation, "listing": request.listing}
+    given = {name: value for name, value in known.items() if value}
+    return str(perform("session:listing", {"agent": request.agent, **given})["listing"])
 
 
 def _written(request: _ConnectRequest, entry_file: ClientEntry) -> _ConnectResult:

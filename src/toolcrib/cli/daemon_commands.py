@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.bridge import run_bridge
-from toolcrib.cli.options import AsJson
+from toolcrib.cli.options import AsJson, Listing
 from toolcrib.cli.output import duration, hint, printed, say, say_line, working
 from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
 from toolcrib.cli.secret_commands import KEY_PLACES
@@ -200,6 +200,14 @@ def logs(
 def stdio(
     *,
     agent: Annotated[str, typer.Option(metavar="NAME", help="Connect as this agent, with its permissions.")] = "",
+    client: Annotated[
+        str,
+        typer.Option(
+            metavar="claude|codex|gemini",
+            help="The client: workspace tools that its own tools replace are not listed. By default, all are.",
+        ),
+    ] = "",
+    listing: Listing = None,
 ) -> int:
     """Serve MCP on stdin and stdout, as a bridge to the daemon.
 
@@ -207,4 +215,4 @@ def stdio(
     if set, else the nearest parent folder with .toolcrib or .git, else the current folder. TOOLCRIB_CONVERSATION names
     the conversation; by default, each bridge has its own.
     """
-    return run_bridge(agent)
+    return run_bridge(agent, client=client, listing=listing or "")

@@ -15,9 +15,16 @@ from typing import Annotated
 import typer
 
 from toolcrib.cli.output import hint
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import UsageError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Listing = Annotated[
+    ListingMode | None,
+    typer.Option(
+        metavar="auto|full|thin|search|handshake", help="List tools in this mode, whatever the agent's own setting is."
+    ),
+]
 McpServers = Annotated[
     list[str] | None,
     typer.Option(

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from toolcrib.cli.options import AsJson, whole_prompt
+from toolcrib.cli.options import AsJson, Listing, whole_prompt
 from toolcrib.cli.output import TOOL_ERROR, error_data, hint, say_line
 from toolcrib.cli.run_text import USUAL_PROFILES, EventDetail
 from toolcrib.cli.run_view import RunJsonView, RunTextView, RunView, masked
@@ -93,6 +93,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Read variables for the program from this file of NAME=VALUE lines."),
     ] = None,
+    listing: Listing = None,
     log_events: Annotated[
         bool, typer.Option("--log-events", help="Show every event as it happens, except the answer.")
     ] = False,
@@ -119,6 +120,7 @@ def run(
             env=tuple(env or ()),
             env_file=env_file,
             extra=context.obj,
+            listing=listing,
         )
         detail = EventDetail.ALL if log_events else EventDetail.USUAL
         return _follow(

@@ -200,10 +200,11 @@ log = logging.getLogger(__name__)
 
 
 def write_private_file(
-    folders: AgentFolders, agent: str, client: ClientSpec, *, url: str, conversation: str = ""
+    folders: AgentFolders, agent: str, client: ClientSpec, *, url: str, conversation: str = "", listing: str = ""
 ) -> Path:
     """Writes the file with the agent's current token."""
-    return folders.put(agent, client.private_file, _text(folders, agent, client, url, conversation))
+    named = labels(agent, conversation, listing=listing)
+    return folders.put(agent, client.private_file, _text(folders, agent, client, url, named))
 
 
 def renew_private_files(folders: AgentFolders, agents: Iterable[str], *, url: str) -> None:
@@ -220,27 +221,27 @@ def _renew(folders: AgentFolders, agent: str, url: str) -> None:
         current = folders.get(agent, client.private_file)
         if current is None:
             continue
-        text = _text(folders, agent, client, url, _conversation(client, current))
+        text = _text(folders, agent, client, url, {**_labels(client, current), **labels(agent)})
         if text != current:
             folders.put(agent, client.private_file, text)
 
 
-def _text(folders: AgentFolders, agent: str, client: ClientSpec, url: str, conversation: str) -> str:
+def _text(folders: AgentFolders, agent: str, client: ClientSpec, url: str, named: Mapping[str, str]) -> str:
     token = folders.get(agent)
     if token is None:
         raise NotFound(
             f"{folders.token_file(agent)} is missing.", remedy=f"`toolcrib agent rotate {agent}` creates a new token."
         )
-    entry = client.private(url=url, token=token, labels=labels(agent, conversation))
+    entry = client.private(url=url, token=token, labels=named)
     text: str = entry_editor(client).put_entry("", client.keys, SERVER_NAME, entry)
     return text.rstrip("\n")
 
 
-def _conversation(client: ClientSpec, text: str) -> str:
-    """The conversation label in the file."""
+def _labels(client: ClientSpec, text: str) -> dict[str, str]:
+    """The labels in the file."""
     try:
         entry: Any = entry_editor(client).get_entry(text, client.keys, SERVER_NAME)
     except ConfigError:
-        return ""
+        return {}
     headers = [value for value in entry.values() if isinstance(value, dict)] if isinstance(entry, dict) else []
-    return next((str(found) for known in headers if (found := known.get("X-Toolcrib-Conversation"))), "")
+    return {name: str(value) for known in headers for name, value in known.items() if name.startswith("X-Toolcrib-")}

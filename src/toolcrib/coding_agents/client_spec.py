@@ -36,7 +36,7 @@ class LaunchRequest:
     token: str
     """Must not appear on the command line."""
     headers: Mapping[str, str]
-    """Labels that name the agent and conversation; the token authenticates."""
+    """See `labels`."""
     folder: Path
     """Private folder for `Launch.files`, removed with the run."""
     workdir: Path
@@ -193,9 +193,14 @@ COMMAND, ARGS, ENV, URL, HEADERS = "{command}", "{args}", "{env}", "{url}", "{he
 """Placeholders in an entry's template; empty values are omitted."""
 
 
-def labels(agent: str, conversation: str = "") -> dict[str, str]:
-    """The headers that name the agent and the conversation; the token authenticates."""
-    named = {"X-Toolcrib-Agent": agent, "X-Toolcrib-Conversation": conversation}
+def labels(agent: str, conversation: str = "", *, listing: str = "", without: Iterable[str] = ()) -> dict[str, str]:
+    """The headers that name the agent and the conversation (the token authenticates) and say how tools are listed."""
+    named = {
+        "X-Toolcrib-Agent": agent,
+        "X-Toolcrib-Conversation": conversation,
+        "X-Toolcrib-Listing": listing,
+        "X-Toolcrib-Without": ",".join(sorted(without)),
+    }
     return {header: value for header, value in named.items() if value}
 
 

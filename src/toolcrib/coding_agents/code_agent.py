@@ -22,6 +22,7 @@ from toolcrib.coding_agents.clients import RUNNABLE, client_named
 from toolcrib.coding_agents.run_lifecycle import CodingAgentLifecycle, RunEnding
 from toolcrib.coding_agents.run_preparation import PreparedRun, RunRequest, prepare_run
 from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure, RunMetadata, RunStatus, RunSummary
+from toolcrib.config.model import ListingMode
 from toolcrib.core.answers import Answer
 from toolcrib.errors import ToolcribError, UsageError
 from toolcrib.run_events import AgentEvent, AgentEventKind
@@ -125,11 +126,13 @@ class CodeAgent:
         env: Sequence[str] = (),
         env_file: str | Path | None = None,
         extra: Sequence[str] = (),
+        listing: ListingMode | str | None = None,
         answer: Answer | None = None,
     ) -> None:
         """`client` is claude, codex or gemini. `environ` is the program's environment (default: that of this process);
         `env` names variables to pass on even if Toolcrib's configuration uses them; `extra` are arguments for the
-        program. `timeout` is in seconds. `answer` gets what servers ask during a call; without it, their questions
+        program. `timeout` is in seconds. `listing` is how tools are listed: auto, full, thin, search or handshake
+        (default: the agent's own setting). `answer` gets what servers ask during a call; without it, their questions
         wait for you: `toolcrib approvals`."""
         self.client = client_named(client, RUNNABLE)
         self.workdir = Path(workdir).expanduser().resolve()
@@ -140,6 +143,7 @@ class CodeAgent:
         self._env = tuple(env)
         self._env_file = None if env_file is None else Path(env_file).expanduser()
         self._extra = tuple(extra)
+        self._listing = None if listing is None else _listing_mode(listing)
         self._answer = answer
 
     def run(self, prompt: str, *, conversation: str = "") -> ExecutionResult:
@@ -177,6 +181,7 @@ class CodeAgent:
                     env=self._env,
                     env_file=self._env_file,
                     extra=self._extra,
+                    listing=self._listing,
                     answer=self._answer,
                 )
             )
@@ -227,6 +232,13 @@ def _seconds(timeout: float) -> float:
             f"{timeout!r} is not a valid time limit.", remedy=f"Use a number of seconds, at most {MAX_TIMEOUT:.0f}."
         )
     return float(timeout)
+
+
+def _listing_mode(name: ListingMode | str) -> ListingMode:
+    try:
+        return ListingMode(name)
+    except ValueError:
+        raise UsageError(f"listing is {name!r}.", remedy=f"Use one of {', '.join(ListingMode)}.") from None
 
 
 def _one_of(choice: OnMcpFailure | str) -> OnMcpFailure:

@@ -30,6 +30,7 @@ from toolcrib.coding_agents.run_folder import LogSeals, runs_folder
 from toolcrib.coding_agents.run_history import ConversationState, conversation_state
 from toolcrib.coding_agents.run_log import RunLog
 from toolcrib.coding_agents.run_result import OnMcpFailure, RunMetadata
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import Paths, home_of, project_of
 from toolcrib.core.answers import Answer
 from toolcrib.daemon_client.lease import AgentLease, LeaseRequest, open_lease_client
@@ -64,6 +65,8 @@ class RunRequest:
     """An agent whose permissions and lifetime limit the run's agent."""
     job: str = ""
     """The job that this run executes."""
+    listing: ListingMode | None = None
+    """How tools are listed; None for the agent's own setting."""
     answer: Answer | None = None
     """Answers what servers ask. Without it, their questions wait for the owner."""
 
@@ -122,7 +125,7 @@ async def prepare_run(request: RunRequest) -> AsyncIterator[PreparedRun]:
     conversation = _conversation(request, headless, root)
     program = await asyncio.to_thread(find_program, request.client, request.environ, request.workdir)
     async with contextlib.AsyncExitStack() as stack:
-        lease, warnings = await _leased(request, root, conversation.conversation, stack)
+        lease, warnings = await _leased(request, root, conversation, stack)
         ready = await asyncio.to_thread(_ready, request, headless, program, lease, conversation, warnings, stack)
         yield ready
 
@@ -162,18 +165,20 @@ def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> Co
 
 
 async def _leased(
-    request: RunRequest, root: Path, conversation: str, stack: contextlib.AsyncExitStack
+    request: RunRequest, root: Path, conversation: ConversationState, stack: contextlib.AsyncExitStack
 ) -> tuple[AgentLease | None, tuple[str, ...]]:
     """An identity for the run; None if there is none and the run continues without it."""
     wanted = LeaseRequest(
         client=request.client.name,
         profile=request.profile,
         workdir=request.workdir,
-        conversation=conversation,
+        conversation=conversation.conversation,
         lives=request.timeout + _EXPIRY_MARGIN,
         parent=request.parent,
         job=request.job,
         ci=in_ci(request.environ),
+        listing=request.listing or "",
+        continues=bool(conversation.session),
     )
     try:
         lease_client = await stack.enter_async_context(
@@ -223,7 +228,7 @@ def _ready(
         guarded=own.guarded,
         url="" if lease is None else lease.url,
         token="" if lease is None else lease.token,
-        headers={} if lease is None else labels(lease.agent, conversation.conversation),
+        headers={} if lease is None else labels(lease.agent, conversation.conversation, listing=lease.listing),
         folder=folder,
         workdir=request.workdir,
         environ=environ,

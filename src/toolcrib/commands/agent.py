@@ -264,6 +264,18 @@ async def show_session(context: CommandContext, params: SessionId) -> dict[str, 
     }
 
 
+class NextListing(Parameters):
+    agent: str
+    conversation: str = Field(default="default", description="its label")
+    listing: ListingMode | None = Field(default=None, description="instead of the agent's own setting")
+
+
+@registry.command("session:listing", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON)
+async def next_listing(context: CommandContext, params: NextListing) -> dict[str, Any]:
+    """Report what the next completion of a conversation must say about its list of tools."""
+    return {"listing": context.services.listing_for(params.agent, params.conversation, params.listing)}
+
+
 class EndSessions(Parameters):
     id: str | None = None
     agent: str | None = None

@@ -21,14 +21,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 from operator import and_
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from toolcrib.catalog.tool import Tool
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
 from toolcrib.commands.watch import AgentWatch, event_json, offered_names
-from toolcrib.config.model import WORKSPACE, Config
+from toolcrib.config.model import WORKSPACE, Config, ListingMode
 from toolcrib.config.paths import project_of
 from toolcrib.config.settings import JOB_PROGRAMS, JobProgram
 from toolcrib.config.values import references
@@ -145,6 +145,8 @@ class LeaseParameters(Parameters):
     parent: str = Field(default="", description="the parent: its limits and end also apply")
     job: str = Field(default="", description="the job of the run; its agent submits no jobs and ends with it")
     ci: str = Field(default="", description="the variable that shows that the run is in CI")
+    listing: ListingMode | Literal[""] = Field(default="", description="how tools are listed; empty: as its agent's")
+    continues: bool = Field(default=False, description="the program continues a session of its own")
     answers: bool = Field(default=False, description="what servers ask waits for the owner, unless its program answers")
     resume: ResumeLease | None = Field(
         default=None, description="instead of all others but `answers`: the agent of an earlier daemon"
@@ -308,6 +310,9 @@ async def _lease(
         "agent": agent.name,
         "token": token,
         "endpoint": host["endpoint"],
+        "listing": crib.services.listing_for(
+            agent.name, params.conversation, params.listing or None, continues=params.continues
+        ),
         "for_runs": host["for_runs"],
         "daemon": host["pid"],
         "folder": str(crib.services.agents.folder.of(agent.name)),

@@ -21,7 +21,7 @@ from toolcrib.audit.log import AuditLog
 from toolcrib.audit.row import count_all_tokens
 from toolcrib.calls import Door
 from toolcrib.config.masking import Masker
-from toolcrib.config.model import DaemonSettings, ServerConfig
+from toolcrib.config.model import DaemonSettings, ListingMode, ServerConfig
 from toolcrib.config.paths import Paths
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
@@ -100,6 +100,18 @@ class Services:
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
     """Writes a change into the audit log; durable on return."""
+
+    def listing_for(
+        self, agent: str, conversation: str, wanted: ListingMode | None = None, *, continues: bool = False
+    ) -> str:
+        """What the agent's next completion says in `X-Toolcrib-Listing`; empty if the agent's own setting is enough.
+
+        `wanted` overrides that setting. `continues`: the program continues a session of its own, so the completion is
+        not the conversation's first, even if the agent of the first has ended.
+        """
+        if wanted is not ListingMode.HANDSHAKE:
+            return wanted or ""
+        return ListingMode.THIN if continues else self.sessions.next_listing(agent, conversation)
 
 
 async def _record(audit: AuditLog, change: AuditedChange) -> None:

@@ -23,14 +23,15 @@ import msgspec
 
 from toolcrib.commands.all import registry
 from toolcrib.commands.registry import CommandContext, CommandHost, CommandScope, Via, usable_path
+from toolcrib.config.model import ListingMode
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
-from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
-from toolcrib.gateway.auth import DEFAULT_CONVERSATION, Authenticator, checked_conversation
+from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ErrorCase, ToolcribError, UsageError
+from toolcrib.gateway.auth import DEFAULT_CONVERSATION, Authenticator, checked_conversation, checked_without
 from toolcrib.gateway.messages import MAX_BODY, Rejected, count_values, error_reply
 from toolcrib.gateway.parking import Parking
 from toolcrib.gateway.pipe import PipeConnection
-from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
+from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ class CommandSocket:
                 token = params.get("token")
                 principal = self._auth.authenticate(str(token)) if token else CLIENT
                 conversation = checked_conversation(str(params.get("conversation") or "")) or DEFAULT_CONVERSATION
+                listing = self._listing(params, principal, conversation)
+                without = checked_without(str(params.get("without") or ""))
                 # An agent works in its own folder, wherever its client was started.
                 root = _root(params.get("root") or str(self._crib.environment.root))
                 if principal.workdir is not None:
@@ -150,8 +153,25 @@ class CommandSocket:
                 await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": message}})
                 return
             await PipeConnection(
-                self._crib, self._parking, project, principal, conversation, self._auth.reads, reader, writer
+                self._crib,
+                self._parking,
+                project,
+                principal,
+                conversation,
+                self._auth.reads,
+                reader,
+                writer,
+                listing=listing,
+                without=without,
             ).serve()
+
+    def _listing(self, params: dict[str, Any], principal: Principal, conversation: str) -> str:
+        """A connection is one completion of the conversation, so here, `handshake` is decided."""
+        wanted = str(params.get("listing") or "")
+        if wanted not in {"", *ListingMode}:
+            raise Rejected(ErrorCase.LISTING)
+        mode = ListingMode(wanted) if wanted else None
+        return self._crib.services.listing_for(principal.name, conversation, mode)
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter

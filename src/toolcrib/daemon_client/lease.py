@@ -152,6 +152,10 @@ class LeaseRequest:
     """The job that uses it."""
     ci: str = ""
     """The variable that indicates CI, if any."""
+    listing: str = ""
+    """How tools are listed, a `ListingMode`; empty for the agent's own setting."""
+    continues: bool = False
+    """Whether the program continues a session of its own."""
     answers: bool = False
     """Whether the agent's program may answer what servers ask. What it does not answer waits for the owner."""
 
@@ -174,6 +178,8 @@ class AgentLease:
         self.agent: str = granted["agent"]
         self.token: str = granted["token"]
         self.url: str = granted["endpoint"]
+        self.listing: str = granted["listing"]
+        """What its requests must say about lists of tools; empty for nothing."""
         self.folder = Path(granted["folder"])
         """The agent's private folder, which is removed with the agent."""
         self.own_tools = OwnToolsLimit(

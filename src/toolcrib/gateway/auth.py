@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from toolcrib.config.masking import mask_tokens
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import project_of
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
@@ -26,9 +27,13 @@ from toolcrib.gateway.messages import MAX_BODY, SMALL_BODY, ReadLimiter, Rejecte
 from toolcrib.identity.agent import Agent, ErrorForm
 from toolcrib.identity.principal import OWNER, Principal, ReaderKind
 from toolcrib.policy import Permission
+from toolcrib.workspace.tools import BY_NAME
 
 MAX_LABEL_LENGTH = 128
+MAX_WITHOUT_LENGTH = 2048
 DEFAULT_CONVERSATION = "default"
+LISTINGS = frozenset({"", *ListingMode}) - {ListingMode.HANDSHAKE}
+"""What a request may say about its lists. For `handshake` it says `full` or `thin`."""
 
 _FOLDER_CHECK_INTERVAL = 1.0
 """Seconds before a folder that existed is looked up again."""
@@ -43,6 +48,8 @@ _SINGLE = frozenset(
         "content-length",
         "x-toolcrib-agent",
         "x-toolcrib-conversation",
+        "x-toolcrib-listing",
+        "x-toolcrib-without",
     }
 )
 _USUAL = frozenset({"application/json, text/event-stream", "text/event-stream, application/json", "*/*"})
@@ -59,6 +66,10 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     """The conversation, if the request names one."""
     reader: ReaderKind
     headers: Mapping[str, str]
+    listing: str
+    """How its tools are to be listed, one of `LISTINGS`."""
+    without: frozenset[str]
+    """Workspace tools to leave out of its lists."""
 
 
 _READERS = {ErrorForm.RESULT: ReaderKind.MODEL, ErrorForm.HTTP: ReaderKind.HTTP}
@@ -122,7 +133,11 @@ class Authenticator:
         if label is not None:
             label = checked_conversation(_decoded(label))
         reader = ReaderKind.PROGRAM if headers.get("x-toolcrib-sources") == "1" else principal.reader
-        return AdmittedRequest(principal, label, reader, headers)
+        listing, names = headers.get("x-toolcrib-listing", ""), headers.get("x-toolcrib-without")
+        if listing not in LISTINGS:
+            raise Rejected(ErrorCase.LISTING)
+        without = checked_without(names) if names else frozenset[str]()
+        return AdmittedRequest(principal, label, reader, headers, listing, without)
 
     async def project(self, principal: Principal) -> Project:
         """The project of the principal's folder, or the daemon's own."""
@@ -167,6 +182,13 @@ def checked_conversation(label: str) -> str | None:
         raise Rejected(ErrorCase.CONVERSATION)
     # Labels are stored and displayed, so a token pasted into one must not survive.
     return mask_tokens(label)
+
+
+def checked_without(names: str) -> frozenset[str]:
+    """The workspace tools among these names. Others are ignored, because versions may have different tools."""
+    if len(names) > MAX_WITHOUT_LENGTH or not names.isprintable():
+        raise Rejected(ErrorCase.WITHOUT)
+    return frozenset(BY_NAME.keys() & {name.strip() for name in names.split(",")})
 
 
 def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -99,6 +99,8 @@ class Dispatcher:
         conversation: str,
         reader: ReaderKind = ReaderKind.MODEL,
         client: str = "",
+        listing: str = "",
+        without: frozenset[str] = frozenset(),
     ) -> ProjectRequest:
         """The principal in this conversation, with its session. A new session is stored first."""
         session = self._sessions.find(principal.name, conversation)
@@ -109,7 +111,7 @@ class Dispatcher:
         self._sessions.used(
             session, catalog_version=project.catalog.version, permission_version=principal.permission().version
         )
-        return RequestContext(principal, project, session, conversation, reader, client)
+        return RequestContext(principal, project, session, conversation, reader, client, listing, without)
 
     async def answer_modern(
         self, message: ClientMessage, context: ProjectRequest, begin: Callable[[PendingRequest], Exchange]
@@ -268,10 +270,20 @@ class Dispatcher:
             mode, tools = ListingMode.FULL, listings.tools(catalog, principal.permission(), context.reader)
         else:
             wanted = wanted_mode(
-                principal.permission().listing, project.config.settings.listing, client=context.client
+                principal.permission().listing,
+                project.config.settings.listing,
+                client=context.client,
+                requested=ListingMode(context.listing) if context.listing else None,
             )
             tools, mode = await listings.listed(
-                catalog, principal, wanted, client=context.client, offers=project.offers, hints=self._crib.services.favorites
+                catalog,
+                principal,
+                wanted,
+                client=context.client,
+                offers=project.offers,
+                hints=self._crib.services.favorites,
+                without=context.without,
+                results=project.config.settings.result_tokens != 0,
             )
         if context.session is not None:
             self._sessions.listed(context.session, mode, tools)

@@ -323,7 +323,15 @@ class HttpGateway:
 
     async def _context(self, admitted: AdmittedRequest, conversation: str, client: str) -> ProjectRequest:
         project = await self._auth.project(admitted.principal)
-        return await self._dispatcher.context(admitted.principal, project, conversation, admitted.reader, client)
+        return await self._dispatcher.context(
+            admitted.principal,
+            project,
+            conversation,
+            admitted.reader,
+            client,
+            admitted.listing,
+            admitted.without,
+        )
 
     async def _get(self, admitted: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_legacy_method(admitted.headers)

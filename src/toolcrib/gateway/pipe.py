@@ -49,12 +49,18 @@ class PipeConnection:
         reads: ReadLimiter,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        *,
+        listing: str = "",
+        without: frozenset[str] = frozenset(),
     ) -> None:
+        """`listing` and `without`: as in `RequestContext`, for all requests."""
         self._crib = crib
         self._dispatcher = Dispatcher(crib, parking)
         self._project = project
         self._principal = principal
         self._conversation = conversation
+        self._listing = listing
+        self._without = without
         self._reads = reads
         self._pending = PendingRequests()
         self._reader = reader
@@ -200,7 +206,14 @@ class PipeConnection:
             await self.send_reply(request, _failed(error, Era.MODERN, message.method, request_id))
 
     async def _context(self, client: str) -> ProjectRequest:
-        return await self._dispatcher.context(self._principal, self._project, self._conversation, client=client)
+        return await self._dispatcher.context(
+            self._principal,
+            self._project,
+            self._conversation,
+            client=client,
+            listing=self._listing,
+            without=self._without,
+        )
 
     async def send_reply(self, request: PendingRequest, reply: Reply) -> None:
         if request.stopped is ErrorCase.CANCELLED:

@@ -70,3 +70,7 @@ class RequestContext(Generic[Project_co]):
     reader: ReaderKind = ReaderKind.MODEL
     client: str = ""
     """The name with which the client introduced itself."""
+    listing: str = ""
+    """How the request wants its tools listed, a `ListingMode`; empty if it doesn't say."""
+    without: frozenset[str] = frozenset()
+    """Workspace tools to leave out of lists. They can be called like any other."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome, Event
 from toolcrib.identity.usage import Counted, SessionUsage, ShownTools, TokenCounter, TokenKind
@@ -241,6 +242,11 @@ class SessionRegistry:
             session.usage.ranks[rank] = session.usage.ranks.get(rank, 0) + 1
         if not session.changed:
             self._mark(session)
+
+    def next_listing(self, agent: str, conversation: str) -> ListingMode:
+        """`handshake` for the next completion: full if this conversation never got a list, thin after that."""
+        session = self.find(agent, conversation)
+        return ListingMode.THIN if session is not None and session.listings else ListingMode.FULL
 
     def count_answer(self, session: Session, kind: TokenKind) -> None:
         """Counts a search, a description or a repair. Those of calls with invalid arguments are counted by `count`."""

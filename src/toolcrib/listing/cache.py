@@ -20,18 +20,18 @@ from toolcrib.audit.row import estimate_tokens
 from toolcrib.catalog.offers import Offer, OfferCatalog, app_of
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import ListingMode, NameStyle
+from toolcrib.config.model import WORKSPACE, ListingMode, NameStyle
 from toolcrib.identity.principal import Principal, ReaderKind
+from toolcrib.listing.gateway_tools import gateway_tool_definitions
 from toolcrib.listing.hints import NO_HINTS, ListingHints
 from toolcrib.listing.modes import resolve_mode
-from toolcrib.listing.gateway_tools import gateway_tool_definitions
 from toolcrib.listing.thin import Level, thin_definition
 from toolcrib.policy import Permission
 
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
 OfferList = Literal["resources", "templates", "prompts"]
-_Key = tuple[int, int, str, str]
+_Key = tuple[int, int, str, str, frozenset[str]]
 
 ORIGIN_KEY = "toolcrib/tool"
 """The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
@@ -63,7 +63,7 @@ class ListingCache:
         self.style = style
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
-        self._tokens: OrderedDict[tuple[int, int, str], int] = OrderedDict()
+        self._tokens: OrderedDict[tuple[int, int, str, frozenset[str]], int] = OrderedDict()
 
     def tools(
         self,
@@ -71,19 +71,19 @@ class ListingCache:
         permission: Permission,
         reader: ReaderKind = ReaderKind.MODEL,
         offers: OfferCatalog = _NO_OFFERS,
+        without: frozenset[str] = frozenset(),
     ) -> bytes:
-        key = (catalog.version, offers.version, permission.key, str(reader))
+        """The JSON array of definitions. `without`: workspace tools to leave out."""
+        key = (catalog.version, offers.version, permission.key, str(reader), without)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
             return found
-        public = catalog.by_public(self.style)
-        # Approvals and conditions on arguments are decided at the call.
-        shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
+        shown = [(tool.public(self.style), tool) for tool in _shown(catalog, permission, without)]
         if reader is ReaderKind.PROGRAM:
-            made = (_with_origin(tool.render(name), tool) for name, tool in shown.items())
+            made = (_with_origin(tool.render(name), tool) for name, tool in shown)
         else:
-            made = (_rendered(tool, name, offers, permission) for name, tool in shown.items())
+            made = (_rendered(tool, name, offers, permission) for name, tool in shown)
         array = b"[" + b",".join(made) + b"]"
         self._keep(key, array)
         return array
@@ -97,21 +97,27 @@ class ListingCache:
         client: str = "",
         offers: OfferCatalog = _NO_OFFERS,
         hints: ListingHints = NO_HINTS,
+        without: frozenset[str] = frozenset(),
         results: bool = True,
     ) -> ToolList:
-        """The list for a model. `results`: whether it may get long results in parts."""
+        """The list for a model. `without`: workspace tools to leave out; `results`: whether it may get long results in
+        parts."""
         while True:
             permission = principal.permission()
-            full = self.tools(catalog, permission, offers=offers)
-            base, mode = (catalog.version, offers.version, permission.key), wanted
+            mode = wanted
             if wanted in (ListingMode.AUTO, ListingMode.HANDSHAKE):
-                mode = resolve_mode(wanted, client=client, tokens=self._estimated(base, full))
-            key = (*base, f"{mode} {hints.version} {results}")
+                mode = resolve_mode(
+                    wanted, client=client, tokens=self._estimated(catalog, permission, offers, without)
+                )
+            key = (catalog.version, offers.version, permission.key, f"{mode} {hints.version} {results}", without)
             array = self._kept.get(key)
             if array is None:
-                shown = [tool for tool in catalog.tools if permission.shows(tool)]
+                shown = _shown(catalog, permission, without)
+                full = self.tools(catalog, permission, offers=offers, without=without)
                 array = await asyncio.to_thread(self._in_mode, mode, full, shown, offers, permission, hints, results)
                 self._keep(key, array)
+            else:
+                self._kept.move_to_end(key)
             if principal.permission() is permission:
                 return ToolList(array, mode)
 
@@ -136,11 +142,15 @@ class ListingCache:
         made = [_thin(tool, tool.public(self.style), offers, permission, hints) for tool in shown]
         return b"[" + b",".join([*added, *made] if mode is ListingMode.SEARCH else [*made, *added]) + b"]"
 
-    def _estimated(self, base: tuple[int, int, str], full: bytes) -> int:
-        """Always an estimate, so that the mode doesn't depend on an extra that is installed."""
-        found = self._tokens.get(base)
+    def _estimated(
+        self, catalog: Catalog, permission: Permission, offers: OfferCatalog, without: frozenset[str]
+    ) -> int:
+        """The tokens of the full list. Always an estimate, so that the mode doesn't depend on an installed extra."""
+        key = (catalog.version, offers.version, permission.key, without)
+        found = self._tokens.get(key)
         if found is None:
-            found = self._tokens[base] = estimate_tokens(full)
+            found = estimate_tokens(self.tools(catalog, permission, offers=offers, without=without))
+            self._tokens[key] = found
             if len(self._tokens) > _MAX_CACHED:
                 self._tokens.popitem(last=False)
         return found
@@ -149,7 +159,7 @@ class ListingCache:
         self, catalog: OfferCatalog, permission: Permission, kind: OfferList, reader: ReaderKind = ReaderKind.MODEL
     ) -> bytes:
         """The JSON array of resources, templates or prompts."""
-        key = (0, catalog.version, permission.key, f"{kind} {reader}")
+        key = (0, catalog.version, permission.key, f"{kind} {reader}", frozenset[str]())
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -168,6 +178,15 @@ class ListingCache:
         while len(self._kept) > _MAX_CACHED or (self._size > _MAX_CACHED_BYTES and len(self._kept) > 1):
             _, gone = self._kept.popitem(last=False)
             self._size -= len(gone)
+
+
+def _shown(catalog: Catalog, permission: Permission, without: frozenset[str]) -> list[Tool]:
+    # Approvals and conditions on arguments are decided at the call.
+    return [
+        tool
+        for tool in catalog.tools
+        if permission.shows(tool) and not (tool.server == WORKSPACE and tool.name in without)
+    ]
 
 
 def _rendered(tool: Tool, name: str, offers: OfferCatalog, permission: Permission) -> bytes:

@@ -256,12 +256,12 @@ CODEX = ClientSpec(
         ClientScope.PROJECT: ClientFilePlace(folder=".codex", file="config.toml"),
     },
     # Without `required`, Codex waits one second and then continues without the tools. A cold start of the daemon may
-    # take longer, hence the timeout. Codex passes few variables to a server; these say where Toolcrib's files are.
+    # take longer, hence the timeout. Codex passes few variables to a server; these say where its files and Toolcrib's are.
     stdio_template={
         "command": COMMAND,
         "args": ARGS,
         "env": ENV,
-        "env_vars": ["XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"],
+        "env_vars": ["CODEX_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"],
         "required": True,
         "startup_timeout_sec": 20,
     },

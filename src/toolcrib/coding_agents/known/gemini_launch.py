@@ -20,6 +20,7 @@ from typing import Any
 from toolcrib.coding_agents.client_spec import SERVER_NAME, Launch, LaunchRequest, without_command
 from toolcrib.coding_agents.known.gemini_policy import EDITS, KEPT_FROM_IT, LinkAliases, aliases, policy
 from toolcrib.coding_agents.known.instructions import inside
+from toolcrib.coding_agents.own_equivalents import without_comments
 from toolcrib.config.paths import PROJECT_FOLDER, RUNS, project_of
 from toolcrib.errors import ConfigError, UsageError
 from toolcrib.policy.profile import OwnTools
@@ -129,7 +130,6 @@ _MODE = {OwnTools.EDIT: "auto_edit", OwnTools.ALL: "yolo"}
 _IMPORT = re.compile(r"(?:^|(?<=[ \t\n\r]))@([./A-Za-z][^ \t\n\r]*)")
 _MENTION = re.compile(r"(?<!\\)@")
 _MENTIONS = "\n\n(In this message, \\@ stands for an at sign.)"
-_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 
 def launch(request: LaunchRequest) -> Launch:
@@ -254,7 +254,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
             return {}
-        found = json.loads(_COMMENT.sub(lambda match: match[1] or "", file.read_text(encoding="utf-8")))
+        found = json.loads(without_comments(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{file} cannot be read: {error}.", remedy="Gemini CLI cannot use it either: fix it."
