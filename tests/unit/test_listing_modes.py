@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import ListingMode, ListingSettings, NameStyle
 from toolcrib.identity.principal import Principal
 from toolcrib.listing import ListingCache, wanted_mode
 from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, server_lines
 from toolcrib.listing.modes import DEFERRING_CLIENTS, FULL_UP_TO, THIN_UP_TO, resolve_mode
-from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.policy import BUILTIN, Permission, Profile, Rule, Verdict
 
 AUTO, FULL, THIN, SEARCH, HANDSHAKE = ListingMode
@@ -22,7 +22,9 @@ AUTO, FULL, THIN, SEARCH, HANDSHAKE = ListingMode
 def definition(name: str, words: int = 40) -> bytes:
     properties = {f"field_{n}": {"type": "string", "description": "a word " * words} for n in range(3)}
     schema = {"type": "object", "properties": properties, "required": ["field_0"]}
-    return json.dumps({"name": name, "description": f"Does {name}. " + "More text. " * words, "inputSchema": schema}).encode()
+    return json.dumps(
+        {"name": name, "description": f"Does {name}. " + "More text. " * words, "inputSchema": schema}
+    ).encode()
 
 
 def catalog_of(version: int = 1, **servers: int) -> Catalog:
@@ -84,7 +86,9 @@ async def test_each_mode_lists_what_it_promises() -> None:
     tools = [f"files_tool_{n}" for n in range(3)] + [f"git_tool_{n}" for n in range(2)]
     assert [one["name"] for one in full] == [*tools, "crib_result"]
     assert [one["name"] for one in thin] == [*tools, "crib_batch", "crib_result"]
-    assert [one["name"] for one in search] == [f"crib_{name}" for name in ("find", "describe", "call", "batch", "result")]
+    assert [one["name"] for one in search] == [
+        f"crib_{name}" for name in ("find", "describe", "call", "batch", "result")
+    ]
     assert full[0] == {**json.loads(definition("tool_0")), "name": "files_tool_0"}
     assert thin[0]["inputSchema"]["properties"].keys() == full[0]["inputSchema"]["properties"].keys()
     assert len(json.dumps(thin)) < len(json.dumps(full)) / 2
@@ -148,6 +152,8 @@ def test_no_server_can_take_the_name_of_a_gateway_tool(style: NameStyle) -> None
 
 
 def test_a_servers_line_says_what_it_is_about() -> None:
-    raw = tuple(json.dumps({"name": name}).encode() for name in ("create_issue", "listIssues", "get_issue", "add_label"))
+    raw = tuple(
+        json.dumps({"name": name}).encode() for name in ("create_issue", "listIssues", "get_issue", "add_label")
+    )
     catalog = Catalog.build({"hub": raw}, version=1)
     assert server_lines(catalog.tools, OfferCatalog()) == ["hub (4): issue, issues, label"]

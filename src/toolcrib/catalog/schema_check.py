@@ -139,12 +139,12 @@ class ArgumentChecker:
 
 def matches(schema: Mapping[str, Any], value: dict[str, Any]) -> bool:
     """Whether the value certainly matches: not if the schema cannot be used, or checking would take too long."""
-    for patterns in (_LINEAR, _BACKTRACKING):
-        with suppress(ValueError, RecursionError):
-            compiled = _Compiled(schema, patterns)
-            affordable = not compiled.cost.multiplies or compiled.cost.affordable(value)
-            return affordable and compiled.validator.is_valid(value)
-    return False
+    try:
+        compiled = compile_schema(schema)
+        affordable = not compiled.cost.multiplies or compiled.cost.affordable(value)
+        return affordable and compiled.validator.is_valid(value)
+    except (ValueError, RecursionError):
+        return False
 
 
 def check_is_mapping(name: str, arguments: object) -> None:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table
-from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.cli.perform import paths, perform
 from toolcrib.commands.listing import FindParameters, described_cost, described_hits
 from toolcrib.config.model import NameStyle
@@ -21,7 +21,7 @@ from toolcrib.config.paths import working_folder
 from toolcrib.core.saved_catalog import read_saved
 from toolcrib.errors import UsageError
 from toolcrib.listing.cost import cost_of
-from toolcrib.listing.search import build_index
+from toolcrib.listing.search import SearchIndex, load_embeddings
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -49,7 +49,9 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
         return 0
     about = "~" if found["estimated"] else ""
     most = max(one["full"] for one in found["servers"])
-    rows = [_row(one["server"], one["tools"], one, about, _bar(one["full"], one["thin"], most)) for one in _sorted(found)]
+    rows = [
+        _row(one["server"], one["tools"], one, about, _bar(one["full"], one["thin"], most)) for one in _sorted(found)
+    ]
     rows.append(_row("(Toolcrib)", "", found["gateway_tools"], about, ""))
     rows.append(_row("total", sum(one["tools"] for one in found["servers"]), found["total"], about, ""))
     table(("server", "tools", "full", "thin", "search", "full █ thin ▒"), rows)
@@ -86,7 +88,10 @@ def _saved_cost(catalog: str) -> dict[str, Any]:
 
 def _saved_hits(catalog: str, params: dict[str, Any]) -> dict[str, Any]:
     tools = read_saved(_absolute(catalog)).tools
-    index = build_index(tools, cache=paths().search_cache)
+    index = SearchIndex.build(tools)
+    embeddings = load_embeddings(paths().search_cache)
+    if embeddings is not None:
+        index.meanings = embeddings.meanings(tools)
     return described_hits(index, tools, NameStyle.SERVER, FindParameters(**params), {})
 
 

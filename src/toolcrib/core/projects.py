@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,14 +25,15 @@ from toolcrib.config.masking import secrets_of
 from toolcrib.config.model import Config, DaemonSettings, NameStyle, ShareMode
 from toolcrib.core.agent_servers import AgentServers
 from toolcrib.core.config_watch import Stamp, stamp_of
-from toolcrib.core.tool_search import ToolSearch
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
+from toolcrib.core.tool_search import ToolSearch
 from toolcrib.core.trust import trusted_files
 from toolcrib.credentials.vault import CredentialKind
 from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
+from toolcrib.listing.search import load_embeddings
 from toolcrib.servers.pool import ServerPool, instance_key
 from toolcrib.servers.server import Server
 
@@ -96,6 +99,8 @@ class Projects:
         edit."""
         self._versions = itertools.count(1)
         self._listings: dict[NameStyle, ListingCache] = {}
+        self._embeddings = functools.cache(partial(load_embeddings, here.paths.search_cache))
+        """Loaded once, for all projects."""
         self._reported: set[str] = set()
         """Configuration problems published since the last reload."""
         self._releases: dict[Path, asyncio.TimerHandle] = {}
@@ -110,6 +115,7 @@ class Projects:
         self._unsubscribe()
         for timer in self._releases.values():
             timer.cancel()
+        await asyncio.gather(*(project.search.close() for project in self))
         await self.pool.close()
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
@@ -270,7 +276,7 @@ class Projects:
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
-                search=ToolSearch(self._crib.environment.paths.search_cache),
+                search=ToolSearch(self._embeddings),
                 trust=self._crib.trust,
                 favorites=self._crib.favorites,
                 agent_servers=AgentServers(self.pool, root),
@@ -423,7 +429,8 @@ class Projects:
                 project.servers = {}
         # Ending processes takes time, and other projects must not wait for it.
         leaving = () if project.root == self.root else map(self.pool.release, servers)
-        await asyncio.gather(project.agent_servers.release(), *leaving)
+        searches = () if project.root == self.root else (project.search.close(),)
+        await asyncio.gather(project.agent_servers.release(), *searches, *leaving)
         for server in servers:
             self._forget_lists(server)
             if not any(server in other.servers.values() and other.seconds_needed() for other in self):

@@ -1,7 +1,7 @@
 """Saved answers to tools/list → a catalog, without any server.
 
-In: a JSON file with `server` and `tools`, an answer to tools/list itself, or a folder of such files. Out: their tools as
-one `Catalog`, or an error that names the file. Used by the command line.
+In: a JSON file with `server` and `tools`, an answer to tools/list itself, or a folder of such files. Out: their tools
+as one `Catalog`, or an error that names the file. Used by the command line.
 """
 
 from __future__ import annotations

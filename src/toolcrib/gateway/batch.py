@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolcrib.errors import InvalidArguments, ToolcribError
-from toolcrib.listing.json_path import pick
 from toolcrib.listing.gateway_tools import MOST_IN_BATCH
+from toolcrib.listing.json_path import pick
 
 _FROM, _PATH = "$from", "path"
 _MOST_DEPTH = 32
@@ -49,6 +49,7 @@ class _Result(msgspec.Struct):
 
 
 _decode_result = msgspec.json.Decoder(_Result).decode
+
 
 class MadeCall(NamedTuple):
     result: bytes
@@ -95,7 +96,7 @@ def _checked(arguments: bytes) -> Sequence[BatchedCall]:
             if type(source[_FROM]) is not int or not 0 <= source[_FROM] < position:
                 raise InvalidArguments(
                     f"Call {position} takes the result of {source[_FROM]!r:.40}.",
-                    remedy=f"Give the number of an earlier call; the first is 0.",
+                    remedy="Give the number of an earlier call; the first is 0.",
                 )
     return calls
 

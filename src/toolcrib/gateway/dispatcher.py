@@ -35,6 +35,7 @@ from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
 from toolcrib.gateway.batch import BatchedCall, MadeCall
+from toolcrib.gateway.gateway_tools import GatewayTools, inner_call
 from toolcrib.gateway.large_results import SMALLEST_LIMIT, LargeResults, limit_bytes
 from toolcrib.gateway.messages import (
     ClientMessage,
@@ -58,14 +59,13 @@ from toolcrib.gateway.offer_requests import (
     watch,
 )
 from toolcrib.gateway.parking import ASKED_METHODS, OF_RETRIES, STATE, Asking, Exchange, ParkedCall, Parking
-from toolcrib.gateway.gateway_tools import GatewayTools, inner_call
 from toolcrib.gateway.pending import PendingRequest
 from toolcrib.gateway.task_requests import TASK_METHODS, TaskRequests
 from toolcrib.gateway.watching import Watching
 from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.identity.usage import TokenKind
-from toolcrib.listing import NAMED_GATEWAY_TOOLS, OfferList, GatewayTool, wanted_mode
-from toolcrib.servers.model import MODERN_VERSION, Era, LogWish, OnProgress, ServerAnswer
+from toolcrib.listing import NAMED_GATEWAY_TOOLS, GatewayTool, OfferList, wanted_mode
+from toolcrib.servers.model import Era, LogWish, OnProgress, ServerAnswer
 from toolcrib.servers.questions import Asker
 
 log = logging.getLogger(__name__)
@@ -225,7 +225,9 @@ class Dispatcher:
         """Answers `initialize`, which has no context yet."""
         request_id = message.id or b"null"
         try:
-            return Reply(result_message(request_id, protocol.initialize_result(message, instructions(project, principal))))
+            return Reply(
+                result_message(request_id, protocol.initialize_result(message, instructions(project, principal)))
+            )
         except Rejected as rejected:
             return rejected.reply(Era.LEGACY, request_id)
 
@@ -281,7 +283,7 @@ class Dispatcher:
                 wanted,
                 client=context.client,
                 offers=project.offers,
-                hints=self._crib.services.favorites,
+                hints=self._crib.favorites,
                 without=context.without,
                 results=project.config.settings.result_tokens != 0,
             )
@@ -310,18 +312,43 @@ class Dispatcher:
             # Given both `Arguments` and `arguments`, a case-insensitive reader may take the one that wasn't checked.
             if key != "arguments" and key.casefold() in _OWN_PARAMS:
                 raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; write it in lower case")
-        project = context.project
         named = None if context.reader is ReaderKind.PROGRAM else NAMED_GATEWAY_TOOLS.get(name)
         if named is not None:
             if named is GatewayTool.CALL:
                 try:
                     name, params = inner_call(params)
                 except InvalidArguments as error:
-                    return ServerAnswer(result=protocol.tool_result(error_as_tool_result(error), client=era))
+                    return self._repair(error, context, era)
             if (inner := NAMED_GATEWAY_TOOLS.get(name)) is not None:
                 make = partial(self._call_in_batch, message, context, asking, logs)
                 result = await self._gateway_tools.answer(inner, params, context, make)
                 return ServerAnswer(result=protocol.tool_result(result, client=era))
+        try:
+            return await self._forwarded(name, params, message, era, context, asking, on_progress, logs)
+        except UnknownTool as error:
+            # A client that names an unknown tool itself gets the protocol's error for that.
+            if named is None:
+                raise
+            return self._repair(error, context, era)
+
+    def _repair(self, error: ToolcribError, context: ProjectRequest, era: Era) -> ServerAnswer:
+        """The refusal as a result for the model."""
+        refusal = error_as_tool_result(error)
+        self._count_repair(error, context, refusal)
+        return ServerAnswer(result=protocol.tool_result(refusal, client=era))
+
+    async def _forwarded(
+        self,
+        name: str,
+        params: dict[str, Raw],
+        message: ClientMessage,
+        era: Era,
+        context: ProjectRequest,
+        asking: Asking,
+        on_progress: OnProgress | None,
+        logs: LogWish | None,
+    ) -> ServerAnswer:
+        project = context.project
         takes_task, task_wish = False, None
         if "task" in params or message.meta.get(protocol.CAPABILITIES_KEY):
             takes_task, task_wish = self._tasks.terms(message, params, era, context.principal.name)
@@ -348,14 +375,10 @@ class Dispatcher:
             if answer.result is not None and len(answer.result) > SMALLEST_LIMIT:
                 given = bytes(params.get("arguments", b""))
                 answer = ServerAnswer(result=await self._shortened(answer.result, made.tool, given, context))
-        except (InvalidArguments, ServerFailure, Denied, AuditUnwritable, UnknownTool) as error:
-            # A client that names an unknown tool itself gets the protocol's error for that.
-            unknown = isinstance(error, UnknownTool) and named is None
-            if unknown or context.reader is not ReaderKind.MODEL or task_wish is not None:
+        except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
+            if context.reader is not ReaderKind.MODEL or task_wish is not None:
                 raise
-            refusal = error_as_tool_result(error)
-            self._count_repair(error, context, refusal)
-            answer = ServerAnswer(result=refusal)
+            return self._repair(error, context, era)
         if answer.result is not None:
             return ServerAnswer(result=protocol.tool_result(answer.result, client=era))
         return answer

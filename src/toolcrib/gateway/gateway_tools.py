@@ -1,4 +1,4 @@
-"""Answers the gateway's tools: find, describe, batch and result. `crib_call` is a call like any other, under another name.
+"""Answers the gateway's tools: find, describe, batch and result. `crib_call` is a call like any other.
 
 In: a client's call of one of them. Out: its result. What they show is what the caller may use now, and each call that
 they lead to passes through the door under the tool's own name. Used by `dispatcher`.
@@ -6,6 +6,7 @@ they lead to passes through the door under the tool's own name. Used by `dispatc
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -104,13 +105,16 @@ class GatewayTools:
             raise InvalidArguments(
                 f"There is no server {given.server[:80]!r}.", remedy=f"Choose one of {', '.join(servers)}."
             )
-        hits = index.find(
+        hits = await asyncio.to_thread(
+            index.find,
             given.query[:_LONGEST_QUERY],
+            # Asked again when the hits are known: the permission may change meanwhile.
             shown=shows,
             server=given.server,
             limit=given.limit,
-            used=self._crib.services.favorites.uses,
+            used=self._crib.favorites.uses,
         )
+        hits = [hit for hit in hits if context.principal.permission().shows(hit)]
         if context.session is not None:
             self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])
         lines = [signature(hit, hit.public(project.listings.style)) for hit in hits]
@@ -157,8 +161,9 @@ class GatewayTools:
         counted = arguments_counted = None
         if session is not None:
             kind = KIND_BY_TOOL.get(tool.display, TokenKind.RESULTS)
-            counted, arguments_counted = partial(session.add_tokens, kind), partial(
-                session.add_tokens, TokenKind.ARGUMENTS
+            counted, arguments_counted = (
+                partial(session.add_tokens, kind),
+                partial(session.add_tokens, TokenKind.ARGUMENTS),
             )
             if kind is not TokenKind.RESULTS:
                 self._crib.services.sessions.count_answer(session, kind)

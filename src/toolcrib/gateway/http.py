@@ -222,9 +222,7 @@ class HttpGateway:
             await _done(send, 202)
             return
         protocol.check_modern(message, admitted.headers)
-        context = await self._context(
-            admitted, admitted.label or DEFAULT_CONVERSATION, protocol.client_name(message)
-        )
+        context = await self._context(admitted, admitted.label or DEFAULT_CONVERSATION, protocol.client_name(message))
         if message.method == "subscriptions/listen":
             await self._listen(message, message.id, context, receive, send)
             return

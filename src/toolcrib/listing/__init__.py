@@ -4,7 +4,7 @@ In: a catalog, a permission and a mode. Out: the bytes of tools/list (`cache`), 
 """
 
 from toolcrib.listing.cache import ORIGIN_KEY, ListingCache, OfferList, ToolOrigin
-from toolcrib.listing.modes import wanted_mode
 from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, GatewayTool
+from toolcrib.listing.modes import wanted_mode
 
-__all__ = ["ORIGIN_KEY", "NAMED_GATEWAY_TOOLS", "ListingCache", "OfferList", "GatewayTool", "ToolOrigin", "wanted_mode"]
+__all__ = ["NAMED_GATEWAY_TOOLS", "ORIGIN_KEY", "GatewayTool", "ListingCache", "OfferList", "ToolOrigin", "wanted_mode"]

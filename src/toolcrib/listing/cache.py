@@ -2,8 +2,8 @@
 
 In: a catalog, a permission, a mode, the gateway's name style. Out: the JSON array of definitions as bytes, cached until
 one of them changes. The permission decides, as it does for calls. A program that renames tools also gets each tool's
-origin; for a model that would waste tokens. `modes` chooses the mode, `thin` shortens definitions, and `gateway_tools` has
-those that Toolcrib adds.
+origin; for a model that would waste tokens. `modes` chooses the mode, `thin` shortens definitions, `gateway_tools` has
+the ones that Toolcrib adds.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ class ListingCache:
             permission = principal.permission()
             mode = wanted
             if wanted in (ListingMode.AUTO, ListingMode.HANDSHAKE):
-                mode = resolve_mode(
-                    wanted, client=client, tokens=self._estimated(catalog, permission, offers, without)
-                )
+                mode = resolve_mode(wanted, client=client, tokens=self._estimated(catalog, permission, offers, without))
             key = (catalog.version, offers.version, permission.key, f"{mode} {hints.version} {results}", without)
             array = self._kept.get(key)
             if array is None:
                 shown = _shown(catalog, permission, without)
                 full = self.tools(catalog, permission, offers=offers, without=without)
-                array = await asyncio.to_thread(self._in_mode, mode, full, shown, offers, permission, hints, results)
+                array = await asyncio.to_thread(
+                    self._in_mode, mode, full, shown, offers, permission, hints, results=results
+                )
                 self._keep(key, array)
             else:
                 self._kept.move_to_end(key)
@@ -129,6 +129,7 @@ class ListingCache:
         offers: OfferCatalog,
         permission: Permission,
         hints: ListingHints,
+        *,
         results: bool,
     ) -> bytes:
         if not shown:
@@ -173,6 +174,7 @@ class ListingCache:
         return array
 
     def _keep(self, key: _Key, array: bytes) -> None:
+        self._size -= len(self._kept.pop(key, b""))
         self._kept[key] = array
         self._size += len(array)
         while len(self._kept) > _MAX_CACHED or (self._size > _MAX_CACHED_BYTES and len(self._kept) > 1):

@@ -15,9 +15,9 @@ from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.listing.cache import hinted_definition
+from toolcrib.listing.gateway_tools import gateway_tool_definitions, server_lines
 from toolcrib.listing.hints import NO_HINTS, ListingHints
 from toolcrib.listing.modes import resolve_mode
-from toolcrib.listing.gateway_tools import gateway_tool_definitions, server_lines
 
 MODES = (ListingMode.FULL, ListingMode.THIN, ListingMode.SEARCH)
 
@@ -47,6 +47,7 @@ def cost_of(
     tools: Sequence[Tool], offers: OfferCatalog, style: NameStyle, hints: ListingHints = NO_HINTS
 ) -> CostReport:
     """Takes a few milliseconds per tool the first time: run it in a thread."""
+
     def thin(tool: Tool) -> bytes:
         return hinted_definition(tool, tool.public(style), hints)
 

@@ -1,7 +1,7 @@
 """The tools that Toolcrib adds to lists, so that a short list is enough: find, describe, call, batch, result.
 
 In: a listing mode, the tools that an agent may use. Out: the definitions to list, as short as they can be. They are the
-gateway's, not a server's: each only leads to tools that are decided on one by one. `gateway.gateway_tools` answers them.
+gateway's, not a server's, and lead only to tools that are decided on one by one. `gateway.gateway_tools` answers them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ _CALL = _object(["tool"], tool=_TEXT, arguments={"type": "object"})
 _DEFINITIONS: Mapping[GatewayTool, tuple[str, dict[str, Any]]] = {
     GatewayTool.FIND: (
         "Find tools by what they do; {call} calls a hit. Servers:{servers}",
-        _object(
-            ["query"], query=_TEXT, server=_TEXT, limit={"type": "integer", "minimum": 1, "maximum": MOST_HITS}
-        ),
+        _object(["query"], query=_TEXT, server=_TEXT, limit={"type": "integer", "minimum": 1, "maximum": MOST_HITS}),
     ),
     GatewayTool.DESCRIBE: (
         "The full definitions of tools.",
@@ -62,7 +60,7 @@ _DEFINITIONS: Mapping[GatewayTool, tuple[str, dict[str, Any]]] = {
     ),
     GatewayTool.CALL: ("Call a tool by name.", _CALL),
     GatewayTool.BATCH: (
-        'Make several calls at once. An argument {{"$from": 0, "path": "$.a[0].b"}} takes part of the result of call 0.',
+        'Make several calls. An argument {{"$from": 0, "path": "$.a[0].b"}} takes that part of the result of call 0.',
         _object(["calls"], calls={"type": "array", "items": _CALL, "maxItems": MOST_IN_BATCH}),
     ),
     GatewayTool.RESULT: (
@@ -102,8 +100,11 @@ def gateway_tool_definitions(
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _VERBS = frozenset(
-    "get list create update delete add remove set search find read write run query fetch send make move copy show open "
-    "close start stop check by to from of in for the a and or with all".split()
+    re.findall(
+        r"\w+",
+        "get list create update delete add remove set search find read write run query fetch send make move copy show "
+        "open close start stop check by to from of in for the a and or with all",
+    )
 )
 _TOPICS = 5
 _LONGEST_ABOUT = 70

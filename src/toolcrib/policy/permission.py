@@ -66,7 +66,19 @@ _SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 class Permission:
     """Immutable and compared by identity."""
 
-    __slots__ = ("__weakref__", "_index", "_plans", "agent", "folder", "key", "listing", "parent", "profile", "rules", "version")
+    __slots__ = (
+        "__weakref__",
+        "_index",
+        "_plans",
+        "agent",
+        "folder",
+        "key",
+        "listing",
+        "parent",
+        "profile",
+        "rules",
+        "version",
+    )
 
     def __init__(
         self,
