@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.names import similar
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import (
@@ -286,6 +287,8 @@ class Dispatcher:
         try:
             if name not in project.catalog:
                 await project.wait_for_new_servers(CALL_WAIT_SECONDS)
+                # The first comparison of names imports a library, which would block the event loop.
+                await asyncio.to_thread(list, similar("", ()))
             made = await self._door.call(context, request)
             answer = made.answer
             if takes_task:
