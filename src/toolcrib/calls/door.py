@@ -1,5 +1,6 @@
 """The path of a call: resolve the name → decide → undo the configuration's changes → check the arguments → ask a
-person if a rule requires it → write the intent → forward the raw bytes → write the outcome.
+person if a rule requires it → write the intent → forward the raw bytes → write the outcome. `ResultCache` may answer
+in place of the last three.
 
 In: a `CallRequest` and its `RequestContext`: the caller, and the `ToolSource` (catalog and servers).
 Out: the server's raw answer, or a Toolcrib error. Nothing else in Toolcrib may reach a server's tools.
@@ -26,6 +27,7 @@ from msgspec import Raw
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.calls.outcome import outcome_of, outcome_of_error, outcome_of_look, refuse_unfinished
 from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord, RecordedAsker
+from toolcrib.calls.result_cache import ResultCache
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import OfferKind, Tool
 from toolcrib.config.model import NameStyle
@@ -100,6 +102,10 @@ class ToolSource(Protocol):
 
     def target(self, server: str, request: RequestContext[Any]) -> CallTarget: ...
 
+    def instance(self, server: str, agent: str) -> CallTarget | None:
+        """The agent's own instance of a server, or the one that all share; None without one."""
+        ...
+
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its caller made it."""
@@ -154,6 +160,7 @@ class Door:
         self._approvals = approvals
         self._sessions = sessions
         self._checker = ArgumentChecker()
+        self._results = ResultCache()
         self._numbers = itertools.count(1)
         self._active = None if registry is None else ActiveCalls(bus, registry, approvals)
         self.in_flight = 0
@@ -187,7 +194,10 @@ class Door:
             if record.decision.verdict is Verdict.ASK and not request.task:
                 await self._ask(record, _besides(request, params))
                 _refuse_changed(record, request)
-            answer = await self._forward(record, request, params)
+            if tool.cache_seconds or self._results.in_use:
+                answer = await self._results.call(self._forward, record, request, params)
+            else:
+                answer = await self._forward(record, request, params)
         except asyncio.CancelledError:
             if record.stopped is None:
                 raise

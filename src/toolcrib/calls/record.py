@@ -56,6 +56,7 @@ class CallRecord:
         "account",
         "agent",
         "arguments",
+        "asked",
         "call_id",
         "checked",
         "context",
@@ -102,6 +103,8 @@ class CallRecord:
         """The decision that ended the call while it was active."""
         self.left = False
         """Whether it was sent to its server: from then on it may have run."""
+        self.asked = False
+        """Whether the server asked something."""
         self.task: asyncio.Task[object] | None = None
         self.account: Account | None = None
         """The account of the server that it was sent to."""
@@ -128,6 +131,7 @@ class CallRecord:
 
     def note_question(self, asked: AskedQuestion, action: str) -> None:
         """What became of a server's question, not what was said."""
+        self.asked = True
         if self._audit is not None:
             entry = self._entry(EntryKind.QUESTION)
             entry.arguments, entry.outcome = None, action

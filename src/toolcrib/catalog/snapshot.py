@@ -35,6 +35,7 @@ from toolcrib.catalog.transforms import (
     apply_transforms,
     unmatched_names,
 )
+from toolcrib.config.keys import ALL_TOOLS
 from toolcrib.config.model import COMMANDS, GATEWAY_TOOLS, RESERVED_SERVER_NAMES, NameStyle
 from toolcrib.config.tool_rule import RuleAction, ToolRule, ToolSelector
 from toolcrib.errors import UnknownTool, UsageError
@@ -177,11 +178,12 @@ class Catalog:
         covered: Mapping[str, Collection[str]] = MappingProxyType({}),
         folders: Mapping[str, str] = MappingProxyType({}),
         rules: tuple[ToolRule, ...] = (),
+        cached: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> Self:
         """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48).
         `trusted` names the servers, besides the built-in ones, whose annotations count; for servers in `covered` they
         count only in definitions with these digests. `folders` has the servers' working folders, if known; `rules` are
-        the configuration's tool rules.
+        the configuration's tool rules; `cached` has the seconds that results are kept, by server and tool.
 
         Unchanged tools are reused from `previous`, object for object. An unreadable definition is left out and logged;
         the others stay.
@@ -204,6 +206,7 @@ class Catalog:
         for server in sorted(listings):
             counts = server in trusted or server in RESERVED_SERVER_NAMES
             folder, digests = folders.get(server), covered.get(server)
+            kept_for = cached.get(server, {})
             found = list(kept.get(server, ()))
             before = {tool.name: tool for tool in known.of_server(server)}
             for name, (fields, override) in read.get(server, {}).items():
@@ -217,6 +220,7 @@ class Catalog:
                     names[server, tool.name],
                     trusted=counts and (digests is None or tool.digest in digests),
                     folder=folder,
+                    cache_seconds=kept_for.get(tool.name, kept_for.get(ALL_TOOLS, 0.0)),
                 )
                 for tool in found
             )
@@ -308,10 +312,12 @@ def _with_rules(
     return {name: (tools[name], override) for name, override in apply_rules(server, tools, transforms).items()}
 
 
-def _adapted(tool: Tool, names: Names, *, trusted: bool, folder: str | None) -> Tool:
-    if tool.names == names and tool.trusted is trusted and tool.folder == folder:
-        return tool
-    return replace(tool, names=names, trusted=trusted, folder=folder)
+def _adapted(tool: Tool, names: Names, *, trusted: bool, folder: str | None, cache_seconds: float) -> Tool:
+    if tool.names != names or tool.trusted is not trusted or tool.folder != folder:
+        tool = replace(tool, names=names, trusted=trusted, folder=folder)
+    if cache_seconds and not tool.is_harmless:
+        cache_seconds = 0.0
+    return tool if tool.cache_seconds == cache_seconds else replace(tool, cache_seconds=cache_seconds)
 
 
 def _cut(name: str) -> str:

@@ -131,6 +131,8 @@ class Tool:
     override: ToolOverride | None = None
     """The configuration's changes for those who see the tool. Decisions, records and calls use the server's own
     definition."""
+    cache_seconds: float = 0.0
+    """How long a result answers equal calls; 0 unless the tool is harmless."""
     kind: OfferKind = OfferKind.TOOL
     """Permissions, the audit log and the door treat resources and prompts like tools that change nothing."""
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)

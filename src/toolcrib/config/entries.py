@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from toolcrib.config.auth import keeps_secrets, read_auth
-from toolcrib.config.keys import RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
+from toolcrib.config.keys import ALL_TOOLS, RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
 from toolcrib.config.launchers import INSTALL_LIMIT, launch_of
 from toolcrib.config.launching import keeps_session, misplaced, names_folders
 from toolcrib.config.model import (
@@ -338,7 +338,9 @@ def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueRead
         calls = values.number(fields["max_waiting_calls"], least=1, most=_MOST_CALLS, whole=True)
         limits |= {} if calls is None else {"max_waiting_calls": int(calls)}
     if "call_timeouts" in fields:
-        limits["call_timeouts"] = _call_timeouts(fields["call_timeouts"], values)
+        limits["call_timeouts"] = _by_tool(fields["call_timeouts"], values, least=0.001)
+    if cache := fields.get("cache"):
+        limits["cache"] = _cache(cache, values)
     if "retry" in fields:
         limits["retry"] = _retry(fields["retry"], values)
     if "pins" in fields:
@@ -346,12 +348,19 @@ def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueRead
     return limits
 
 
-def _call_timeouts(field: ConfigField, values: ValueReader) -> Mapping[str, float]:
+def _by_tool(field: ConfigField, values: ValueReader, *, least: float) -> Mapping[str, float]:
     if not isinstance(field.value, Mapping):
         values.report.error(field.path, found=describe(field.value), expected="a mapping of tools to seconds")
         return {}
-    given = {str(tool): values.number(one, least=0.001, most=_DAY) for tool, one in field.parts().items()}
+    given = {str(tool): values.number(one, least=least, most=_DAY) for tool, one in field.parts().items()}
     return MappingProxyType({tool: seconds for tool, seconds in given.items() if seconds is not None})
+
+
+def _cache(field: ConfigField, values: ValueReader) -> Mapping[str, float]:
+    if isinstance(field.value, Mapping):
+        return _by_tool(field, values, least=0)
+    seconds = values.number(field, least=0, most=_DAY)
+    return MappingProxyType({} if seconds is None else {ALL_TOOLS: seconds})
 
 
 def _lifetime(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str, Any]:

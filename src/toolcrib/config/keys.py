@@ -53,6 +53,7 @@ SERVER_KEYS = {
     "connect_timeout": "connect_timeout",
     "call_timeout": "call_timeout",
     "call_timeouts": "call_timeouts",
+    "cache": "cache",
     "max_waiting_calls": "max_waiting_calls",
     "max_message_mb": "max_message_mb",
     "retry": "retry",
@@ -64,6 +65,9 @@ SERVER_KEYS = {
     "roots": "roots",
 }
 """Each accepted spelling (after `normalized_key`) and Toolcrib's name for it."""
+
+ALL_TOOLS = "*"
+"""Under `cache`: every tool of the server without a time of its own."""
 
 CONNECTION_KEYS = {key: SERVER_KEYS[key] for key in ("type", "command", "args", "env", "cwd", "url", "headers")}
 RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backoff": "backoff"}

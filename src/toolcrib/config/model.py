@@ -235,6 +235,8 @@ class ServerConfig:
     call_timeout: float = 300.0
     call_timeouts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """For tools with another limit, by the server's own name."""
+    cache: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Seconds that results are kept, by the server's own name for the tool; `*`: all others."""
     max_waiting_calls: int = 1000
     """Calls that run or wait for the connection; more are refused."""
     max_message_mb: float = 64.0

@@ -146,6 +146,7 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
         "connect_timeout": server.connect_timeout,
         "call_timeout": server.call_timeout,
         "call_timeouts": {printable(tool): seconds for tool, seconds in server.call_timeouts.items()},
+        "cache": {printable(tool): seconds for tool, seconds in server.cache.items()},
         "max_waiting_calls": server.max_waiting_calls,
         "max_message_mb": server.max_message_mb,
         "retry": retry,

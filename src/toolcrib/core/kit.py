@@ -236,6 +236,9 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         """The target of calls to this server's tools."""
         return self._live(server)
 
+    def instance(self, server: str, _agent: str) -> Server:
+        return self._live(server)
+
     def _live(self, server: str) -> Server:
         if server in self._missing:
             raise ServerUnavailable(

@@ -24,6 +24,7 @@ from toolcrib.calls.door import CallTarget
 from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import OfferKind, Tool
+from toolcrib.config.keys import ALL_TOOLS
 from toolcrib.config.model import WORKSPACE, Config, NameStyle, PinMode
 from toolcrib.config.paths import slug
 from toolcrib.core.agent_servers import AgentServers
@@ -234,6 +235,7 @@ class Project(OfferSource):
         trusted = {name: digests for name, digests in covered.items() if digests is not None}
         folders = {name: server.config.reads_from(self.root) for name, server in self.servers.items()}
         folders[WORKSPACE] = self.root
+        cached = {name: config.cache for name, config in self.config.servers.items() if config.cache}
         made = Catalog.build(
             listed,
             version=self._next_version(),
@@ -243,7 +245,9 @@ class Project(OfferSource):
             covered=trusted,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
             rules=self.config.tools,
+            cached=cached,
         )
+        self._log_uncached(made, cached)
         listings = self._listings_in(self.config.settings.names)
         if self.catalog.version and made.tools == self.catalog.tools and listings is self.listings:
             return self.catalog
@@ -254,6 +258,22 @@ class Project(OfferSource):
                 log.warning("a rule in `tools:` has no effect: %s", text)
             self._logged_unmatched |= unmatched
         return made
+
+    def _log_uncached(self, made: Catalog, cached: Mapping[str, Mapping[str, float]]) -> None:
+        for server in cached.keys() & self.servers.keys():
+            if self.servers[server].tools is None:
+                continue
+            kept = {tool.name for tool in made.of_server(server) if tool.cache_seconds}
+            for name, seconds in cached[server].items():
+                text = f"{server}: `cache` has no effect on {'any tool' if name == ALL_TOOLS else repr(name)}"
+                if seconds and not (kept if name == ALL_TOOLS else name in kept) and text not in self._logged_unmatched:
+                    self._logged_unmatched.add(text)
+                    log.warning(
+                        "%s: only tools that a trusted server declares read-only and idempotent are cached. To trust "
+                        "the server: toolcrib trust --server %s",
+                        text,
+                        shlex.quote(server),
+                    )
 
     def _shown(self, name: str, server: Server, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
         offered = self._trust.offered(server.config, server.root, definitions, hold=self.holds(server))

@@ -193,7 +193,8 @@ class Projects:
         """By server name, over all projects: what defines it, and what of it is enabled."""
         found: dict[str, set[tuple[object, ...]]] = {}
         for one in (server for project in self for server in project.config.servers.values()):
-            found.setdefault(one.name, set()).add((one.identity, one.limits, one.enabled, one.disabled_tools))
+            what = one.identity, one.limits, one.enabled, one.disabled_tools, tuple(sorted(one.cache.items()))
+            found.setdefault(one.name, set()).add(what)
         return {name: frozenset(what) for name, what in found.items()}
 
     @property

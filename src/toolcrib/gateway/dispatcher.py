@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.calls import CallRequest, Door
+from toolcrib.catalog.names import similar
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ListingMode
 from toolcrib.core.crib import Crib
@@ -368,6 +369,8 @@ class Dispatcher:
         try:
             if name not in project.catalog:
                 await project.wait_for_new_servers(CALL_WAIT_SECONDS)
+                # The first comparison of names imports a library, which would block the event loop.
+                await asyncio.to_thread(list, similar("", ()))
             made = await self._door.call(context, request)
             answer = made.answer
             if takes_task:
