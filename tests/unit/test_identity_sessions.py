@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome
 from toolcrib.identity import sessions as module
@@ -111,6 +112,7 @@ async def test_a_restart_loses_neither_a_session_nor_its_counts(harness: Session
         session.add_tokens((40, True))
         session.add_tokens((2, False))
         before = session.row()
+        assert sessions.next_listing("a", "y") is ListingMode.FULL
     async with harness.open() as sessions:
         found = sessions.find("a", "x")
         assert found is not None
@@ -118,6 +120,7 @@ async def test_a_restart_loses_neither_a_session_nor_its_counts(harness: Session
         assert (found.calls, found.denied, found.failed, found.listings) == (4, 1, 2, 1)
         assert (found.result_bytes, found.tokens, found.tokens_estimated) == (400, 42, True)
         assert (found.catalog_version, found.permission_version, found.mode) == (7, 9, "full")
+        assert sessions.next_listing("a", "x") is ListingMode.THIN
 
 
 async def test_counts_are_written_after_a_moment_in_batches(
