@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,9 +244,6 @@ def without_comments(text: str) -> str:
 
 
 def _toml(file: Path) -> _Settings:
-    # Imported late: most bridges need no TOML.
-    import tomllib  # noqa: PLC0415
-
     return tomllib.loads(_text(file))
 
 
