@@ -326,12 +326,10 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ErrorCase.CONVERSATION: _before(
             400, "X-Toolcrib-Conversation must be printable and at most 128 characters long."
         ),
-        ErrorCase.LISTING: _before(
-            400, "X-Toolcrib-Listing must be auto, full, thin or search. Omit it for the default."
-        ),
+        ErrorCase.LISTING: _before(400, "X-Toolcrib-Listing must be auto, full, thin or search, or be omitted."),
         ErrorCase.WITHOUT: _before(
             400,
-            "X-Toolcrib-Without must be names of workspace tools, separated by commas, of at most 2,048 characters.",
+            "X-Toolcrib-Without must be printable names of tools, separated by commas; at most 2,048 characters.",
         ),
         ErrorCase.HTTP_METHOD: _before(405, "Use {verbs}."),
         ErrorCase.HEADER_TWICE: _before(400, "The header {name} appears twice."),

@@ -281,6 +281,8 @@ OVER_HTTP: dict[ErrorCase, list[dict[str, Any] | Callable[[Scene, str], Outcome]
     ErrorCase.CONVERSATION: [
         {"X_Toolcrib_Conversation": label} for label in ("x" * 129, "a\tb", "\xe2\x80\x8b", "\xff")
     ],
+    ErrorCase.LISTING: [{"X_Toolcrib_Listing": mode} for mode in ("handshake", "Thin", "thin,", "x" * 9000)],
+    ErrorCase.WITHOUT: [{"X_Toolcrib_Without": names} for names in ("read_file," * 300, "a\tb", "\xa0")],
     ErrorCase.HTTP_METHOD: [
         {"verb": "PUT"},
         {"verb": "GET", "MCP_Protocol_Version": MODERN},
@@ -290,6 +292,8 @@ OVER_HTTP: dict[ErrorCase, list[dict[str, Any] | Callable[[Scene, str], Outcome]
         {"Authorization": ["Bearer a", "Bearer b"]},
         {"X_Toolcrib_Agent": ["a", "a"]},
         {"X_Toolcrib_Conversation": ["a", "a"]},
+        {"X_Toolcrib_Listing": ["thin", "thin"]},
+        {"X_Toolcrib_Without": ["read_file", "edit_file"]},
     ],
     ErrorCase.CONTENT_TYPE: [{"Content_Type": "text/plain"}],
     ErrorCase.ACCEPT: [{"Accept": "application/json"}],
@@ -417,6 +421,8 @@ REFUSED_BRIDGES = [
     (ErrorCase.BAD_TOKEN, {"token": UNKNOWN}),
     (ErrorCase.CONVERSATION, {"conversation": "x" * 129}),
     (ErrorCase.CONVERSATION, {"conversation": "a\nb"}),
+    (ErrorCase.LISTING, {"listing": "thick"}),
+    (ErrorCase.WITHOUT, {"without": "x" * 2049}),
     (ErrorCase.FOLDER_GONE, {}),
 ]
 

@@ -27,6 +27,7 @@ from parts.waiting import wait_for
 pytestmark = pytest.mark.req("KSI-1")
 
 LIMIT = 60.0
+NO_OPTIONS: Mapping[str, str] = {}
 HEALTHY = b'{"jsonrpc":"2.0","id":0,"result":{}}\n'
 
 STAND_IN = """
@@ -77,15 +78,19 @@ subprocess.Popen([sys.executable, *sys.argv[2:]], stdin=subprocess.DEVNULL, stdo
                  stderr=subprocess.DEVNULL, start_new_session=True)
 """
 
-BRIDGE = "import sys; from toolcrib.cli.bridge import run_bridge; sys.exit(run_bridge(sys.argv[1], sys.argv[2:]))"
+BRIDGE = """
+import json, sys
+from toolcrib.cli.bridge import run_bridge
+sys.exit(run_bridge(start=sys.argv[2:], **json.loads(sys.argv[1])))
+"""
 
 
 class BridgeClient:
     """A client and the bridge that it started."""
 
-    def __init__(self, start: list[str], environ: Mapping[str, str], cwd: Path, agent: str = "") -> None:
+    def __init__(self, start: list[str], environ: Mapping[str, str], cwd: Path, **options: str) -> None:
         pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        words = [sys.executable, "-c", BRIDGE, agent, *start]
+        words = [sys.executable, "-c", BRIDGE, json.dumps(options), *start]
         self.process: Any = subprocess.Popen(words, cwd=cwd, env={"PATH": os.environ["PATH"], **environ}, **pipes)
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -151,8 +156,11 @@ class StandIns:
     def start_command(self, *, takes: float = 0.0) -> list[str]:
         return [sys.executable, *map(str, (self.folder / "start.py", takes, self.folder / "daemon.py", self.folder))]
 
-    def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> BridgeClient:
-        client = BridgeClient(start or self.start_command(), {**self.environ, **environ}, self.project / "src", agent)
+    def bridge(
+        self, *, start: list[str] | None = None, options: Mapping[str, str] = NO_OPTIONS, **environ: str
+    ) -> BridgeClient:
+        command, whole = start or self.start_command(), {**self.environ, **environ}
+        client = BridgeClient(command, whole, self.project / "src", **options)
         self.bridges.append(client)
         return client
 
@@ -211,6 +219,22 @@ def test_the_bridge_starts_a_daemon_and_passes_the_project_and_the_conversation(
     assert hellos[0]["conversation"] != hellos[1]["conversation"]
 
 
+@pytest.mark.req("BNS-4")
+def test_the_bridge_says_which_tools_its_client_has_and_how_to_list_the_others(home: StandIns) -> None:
+    """It decides once: a list does not change in the middle of a conversation, even after a reconnection."""
+    settings = home.project / ".codex" / "config.toml"
+    settings.parent.mkdir()
+    client = home.bridge(options={"client": "codex", "listing": "thin"}, CODEX_HOME=str(home.folder / "codex"))
+    expected = {"listing": "thin", "without": "find_files,list_dir,read_file,search_text"}
+    hello = client.ask("tools/list", 1)["result"]["hello"]
+    assert {name: hello[name] for name in expected} == expected
+    settings.write_text("features.shell_tool = false")
+    home.kill_daemon()
+    assert client.ask("tools/list", 2)["result"]["hello"] == hello
+    later = home.bridge(options={"client": "codex"}, CODEX_HOME=str(home.folder / "codex"))
+    assert later.ask("tools/list", 1)["result"]["hello"].keys() == {"root", "conversation"}
+
+
 def test_ten_bridges_at_once_start_one_daemon(home: StandIns) -> None:
     # All ten look for a daemon before the first one has started.
     clients = [home.bridge(start=home.start_command(takes=1.0)) for _ in range(10)]
@@ -261,7 +285,7 @@ def test_requests_in_flight_when_the_daemon_dies_get_an_error_and_the_next_one_a
 
 def test_a_legacy_conversation_continues_with_a_new_daemon_and_the_current_token(home: StandIns) -> None:
     home.give_token("reviewer", "tcb_one")
-    client = home.bridge(agent="reviewer")
+    client = home.bridge(options={"agent": "reviewer"})
     assert client.ask("initialize", 1, protocolVersion="2025-06-18")["result"]["hello"]["token"] == "tcb_one"
     client.send("notifications/initialized")
     client.ask("tools/list", 2)
@@ -317,7 +341,7 @@ def test_a_daemon_that_does_not_start_is_an_error_with_its_reason_and_the_client
 def test_a_missing_agent_is_an_error_and_an_exit_code(home: StandIns, agent: str) -> None:
     home.give_token("reviewer", "tcb_one")
     (home.folder / "state" / "token").write_text("not an agent's")
-    client = home.bridge(agent=agent)
+    client = home.bridge(options={"agent": agent})
     client.send_raw(b'{"jsonrpc":"2.0","method":"notifications/early"}\n')
     client.send("initialize", "first")
     refused = client.message()
@@ -333,7 +357,7 @@ def test_a_missing_agent_is_an_error_and_an_exit_code(home: StandIns, agent: str
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_token_that_the_daemon_does_not_know_is_an_error_in_the_answer(home: StandIns, legacy: bool) -> None:
     home.give_token("reviewer", "tcb_old")
-    client = home.bridge(agent="reviewer")
+    client = home.bridge(options={"agent": "reviewer"})
     client.ask("initialize" if legacy else "tools/list", 1)
     home.kill_daemon()
     with home.listening() as server:
@@ -351,7 +375,7 @@ def test_a_token_that_the_daemon_does_not_know_is_an_error_in_the_answer(home: S
 
 def test_a_client_that_stops_reading_ends_the_bridge(home: StandIns) -> None:
     read_end, write_end = os.pipe()
-    words = [sys.executable, "-c", BRIDGE, "", *home.start_command()]
+    words = [sys.executable, "-c", BRIDGE, "{}", *home.start_command()]
     environ = {"PATH": os.environ["PATH"], **home.environ}
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=write_end, cwd=home.project, env=environ) as bridge:
         os.close(write_end)

@@ -271,6 +271,9 @@ def _check_what_the_web_saw(scene: Scene) -> None:
         assert {path[: len(start)] for path, headers in scene.web.seen if headers.get(header) == value} == {start}
 
 
+LISTING = ("X-Toolcrib-Listing", "X-Toolcrib-Without")
+
+
 def _send_bad_credentials(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
     """Invalid credentials, and credentials in the wrong place."""
     trail, token = scene.trail, tokens["worker"]
@@ -278,7 +281,7 @@ def _send_bad_credentials(scene: Scene, daemon: Daemon, tokens: dict[str, str]) 
     for name, bad in (("removed", tokens["removed"]), ("replaced", tokens["replaced"]), ("invented", invented)):
         answer = scene.answered(name, AgentEndpoint(daemon, bad).modern("tools/list"))
         assert answer.status == 401
-    for header in ("X-Toolcrib-Agent", "X-Toolcrib-Conversation", "Mcp-Session-Id", "Origin", "X-Other"):
+    for header in ("X-Toolcrib-Agent", "X-Toolcrib-Conversation", *LISTING, "Mcp-Session-Id", "Origin", "X-Other"):
         door = AgentEndpoint(daemon, token, (header, token))
         scene.answered(f"token in {header}", door.modern("tools/list"))
         scene.answered(f"call with token in {header}", door.call("leaky_note", {"nonce": "label"}))

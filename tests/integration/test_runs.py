@@ -27,6 +27,7 @@ from toolcrib.coding_agents.process_alive import process_started_at
 from toolcrib.coding_agents.run_folder import LogSeals
 from toolcrib.coding_agents.run_preparation import RunRequest
 from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure, RunStatus
+from toolcrib.config.model import ListingMode
 from toolcrib.daemon_client import lease
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
@@ -421,6 +422,22 @@ async def test_a_conversation_continues_in_the_programs_session_and_only_by_a_se
         assert result.raw_events[0].raw["words"][0] == "session=scribe-1"
     with pytest.raises(NotFound):
         await scene.run({"say": "x"}, conversation="unheard-of")
+
+
+async def test_a_run_says_which_list_of_tools_it_gets(scene):
+    """`handshake` means a full list for the first run of a conversation, and a thin one for those that continue it."""
+
+    async def said(**changed: Any) -> tuple[str | None, str]:
+        result = await scene.run({"variables": None}, **changed)
+        headers: dict[str, str] = json.loads(json.loads(result.text)["SCRIBE_HEADERS"])
+        assert "X-Toolcrib-Without" not in headers, "a profile takes the program's own tools away"
+        return headers.get("X-Toolcrib-Listing"), result.metadata["conversation"]
+
+    full, conversation = await said(listing=ListingMode.HANDSHAKE)
+    thin, _ = await said(listing=ListingMode.HANDSHAKE, conversation=conversation)
+    plain, _ = await said(conversation=conversation)
+    search, _ = await said(listing=ListingMode.SEARCH)
+    assert (full, thin, plain, search) == ("full", "thin", None, "search")
 
 
 INCOMPLETE = "Scribe exited without its final output line, so its answer is missing or incomplete."

@@ -22,6 +22,7 @@ from parts import coding_agents, fleet, leftovers
 from parts.agent_clients import ERAS, AgentClient, Owner, all_at_once, refusal
 from parts.coding_agents import CodingAgent, InstalledAgent
 from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.raw_client import SocketClient, legacy_request, notice, request
 from parts.sandboxes import NO_PLUGINS
 from parts.waiting import wait_for
 from parts.workspace import popen
@@ -108,6 +109,24 @@ def test_a_read_only_agent_gets_only_tools_that_read(owner: Owner, left: Path) -
         assert workspace_tools(agent) == READING
         assert "may not use" in refusal(agent.call("workspace_write_file", path="a", content="x"))
     assert not (left / "a").exists()
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.req("BNS-4")
+def test_tools_that_a_client_has_itself_are_not_listed_but_can_be_called(owner: Owner, left: Path, era: str) -> None:
+    daemon, without = owner.daemon, "read_file,search_text, run_shell_safe,other"
+    token = owner.add(left.name, profile="developer", workdir=str(left))
+    kept = (READING | CHANGING) - {f"workspace_{name}" for name in ("read_file", "search_text", "run_shell_safe")}
+    with AgentClient(daemon, left.name, token, era) as client, SocketClient(daemon, bridge=False) as bridge:
+        assert workspace_tools(client) == READING | CHANGING
+        client.endpoint.labels = (("X-Toolcrib-Without", without), ("X-Toolcrib-Listing", "full"))
+        assert workspace_tools(client) == kept
+        assert left.name in json.dumps(data(client.call("workspace_read_file", path="name.txt")))
+        hello = {"root": str(left), "conversation": f"b {era}", "token": token, "without": without}
+        bridge.send(notice("toolcrib/bridge", {**hello, "listing": "handshake"}))
+        listed = bridge.ask(request("tools/list") if era == "modern" else legacy_request("tools/list"))
+        names = {tool["name"] for tool in listed["result"]["tools"]}
+        assert {name for name in names if name.startswith("workspace_")} == kept
 
 
 def test_every_call_is_in_the_audit_log_also_if_it_was_refused(owner: Owner, left: Path) -> None:

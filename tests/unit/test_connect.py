@@ -69,7 +69,7 @@ KEY = 'v'
 CODEX_TABLE = """[mcp_servers.toolcrib]
 command = "/opt/toolcrib"
 args = ["stdio"]
-env_vars = ["XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"]
+env_vars = ["CODEX_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"]
 required = true
 startup_timeout_sec = 20
 """
@@ -368,7 +368,7 @@ def test_the_command_writes_and_removes(person, say, capsys):
     assert reported["backup"] is None, "there was no file to keep"
     entry = json.loads((person / ".claude.json").read_text())["mcpServers"]["toolcrib"]
     assert Path(entry["command"]).is_absolute()
-    assert entry["args"][-3:] == ["stdio", "--agent", "claude"]
+    assert entry["args"][-5:] == ["stdio", "--client", "claude", "--agent", "claude"]
     assert entry["env"] == {"TOOLCRIB_HOME": str(person / "crib")}, "a client may start the bridge without it"
     assert run(["connect", "claude", "--remove"]) == 0
     assert not (person / ".claude.json").exists()
@@ -453,7 +453,8 @@ def test_an_agent_with_an_invalid_note_can_be_removed(person, say):
 def test_a_projects_file_has_no_agent_by_default(person, say):
     file = person / "project" / ".gemini" / "settings.json"
     assert say("connect", "gemini", "--scope", "project", "--write")["agent"] is None
-    assert json.loads(file.read_text())["mcpServers"]["toolcrib"] == {"command": "toolcrib", "args": ["stdio"]}
+    entry = {"command": "toolcrib", "args": ["stdio", "--client", "gemini"]}
+    assert json.loads(file.read_text())["mcpServers"]["toolcrib"] == entry
     assert agents(say) == {}
     reported = say("connect", "gemini", "--scope", "project", "--write", "--http")
     assert (reported["agent"], reported["made"]) == ("gemini", True)
@@ -463,7 +464,7 @@ def test_a_projects_file_has_no_agent_by_default(person, say):
     reported = say("connect", "gemini", "--scope", "project", "--write", "--agent", "reviewer")
     assert reported["ended"] == ["gemini"]
     assert any("need their own agent named reviewer" in note for note in reported["notes"])
-    assert json.loads(file.read_text())["mcpServers"]["toolcrib"]["args"] == ["stdio", "--agent", "reviewer"]
+    assert json.loads(file.read_text())["mcpServers"]["toolcrib"]["args"][3:] == ["--agent", "reviewer"]
 
 
 def test_entries_and_notes_never_contain_a_token(person, say):
@@ -476,6 +477,46 @@ def test_entries_and_notes_never_contain_a_token(person, say):
             assert "owner.token" not in json.dumps(reported)
             if http:
                 assert f"{person / 'crib' / 'state' / 'agents' / 'reviewer' / 'token'}" in reported["notes"][-1]
+
+
+def test_an_entry_with_a_url_names_the_tools_that_the_clients_own_tools_replace(person, say):
+    def headers(*words: str) -> dict[str, str]:
+        entry: dict[str, Any] = say("connect", "claude", "--http", *words)["entry"]
+        usual = ("Authorization", "X-Toolcrib-Agent")
+        return {name: value for name, value in entry["headers"].items() if name not in usual}
+
+    settings = person / ".claude" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"permissions": {"deny": ["Bash"]}}')
+    assert headers() == {"X-Toolcrib-Without": "edit_file,read_file,write_file"}
+    # A project's file is shared with clients that have other settings.
+    assert headers("--all-tools") == headers("--scope", "project") == {}
+    assert headers("--all-tools", "--listing", "thin") == {"X-Toolcrib-Listing": "thin"}
+    say("connect", "claude", "--http", "--listing", "handshake", code=2)
+
+
+def test_the_bridge_of_an_entry_gets_its_options(person, say):
+    def options(*words: str) -> list[str]:
+        args: list[str] = say("connect", *words)["entry"]["args"]
+        return args[args.index("stdio") + 1 :]
+
+    assert options("claude") == ["--client", "claude", "--agent", "claude"]
+    assert options("claude", "--all-tools", "--listing", "handshake") == ["--agent", "claude", "--listing", "handshake"]
+    assert options("generic", "--listing", "search") == ["--listing", "search"]
+
+
+def test_a_generated_file_says_which_list_the_next_completion_gets(person, say):
+    say("agent", "add", "reviewer")
+    words = ("connect", "claude", "--agent", "reviewer", "--conversation", "nightly")
+
+    def said(*more: str) -> str | None:
+        text = Path(say(*words, *more)["generated"]).read_text()
+        listing: str | None = json.loads(text)["mcpServers"]["toolcrib"]["headers"].get("X-Toolcrib-Listing")
+        return listing
+
+    assert said() is None
+    assert said("--listing", "search") == "search"
+    assert said("--listing", "handshake") == "full", "the conversation has had no list yet"
 
 
 HEADERS = {"Authorization": "Bearer @TOKEN@", "X-Toolcrib-Agent": "reviewer", "X-Toolcrib-Conversation": "nightly"}
@@ -506,17 +547,19 @@ def test_a_private_file_is_generated_for_an_agent_and_removed_with_it(person, sa
     assert not file.parent.exists()
 
 
-def test_generated_files_follow_the_endpoint_and_the_token_and_keep_their_label(tmp_path):
+def test_generated_files_follow_the_endpoint_and_the_token_and_keep_their_labels(tmp_path):
     folders = AgentFolders(tmp_path)
     folders.make("reviewer", "tcb_one")
     for client in CLIENTS[:2]:
-        write_private_file(folders, "reviewer", client, url="http://127.0.0.1:1/mcp", conversation="nightly")
+        write_private_file(
+            folders, "reviewer", client, url="http://127.0.0.1:1/mcp", conversation="nightly", listing="thin"
+        )
     folders.stage("reviewer", "tcb_two")
     folders.settle("reviewer", lambda token: token == "tcb_two")
     renew_private_files(folders, ["nobody", "reviewer"], url="http://127.0.0.1:2/mcp")
     made = {file.name: file.read_text() for file in folders.of("reviewer").iterdir()}
     assert made.keys() == {"store", "token", "claude.json", "codex.toml"}, "what was not there is not made"
     for text in (made["claude.json"], made["codex.toml"]):
-        for output in ("http://127.0.0.1:2/mcp", "Bearer tcb_two", "nightly"):
+        for output in ("http://127.0.0.1:2/mcp", "Bearer tcb_two", "nightly", "thin"):
             assert output in text
         assert "tcb_one" not in text

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from toolcrib.config.model import ListingMode
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome
 from toolcrib.identity import sessions as module
@@ -108,12 +109,13 @@ async def test_a_restart_loses_neither_a_session_nor_its_counts(harness: Session
     async with harness.open() as sessions:
         session = await sessions.begin("a", "x")
         assert (await harness.stored())["a", "x"].id == session.id, "it is stored before `begin` returns"
-        sessions.used(session, catalog_version=7, permission_version=9, mode="full")
-        sessions.listed(session, b"[...]")
+        sessions.used(session, catalog_version=7, permission_version=9)
+        sessions.listed(session, "thin", b"[...]")
         for outcome in ("ok", "denied", "tool_error", "timeout"):
             sessions.count(session, CallOutcome(outcome), 100, tool="w:t")
         session.add_tokens(TokenKind.RESULTS, (40, True))
         session.add_tokens(TokenKind.ARGUMENTS, (2, False))
+        assert sessions.next_listing("a", "y") is ListingMode.FULL
     before = session.row()
     async with harness.open() as sessions:
         found = sessions.find("a", "x")
@@ -123,7 +125,8 @@ async def test_a_restart_loses_neither_a_session_nor_its_counts(harness: Session
         assert found.result_bytes == 400
         assert found.usage.tokens == {"lists": 5, "results": 40, "arguments": 2}, "also the last list"
         assert (found.usage.total, found.usage.estimated) == (47, True)
-        assert (found.catalog_version, found.permission_version, found.mode) == (7, 9, "full")
+        assert (found.catalog_version, found.permission_version, found.mode) == (7, 9, "thin")
+        assert sessions.next_listing("a", "x") is ListingMode.THIN
 
 
 async def test_searches_and_repairs_are_counted_with_the_ranks_of_the_tools_that_were_called(

@@ -41,6 +41,15 @@ def test_a_listing_is_cached_until_the_catalog_changes() -> None:
     assert listings.tools(Catalog.build({}, version=3), OWNER.permission()) == b"[]"
 
 
+@pytest.mark.req("BNS-4")
+def test_workspace_tools_that_a_client_has_itself_are_left_out_of_its_list_only() -> None:
+    listings, owner = ListingCache(NameStyle.SERVER), OWNER.permission()
+    known = Catalog.build({"workspace": (A, B), "files": (A,)}, version=1)
+    whole = listings.tools(known, owner)
+    assert names(listings.tools(known, owner, without=frozenset({"a", "c"}))) == ["files_a", "workspace_b"]
+    assert listings.tools(known, owner) is whole
+
+
 @pytest.mark.parametrize(
     ("style", "expected"),
     [

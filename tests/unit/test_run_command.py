@@ -26,6 +26,7 @@ from toolcrib.coding_agents.client_spec import TokenUsage
 from toolcrib.coding_agents.run_folder import LogSeals
 from toolcrib.coding_agents.run_log import RunLog
 from toolcrib.coding_agents.run_result import OnMcpFailure, RunStatus
+from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import Paths
 from toolcrib.errors import NotFound
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
@@ -203,11 +204,12 @@ def test_options_reach_the_run(play: Play, tmp_path: Path, execute: Execute):
     made = play()
     words = ["run", "codex", "do it", "--profile", "read-only", "--workdir", str(tmp_path), "--timeout", "1h30m"]
     words += ["--on-mcp-failure", "continue", "--env", "A", "--env", "B", "--env-file", "f.env"]
+    words += ["--listing", "thin"]
     execute(*words, "--", "-c", "model=x", "--json")
     assert made == [{
         "client": "codex", "prompt": "do it", "profile": "read-only", "workdir": tmp_path, "timeout": 5400.0,
         "on_mcp_failure": OnMcpFailure.CONTINUE, "env": ("A", "B"), "env_file": Path("f.env"),
-        "extra": ("-c", "model=x", "--json"), "conversation": "",
+        "extra": ("-c", "model=x", "--json"), "conversation": "", "listing": ListingMode.THIN,
     }]  # fmt: skip
     limits = {"90": 90, "90s": 90, "1.5": 1.5, "2h": 7200, "1h30m": 5400, "1d2h3m4s": 93784, "7d": 604800}
     for written, seconds in limits.items():

@@ -22,6 +22,7 @@ LEASE = {
     "agent": "claude-c1",
     "token": "tcb_t",
     "endpoint": "http://127.0.0.1:1/mcp",
+    "listing": "",
     "for_runs": False,
     "daemon": 1,
     "folder": "/nowhere",

@@ -129,12 +129,12 @@ class Bridge:
         self._paths = Paths.of_user(environ)
         self._agent = agent
         root = project_root(environ, cwd)
+        # Decided once, because a list must not change in the middle of a conversation.
+        without = ",".join(sorted(not_needed(client, environ, cwd, root)))
         self._introduction = {
             "root": str(root),
             "conversation": environ.get("TOOLCRIB_CONVERSATION") or os.urandom(16).hex(),
-            "listing": listing,
-            # Decided once, because a list must not change in the middle of a conversation.
-            "without": ",".join(sorted(not_needed(client, environ, cwd, root))),
+            **{name: value for name, value in (("listing", listing), ("without", without)) if value},
         }
         self._link: DaemonLink | None = None
         self._reader: threading.Thread | None = None

@@ -60,6 +60,13 @@ class _ConnectRequest:
         return self.name or (self._own if self.http else "")
 
     @property
+    def omits_tools(self) -> bool:
+        """Whether workspace tools that the client's own tools replace are left out. The bridge decides which. Without
+        it, the entry names them, and a project's file is shared with clients that have other settings."""
+        decides = not self.http or self.scope is ClientScope.USER
+        return self.client.name in EQUIVALENTS and decides and not self.all_tools
+
+    @property
     def _own(self) -> str:
         """The agent that --write creates for the client; empty if the client has no file to write."""
         return self.client.name if self.client.places else ""
@@ -142,15 +149,13 @@ def _scope(name: str) -> ClientScope:
 
 def _entry(request: _ConnectRequest) -> dict[str, Any]:
     if request.http:
-        # Other users of a project's file have other settings.
-        shared = request.all_tools or request.scope is ClientScope.PROJECT
-        without = () if shared else not_needed(request.client.name, os.environ, working_folder(), root())
+        client = request.client.name if request.omits_tools else ""
+        without = not_needed(client, os.environ, working_folder(), root())
         named = labels(request.name, request.conversation, listing=request.listing or "", without=without)
         return request.client.http(url=_endpoint(), labels=named)
     bridge = _bridge(request.scope is ClientScope.PROJECT)
-    replaces = request.client.name in EQUIVALENTS and not request.all_tools
     options = {
-        "--client": request.client.name if replaces else "",
+        "--client": request.client.name if request.omits_tools else "",
         "--agent": request.name,
         "--listing": request.listing or "",
     }
@@ -262,6 +267,8 @@ def _about_agents(request: _ConnectRequest, result: _ConnectResult) -> list[str]
 def _notes(request: _ConnectRequest) -> tuple[str, ...]:
     client = request.client
     notes = (*client.http_notes, _token_note(request)) if request.http else client.stdio_notes
+    if request.omits_tools:
+        notes = (f"--all-tools also lists the workspace tools that {client.title}'s own tools replace.", *notes)
     if request.scope is not ClientScope.PROJECT:
         return notes
     if request.name:

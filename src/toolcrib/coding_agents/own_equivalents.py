@@ -2,8 +2,8 @@
 
 In: a client's name, its environment and folder. Out: names of workspace tools. A tool counts only if the client's
 settings allow all its own tools for the same work: yours, the project's and the organization's. A rule that denies part
-of what an own tool can do (`Bash(rm:*)`) changes nothing: the own tool still does the normal work, and the workspace
-tool would do what the rule denies. If settings cannot be read, the client needs every tool.
+of what an own tool can do, such as deleting with a shell, changes nothing: the own tool still does the normal work, and
+the workspace tool would do what the rule denies. If settings cannot be read, the client needs every tool.
 `cli.bridge` uses this when it starts, and `connect` for an entry with a URL. Imports nothing heavy.
 """
 
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,7 +208,7 @@ def _matching(denied: set[str], tools: frozenset[str]) -> frozenset[str]:
 
 
 def _wholly(rule: str) -> str:
-    """The tool that the rule names with all its uses (`Bash`, `Bash(*)`, `Read(//**)`); empty if it names some uses."""
+    """The tool that the rule denies with all its uses, such as `Read(//**)`; empty if it denies some uses."""
     name, _, uses = rule.partition("(")
     return "" if uses.strip().removesuffix(")").strip("*:/.~ ") else name.strip()
 
@@ -243,9 +244,6 @@ def without_comments(text: str) -> str:
 
 
 def _toml(file: Path) -> _Settings:
-    # Imported late: most bridges need no TOML.
-    import tomllib  # noqa: PLC0415
-
     return tomllib.loads(_text(file))
 
 

@@ -256,8 +256,7 @@ CODEX = ClientSpec(
         ClientScope.PROJECT: ClientFilePlace(folder=".codex", file="config.toml"),
     },
     # Without `required`, Codex waits one second and then continues without the tools. A cold start of the daemon may
-    # take longer, hence the timeout. Codex passes few variables to a server; these say where its files and Toolcrib's
-    # are.
+    # take longer, hence the timeout. Codex passes few variables to a server; these say where both keep files.
     stdio_template={
         "command": COMMAND,
         "args": ARGS,
