@@ -195,7 +195,9 @@ class _Shrinker:
         """A caller that keeps to the properties shown needs no word about others."""
         if value is True or value == {}:
             return True
-        return value is False and not self._rich and bool(node.get("properties"))
+        if value is not False or self._rich or not node.get("properties") or not _COMPOSING.isdisjoint(node):
+            return False
+        return bool(set(node.get("required", ())) <= node["properties"].keys())
 
     def _property(self, name: str, node: Any, *, required: bool) -> Any:
         self._depth += 1
@@ -233,6 +235,8 @@ class _Shrinker:
         return {"$ref": f"#/$defs/{self._kept[pointer]}", **beside}
 
 
+_COMPOSING = SCHEMA_LISTS | {"$ref", "patternProperties", "minProperties", "if", "dependentSchemas"}
+"""Keywords that can ask for properties that are not named beside them."""
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 
 
