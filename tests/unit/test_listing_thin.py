@@ -86,6 +86,7 @@ DRAFT_7 = "http://json-schema.org/draft-07/schema#"
         ({"type": "object", "additionalProperties": False}, {"type": "object", "additionalProperties": False}),
         (CLOSED, {"type": "object", "properties": {"a": {"type": "string"}}}),
         ({"not": CLOSED}, {"not": CLOSED}),
+        ({"oneOf": [CLOSED, {"type": "string"}]}, {"oneOf": [CLOSED, {"type": "string"}]}),
         ({"type": "string", "x-mcp-header": "Region"}, {"type": "string"}),
         (True, True),
         ({}, {}),
@@ -168,6 +169,13 @@ def test_only_what_calls_and_clients_need_is_left() -> None:
         "execution": {"taskSupport": "optional"},
         "_meta": {"ui": {"resourceUri": "ui://app", "visibility": ["model"]}},
     }
+
+
+def test_the_link_to_an_app_can_be_replaced() -> None:
+    tool = tool_of(of(), _meta={"ui": {"resourceUri": "ui://app"}})
+    definition = thin_definition(tool, "s_t")
+    assert json.loads(tool.with_app(definition, "ui://other"))["_meta"] == {"ui": {"resourceUri": "ui://other"}}
+    assert json.loads(tool.with_app(definition, ""))["_meta"] == {}
 
 
 @pytest.mark.parametrize(

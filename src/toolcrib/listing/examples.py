@@ -25,7 +25,7 @@ _MAX_DEPTH = 6
 _MAX_REQUIRED_DEPTH = 40
 
 
-class TooLarge(ValueError):
+class CostlySchema(ValueError):
     """A schema whose examples take too long to make or to check."""
 
 
@@ -78,7 +78,7 @@ def suffices(shown: Mapping[str, Any], whole: Mapping[str, Any], check: Compiled
 
 
 def example(schema: Mapping[str, Any], caller: Caller) -> Any:
-    """Raises `TooLarge`."""
+    """Raises `CostlySchema`."""
     return _Maker(schema, caller).value(schema, 0)
 
 
@@ -117,7 +117,7 @@ class _Maker:
     def _step(self, depth: int, cost: int = 1) -> None:
         self._steps += cost
         if self._steps > MAX_STEPS or depth > _MAX_REQUIRED_DEPTH:
-            raise TooLarge("its examples are too large, or nest too deeply")
+            raise CostlySchema("its examples are too large, or nest too deeply")
 
     def _whole(self, node: Mapping[str, Any], merged: int) -> dict[str, Any]:
         """The schema with its reference, its `allOf` and one alternative merged into it."""
@@ -209,7 +209,7 @@ _TELLING = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
-"""Keywords that a schema without a type gives away its type by."""
+"""Keywords that reveal the type of a schema without one."""
 
 
 def _matching(pattern: str, text: str) -> str:
