@@ -25,7 +25,7 @@ _MAX_DEPTH = 6
 _MAX_REQUIRED_DEPTH = 40
 
 
-class TooLarge(ValueError):
+class CostlySchema(ValueError):
     """A schema whose examples take too long to make or to check."""
 
 
@@ -78,7 +78,7 @@ def suffices(shown: Mapping[str, Any], whole: Mapping[str, Any], check: Compiled
 
 
 def example(schema: Mapping[str, Any], caller: Caller) -> Any:
-    """Raises `TooLarge`."""
+    """Raises `CostlySchema`."""
     return _Maker(schema, caller).value(schema, 0)
 
 
@@ -117,7 +117,7 @@ class _Maker:
     def _step(self, depth: int, cost: int = 1) -> None:
         self._steps += cost
         if self._steps > MAX_STEPS or depth > _MAX_REQUIRED_DEPTH:
-            raise TooLarge("its examples are too large, or nest too deeply")
+            raise CostlySchema("its examples are too large, or nest too deeply")
 
     def _whole(self, node: Mapping[str, Any], merged: int) -> dict[str, Any]:
         """The schema with its reference, its `allOf` and one alternative merged into it."""
@@ -160,15 +160,19 @@ class _Maker:
         properties = properties if isinstance(properties, Mapping) else {}
         required = [name for name in _list(node.get("required")) if isinstance(name, str)]
         further = node.get("additionalProperties")
-        names = [*properties, *required] if self._all and depth < _MAX_DEPTH else required
+        names = [*properties, *required] if self._fills(depth) else required
         made = {name: self.value(properties.get(name, further), depth + 1) for name in dict.fromkeys(names)}
-        if self._all and not properties and isinstance(further, Mapping) and depth < _MAX_DEPTH:
+        if not properties and isinstance(further, Mapping) and self._fills(depth):
             made["key"] = self.value(further, depth + 1)
         return {name: value for name, value in made.items() if properties.get(name) is not False}
 
+    def _fills(self, depth: int) -> bool:
+        """Whether optional parts are filled in."""
+        return self._all and depth < _MAX_DEPTH and self._steps < MAX_STEPS // 2
+
     def _array(self, node: Mapping[str, Any], depth: int) -> list[Any]:
         first = _list(node.get("prefixItems")) or _list(node.get("items"))
-        count = max(int(_limit(node, "minItems", 0)), 1 if self._all and depth < _MAX_DEPTH else 0)
+        count = max(int(_limit(node, "minItems", 0)), 1 if self._fills(depth) else 0)
         count = int(min(max(count, len(first)), _limit(node, "maxItems", count), MAX_STEPS + 1))
         made = [self.value(sub, depth + 1) for sub in first[:count]]
         return made + [self.value(node.get("items", {}), depth + 1) for _ in range(count - len(made))]
@@ -205,7 +209,7 @@ _TELLING = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
-"""Keywords that a schema without a type gives away its type by."""
+"""Keywords that reveal the type of a schema without one."""
 
 
 def _matching(pattern: str, text: str) -> str:

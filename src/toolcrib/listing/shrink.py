@@ -1,10 +1,11 @@
 """Rewrites a tool's schema so that it costs fewer tokens but still allows correct calls.
 
-In: an input schema, which may be hostile. Out: `ShrunkSchema`, a schema without descriptions that allows a caller who
-keeps to it no wrong call, and the `Note`s that could be added; or `Unshrinkable`. Used by `thin`, which checks it.
+In: an input schema, which may be hostile. Out: `ShrunkSchema`, which is a schema without descriptions and the `Note`s
+that could be added to it; or `Unshrinkable`. Arguments that are made from the new schema suit the original. Used by
+`thin`, which checks this.
 
-Types, structure, enums and required properties always stay. Nulls go where leaving the property out means the same.
-References to definitions that are used once, or are small, are replaced by the definition.
+Types, structure, enums, limits and required properties always stay. Null is dropped where leaving the property out
+means the same. A definition that is small or used once replaces the references to it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class ShrunkSchema:
 
 
 def shrunk(root: Mapping[str, Any], *, rich: bool = False) -> ShrunkSchema:
-    """`rich` keeps defaults and the word that other properties are refused."""
+    """`rich` keeps defaults and every `additionalProperties: false`."""
     shrinker = _Shrinker(root, rich=rich)
     schema = shrinker.run()
     return ShrunkSchema(schema=schema, notes=tuple(shrinker.notes))
@@ -87,7 +88,7 @@ class _Shrinker:
         self._rich = rich
         self._old = bool(_OLD_DIALECTS.search(str(root.get("$schema", ""))))
         self._depth = 0
-        self._nested = self._visited = 0
+        self._nested = self._visited = self._alternatives = 0
         self._uses: Counter[str] = Counter()
         self._active: set[str] = set()
         self._done: dict[str, Any] = {}
@@ -177,7 +178,9 @@ class _Shrinker:
         elif key in SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
             if not isinstance(value, list):
                 raise Unshrinkable(f"its {key} is not a list")
+            self._alternatives += key == "oneOf"
             made[key] = [self._schema(sub, exact=exact) for sub in value]
+            self._alternatives -= key == "oneOf"
         elif key == "additionalProperties" and not exact and self._is_open_anyway(value, node):
             pass
         elif key in SINGLE_SCHEMAS:
@@ -195,7 +198,16 @@ class _Shrinker:
         """A caller that keeps to the properties shown needs no word about others."""
         if value is True or value == {}:
             return True
-        return value is False and not self._rich and bool(node.get("properties"))
+        # In `oneOf`, it can be all that tells two alternatives apart, and some clients check arguments themselves.
+        if (
+            value is not False
+            or self._rich
+            or self._alternatives
+            or not node.get("properties")
+            or not _COMPOSING.isdisjoint(node)
+        ):
+            return False
+        return bool(set(node.get("required", ())) <= node["properties"].keys())
 
     def _property(self, name: str, node: Any, *, required: bool) -> Any:
         self._depth += 1
@@ -233,6 +245,8 @@ class _Shrinker:
         return {"$ref": f"#/$defs/{self._kept[pointer]}", **beside}
 
 
+_COMPOSING = SCHEMA_LISTS | {"$ref", "patternProperties", "minProperties", "if", "dependentSchemas"}
+"""Keywords that can ask for properties that are not named beside them."""
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -279,7 +293,7 @@ def _flatten(made: Schema) -> None:
 
 
 def _joined(branches: list[Any], key: str) -> Schema | None:
-    """One schema for a union, if that is shorter: of constants, or of types with at most one that has more to say."""
+    """One schema for a union of constants, of plain types, or of null and a schema with a type; otherwise None."""
     if not all(isinstance(branch, dict) and isinstance(branch.get("type", ""), str) for branch in branches):
         return None
     if all(branch.keys() <= {"type", "const", "enum"} and branch.keys() & {"const", "enum"} for branch in branches):
@@ -293,9 +307,13 @@ def _joined(branches: list[Any], key: str) -> Schema | None:
     rich = [branch for branch in branches if branch.keys() != {"type"}]
     if None in kinds or len(set(kinds)) < len(kinds) or {"integer", "number"} <= set(kinds) or len(rich) > 1:
         return None
-    if rich and rich[0].keys() & {"enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "$ref"}:
+    if rich and (set(kinds) - {rich[0]["type"]} != {"null"} or not _VALUES_OR_PARTS.isdisjoint(rich[0])):
         return None
     return {**(rich[0] if rich else {}), "type": kinds[0] if len(kinds) == 1 else kinds}
+
+
+_VALUES_OR_PARTS = SCHEMA_LISTS | {"enum", "const", "not", "if", "$ref"}
+"""Keywords that would also apply to null."""
 
 
 def _unique(values: list[Any]) -> list[Any]:

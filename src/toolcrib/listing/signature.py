@@ -6,6 +6,7 @@ Everything in it comes from a server, so it is cut to a fixed length and kept on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,7 +113,7 @@ def _followed(schema: Any, document: SchemaDocument) -> Mapping[str, Any]:
 def _values(values: list[Any]) -> str:
     texts: list[str] = []
     for value in values[:_MAX_VALUES]:
-        text = _name(value if isinstance(value, str) else str(value)[:_MAX_NAME])
+        text = _name(value if isinstance(value, str) else json.dumps(value))
         if len("|".join([*texts, text])) > _MAX_VALUES_LENGTH:
             break
         texts.append(text)

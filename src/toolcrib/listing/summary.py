@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 _READ = 4_000
 """Characters that are looked at; the first sentence of a longer text is not worth finding."""
-_SPACE = re.compile(r"[\s\x00-\x20\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
-"""Also characters that start a line or change its direction."""
 _MARKUP = re.compile(r"^(?:[#>*\-=_`|]+ |<[a-zA-Z_]{1,20}>|[*_`#=\-]+)+")
 _END = re.compile(r"(?<![\s.(][a-zA-Z])(?<!e\.g)(?<!i\.e)(?<!etc)(?<!vs)(?<!incl)(?<!approx)[.!?。](?=[\s\"')]|$)")
 _PARAGRAPH = re.compile(r"\n[ \t]*(?:\n|[-*#]|\d+[.)] |(?=[A-Z][\w ()/-]{0,30}:[ \t]*(?:\n|$)))")
@@ -44,8 +42,8 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without line breaks and control characters."""
-    return _SPACE.sub(" ", text).strip()
+    """Without line breaks, control characters and invisible ones, which could hide text from people."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def shortened(text: str, limit: int) -> str:
