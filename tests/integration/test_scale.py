@@ -32,7 +32,10 @@ def server(number: int) -> dict[str, Any]:
 def shared() -> Iterator[Daemon]:
     servers = {f"server-{number:02d}": server(number) for number in range(SERVERS)}
     with shared_daemon(
-        {"servers": {**servers, "raw": {**stdio_entry("raw_server"), "max_waiting_calls": CALLS}}}
+        {
+            "servers": {**servers, "raw": {**stdio_entry("raw_server"), "max_waiting_calls": CALLS}},
+            "result_tokens": "off",
+        }
     ) as daemon:
         daemon.wait_until_ready()
         yield daemon
