@@ -177,7 +177,6 @@ async def test_only_what_lists_show_is_announced(harness: FavoritesHarness) -> N
 async def test_the_daemon_counts_when_the_last_count_is_a_day_old_and_goes_on_after_a_failure(
     harness: FavoritesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_FIRST_COUNT", 0)
     monkeypatch.setattr(module, "_NEXT_LOOK", 0.01)
     favorites = await harness.load()
     counts: list[float] = []

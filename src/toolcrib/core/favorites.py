@@ -208,14 +208,12 @@ def _with_level(calls: CountedCalls, before: ToolUseRow | None, now: float) -> T
     return ToolUseRow(tool=calls.tool, calls=calls.calls, level=level, level_since=since, counted_at=now)
 
 
-_FIRST_COUNT = 10.0
-"""Seconds after the start, so that a short command does not pay for it."""
 _NEXT_LOOK = 3600.0
 """Seconds until it looks again whether a count is due: a computer may be suspended, and its clock may be set."""
 
 
 async def _count_daily(favorites: Favorites) -> None:
-    await asyncio.sleep(_FIRST_COUNT)
+    # At once, so that a new daemon's first count doesn't change the lists that clients have just got.
     while True:
         if favorites.outdated:
             try:
