@@ -27,7 +27,14 @@ from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
 from toolcrib.core.trust import trusted_files
 from toolcrib.credentials.vault import CredentialKind
-from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
+from toolcrib.events import (
+    AgentEnded,
+    AuditedChange,
+    CatalogChanged,
+    ConfigProblem,
+    ConfigReloaded,
+    ListingSettingsChanged,
+)
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
 from toolcrib.servers.pool import ServerPool, instance_key
@@ -103,6 +110,7 @@ class Projects:
         self._wiring = asyncio.Lock()
         """Held while projects gain and lose servers, so that two simultaneous callers get one project, not two."""
         self._unsubscribe = crib.bus.subscribe(self._agent_ended, AgentEnded)
+        crib.bus.subscribe(lambda _: self.changed(), ListingSettingsChanged)
 
     async def close(self) -> None:
         self._closed = True
@@ -270,7 +278,7 @@ class Projects:
                 next_version=lambda: next(self._versions),
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
                 trust=self._crib.trust,
-                favorites=self._crib.favorites,
+                favorites=self._crib.services.favorites,
                 agent_servers=AgentServers(self.pool, root),
             )
             self.by_root[root] = project

@@ -23,6 +23,7 @@ from toolcrib.calls import Door
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import DaemonSettings, ServerConfig
 from toolcrib.config.paths import Paths
+from toolcrib.core.favorites import Favorites
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens
@@ -95,6 +96,7 @@ class Services:
     door: Door
     handles: Handles
     tasks: TaskRegistry
+    favorites: Favorites
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
     """Writes a change into the audit log; durable on return."""
@@ -166,6 +168,7 @@ async def open_services(
             door=door,
             handles=handles,
             tasks=TaskRegistry(bus, handles),
+            favorites=await Favorites.load(store, bus),
             clock=clock,
             record=record,
         )
