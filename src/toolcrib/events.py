@@ -160,6 +160,11 @@ class ToolsListed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListingSettingsChanged(Event):
+    """The favorite tools, or how much lists show of a tool, differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PermissionChanged(Event):
     agent: str
 

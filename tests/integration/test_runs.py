@@ -489,7 +489,7 @@ async def test_ten_runs_at_once_start_one_daemon_and_share_each_projects_servers
         assert (result.status, result.text) == (RunStatus.FINISHED, f"I am {n}")
         calls = [event.tool_args for event in result.raw_events if event.kind is AgentEventKind.TOOL]
         assert calls == [{"n": n}, {"n": n}], "only its own calls"
-        assert len(alone.log(result)) == len(result.raw_events) + 3
+        assert sum("event" in line for line in alone.log(result)) == len(result.raw_events)
     assert len({result.metadata["agent"] for result in results}) == 10
     assert len({note["pid"] for note in alone.seen()}) == 3, "a server is started once in each project"
     await during(wait_for, lambda: not alone.home.socket.exists(), "the daemon to end")

@@ -171,7 +171,7 @@ class Log:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         first, rest = lines[0], lines[1:]
         summary = rest.pop()["summary"] if rest and "summary" in rest[-1] else None
-        events = [line["event"] for line in rest if "session" not in line]
+        events = [line["event"] for line in rest if "event" in line]
         return cls(path=path, metadata=first["metadata"], events=events, summary=summary)
 
     def texts(self, kind: str, role: str) -> list[str]:

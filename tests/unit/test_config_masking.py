@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from toolcrib.config import masking
 from toolcrib.config.from_code import server_config
-from toolcrib.config.masking import Masker, mask_text, mask_tree, names_a_secret, secrets_of
 from toolcrib.config.job_settings import JobSettings
+from toolcrib.config.masking import Masker, mask_text, mask_tree, names_a_secret, secrets_of
 from toolcrib.config.model import Config, DaemonSettings
 from toolcrib.config.show import visible
 

@@ -401,6 +401,19 @@ async def test_a_changing_call_waits_for_the_disk_and_a_read_only_call_does_not(
     assert harness.steps == [EntryKind.INTENT, *forward, EntryKind.OUTCOME]
 
 
+async def test_a_search_and_an_unknown_name_are_counted_as_such_and_not_as_calls() -> None:
+    harness = DoorHarness(permission(rule("allow", "*")))
+    harness.server.list_tools(trusted=True, crib=(b'{"name":"find","inputSchema":{"type":"object"}}',))
+    await harness.call("crib_find")
+    report = harness.entries[-1].counted
+    assert report is not None
+    report((1, False))
+    assert harness.kinds == ["searches"]
+    with pytest.raises(NotFound):
+        await harness.call("files_nothing")
+    assert harness.counted == [("searches", 0), ("repairs", 0)]
+
+
 async def test_while_the_audit_log_fails_only_read_only_calls_continue() -> None:
     harness = DoorHarness(broken=StoreError("There is no room.", remedy="Free some."))
     with pytest.raises(AuditUnwritable, match=r"did not run.*There is no room") as caught:

@@ -12,6 +12,7 @@ import pytest
 from toolcrib.core import favorites as module
 from toolcrib.core.favorites import MAX_LEVEL, MOST_LISTED, Favorites, counting_daily
 from toolcrib.errors import NotFound, StoreError, UsageError
+from toolcrib.events import Bus, Event, ListingSettingsChanged
 from toolcrib.store import audit
 from toolcrib.store.clock import DAY
 from toolcrib.store.database import Store
@@ -37,9 +38,11 @@ class FavoritesHarness:
         self.rows = 0
 
     async def load(self) -> Favorites:
-        return await Favorites.load(self.store, on_change=self._changed)
+        bus = Bus()
+        bus.subscribe(self._changed, ListingSettingsChanged)
+        return await Favorites.load(self.store, bus)
 
-    def _changed(self) -> None:
+    def _changed(self, _: Event) -> None:
         self.changes += 1
 
     async def called(self, tool: str, times: int, outcome: str = "ok", *, ago: float = 0.0, **fields: Any) -> None:
@@ -177,7 +180,6 @@ async def test_only_what_lists_show_is_announced(harness: FavoritesHarness) -> N
 async def test_the_daemon_counts_when_the_last_count_is_a_day_old_and_goes_on_after_a_failure(
     harness: FavoritesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_FIRST_COUNT", 0)
     monkeypatch.setattr(module, "_NEXT_LOOK", 0.01)
     favorites = await harness.load()
     counts: list[float] = []

@@ -23,8 +23,8 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.job import SubmitJob
 from toolcrib.commands.registry import CommandContext, CommandHost, Via
 from toolcrib.commands.run import own_tools_of, settings_in
-from toolcrib.config.layers import load
 from toolcrib.config.job_settings import JobSettings
+from toolcrib.config.layers import load
 from toolcrib.config.model import Config
 from toolcrib.config.paths import Paths, project_of
 from toolcrib.config.show import mask

@@ -250,7 +250,7 @@ class SessionId(Parameters):
     id: str
 
 
-@registry.command("session:show", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
+@registry.command("session:show", CommandEffect.REVEALS, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def show_session(context: CommandContext, params: SessionId) -> dict[str, Any]:
     """Show what a session cost in tokens, by kind, and the ranks of the called tools in its searches."""
     session = context.services.sessions.by_id(params.id)

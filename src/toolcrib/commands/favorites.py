@@ -23,7 +23,7 @@ from toolcrib.errors import UnknownTool
 
 
 def _described(context: CommandContext) -> dict[str, Any]:
-    favorites = context.crib.favorites
+    favorites = context.services.favorites
     return {
         "favorites": [
             {"tool": row.tool, "origin": row.origin, "calls": favorites.uses.get(row.tool, 0)} for row in favorites.all
@@ -50,14 +50,14 @@ class NamedTools(Parameters):
 )
 async def add(context: CommandContext, params: NamedTools) -> dict[str, Any]:
     """Choose favorite tools, in the order in which they are listed."""
-    await context.crib.favorites.add([context.project.find(name).display for name in params.tools])
+    await context.services.favorites.add([context.project.find(name).display for name in params.tools])
     return _described(context)
 
 
 @registry.command("favorites:remove", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def remove(context: CommandContext, params: NamedTools) -> dict[str, Any]:
     """Remove favorite tools; the most used ones too stay removed until you add them."""
-    await context.crib.favorites.remove([_display(context, name) for name in params.tools])
+    await context.services.favorites.remove([_display(context, name) for name in params.tools])
     return _described(context)
 
 
@@ -74,5 +74,5 @@ def _display(context: CommandContext, name: str) -> str:
 )
 async def refresh(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Count the calls of the last 30 days now, as the daemon does once a day."""
-    await context.crib.favorites.recount()
+    await context.services.favorites.recount()
     return _described(context)

@@ -39,7 +39,7 @@ async def cost(context: CommandContext, params: CostParameters) -> dict[str, Any
     """Show what the tools of each server cost in each listing mode, and what the agents really used."""
     project = context.project
     tools = await _tools(context, params.agent)
-    hints = context.crib.favorites
+    hints = context.services.favorites
     report = await asyncio.to_thread(cost_of, tools, project.offers, project.config.settings.names, hints)
     return {**described_cost(report), "used": _used(context, params.agent)}
 
@@ -56,7 +56,7 @@ async def find(context: CommandContext, params: FindParameters) -> dict[str, Any
     """Find tools as an agent would in search mode: the best match first."""
     tools = await _tools(context, params.agent)
     index = await context.project.search.complete(context.project.catalog)
-    used = context.crib.favorites.uses
+    used = context.services.favorites.uses
     style = context.project.config.settings.names
     return described_hits(index, tools, style, params, used)
 

@@ -424,7 +424,7 @@ class DaemonSettings:
     """Whether the workspace tools are offered."""
     pins: PinMode = PinMode.WARN
     listing: ListingSettings = ListingSettings()
-    jobs: JobSettings = JobSettings()
+    jobs: JobSettings = field(default_factory=JobSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from toolcrib.config.keys import ConfigField, known_fields
 from toolcrib.config.job_settings import JobSettings
+from toolcrib.config.keys import ConfigField, known_fields
 from toolcrib.config.model import ListingMode, ListingSettings, NameStyle, PinMode, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader

@@ -14,8 +14,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from toolcrib.config.masking import HIDDEN, mask_args, mask_spelling, mask_text, mask_tree, printable
 from toolcrib.config.job_settings import JobSettings
+from toolcrib.config.masking import HIDDEN, mask_args, mask_spelling, mask_text, mask_tree, printable
 from toolcrib.config.model import Config, Grant, KeyPath, OAuthSettings, ServerConfig, Transport
 from toolcrib.config.tool_rules import shown_rule
 

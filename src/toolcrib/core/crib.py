@@ -28,7 +28,6 @@ from toolcrib.config.paths import Paths, empty_folder, project_of
 from toolcrib.config.values import Secrets
 from toolcrib.core.answers import Answer, program_asker
 from toolcrib.core.connection import Connection
-from toolcrib.core.favorites import Favorites
 from toolcrib.core.project import BuiltinServer
 from toolcrib.core.projects import Projects
 from toolcrib.core.provider import HEALTH_LIMIT, AsyncResource, ToolProvider, call_request
@@ -120,7 +119,6 @@ class Crib(AsyncResource, ToolProvider):
         self._entered = False
         self._services: Services | None = None
         self._trust: Trust | None = None
-        self._favorites: Favorites | None = None
         self._exit = contextlib.AsyncExitStack()
 
     @classmethod
@@ -179,7 +177,6 @@ class Crib(AsyncResource, ToolProvider):
             note=self._services.record,
             on_change=self.projects.changed,
         )
-        self._favorites = await Favorites.load(store, on_change=self.projects.changed)
 
     async def _close(self) -> None:
         await self.projects.close()
@@ -199,13 +196,6 @@ class Crib(AsyncResource, ToolProvider):
         if self._trust is None:
             raise self._not_open()
         return self._trust
-
-    @property
-    def favorites(self) -> Favorites:
-        """The tools that search mode lists directly, and how often each tool is called."""
-        if self._favorites is None:
-            raise self._not_open()
-        return self._favorites
 
     @property
     def catalog(self) -> Catalog:

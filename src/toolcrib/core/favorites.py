@@ -3,7 +3,7 @@
 In: the owner's choice; the calls of the last 30 days in the audit log, counted once a day. Out: the favorite tools in
 order, the number of calls by tool (for the ranking of searches), and the level of tools that are often called wrongly
 (`listing` shows more of their schema). Requests change none of this: lists stay the same, and prompt caches hold.
-`projects` tells clients that their lists changed. Only the daemon counts every day.
+`projects` subscribes to `ListingSettingsChanged` and notifies clients. Only the daemon counts every day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Self
 
 from toolcrib.config.model import COMMANDS
 from toolcrib.errors import NotFound, StoreError, UsageError
-from toolcrib.events import CallOutcome
+from toolcrib.events import Bus, CallOutcome, ListingSettingsChanged
 from toolcrib.store import audit
 from toolcrib.store import favorites as rows
 from toolcrib.store.clock import DAY
@@ -60,11 +60,10 @@ class Favorites:
         store: Store,
         stored: Sequence[FavoriteRow],
         uses: Sequence[ToolUseRow],
-        *,
-        on_change: Callable[[], None],
+        bus: Bus,
     ) -> None:
         self._store = store
-        self._on_change = on_change
+        self._bus = bus
         self._rows = tuple(stored)
         self._changing = asyncio.Lock()
         self.version = 0
@@ -77,9 +76,8 @@ class Favorites:
         self._take_uses(uses)
 
     @classmethod
-    async def load(cls, store: Store, *, on_change: Callable[[], None]) -> Self:
-        """`on_change` is called when lists change."""
-        return cls(store, await store.read(rows.load_favorites), await store.read(rows.load_uses), on_change=on_change)
+    async def load(cls, store: Store, bus: Bus) -> Self:
+        return cls(store, await store.read(rows.load_favorites), await store.read(rows.load_uses), bus)
 
     @property
     def all(self) -> tuple[FavoriteRow, ...]:
@@ -169,7 +167,7 @@ class Favorites:
         self._rows = stored
         if changed or self.all != before:
             self.version += 1
-            self._on_change()
+            self._bus.publish(ListingSettingsChanged())
 
     def _take_uses(self, uses: Sequence[ToolUseRow]) -> None:
         self.uses = MappingProxyType({use.tool: use.calls for use in uses})
@@ -208,14 +206,12 @@ def _with_level(calls: CountedCalls, before: ToolUseRow | None, now: float) -> T
     return ToolUseRow(tool=calls.tool, calls=calls.calls, level=level, level_since=since, counted_at=now)
 
 
-_FIRST_COUNT = 10.0
-"""Seconds after the start, so that a short command does not pay for it."""
 _NEXT_LOOK = 3600.0
 """Seconds until it looks again whether a count is due: a computer may be suspended, and its clock may be set."""
 
 
 async def _count_daily(favorites: Favorites) -> None:
-    await asyncio.sleep(_FIRST_COUNT)
+    # At once, so that a new daemon's first count doesn't change the lists that clients have just got.
     while True:
         if favorites.outdated:
             try:

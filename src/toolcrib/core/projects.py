@@ -30,7 +30,14 @@ from toolcrib.core.provider import not_open
 from toolcrib.core.tool_search import ToolSearch
 from toolcrib.core.trust import trusted_files
 from toolcrib.credentials.vault import CredentialKind
-from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, ConfigProblem, ConfigReloaded
+from toolcrib.events import (
+    AgentEnded,
+    AuditedChange,
+    CatalogChanged,
+    ConfigProblem,
+    ConfigReloaded,
+    ListingSettingsChanged,
+)
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
 from toolcrib.listing.search import load_embeddings
@@ -109,6 +116,7 @@ class Projects:
         self._wiring = asyncio.Lock()
         """Held while projects gain and lose servers, so that two simultaneous callers get one project, not two."""
         self._unsubscribe = crib.bus.subscribe(self._agent_ended, AgentEnded)
+        crib.bus.subscribe(lambda _: self.changed(), ListingSettingsChanged)
 
     async def close(self) -> None:
         self._closed = True
@@ -279,7 +287,7 @@ class Projects:
                 listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
                 search=ToolSearch(self._embeddings),
                 trust=self._crib.trust,
-                favorites=self._crib.favorites,
+                favorites=self._crib.services.favorites,
                 agent_servers=AgentServers(self.pool, root),
             )
             self.by_root[root] = project

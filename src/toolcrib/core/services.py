@@ -23,6 +23,7 @@ from toolcrib.calls import Door
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import DaemonSettings, ListingMode, ServerConfig
 from toolcrib.config.paths import Paths
+from toolcrib.core.favorites import Favorites
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens
@@ -97,6 +98,7 @@ class Services:
     handles: Handles
     tasks: TaskRegistry
     results: KeptResults
+    favorites: Favorites
     clock: ExpiryClock
     record: Callable[[AuditedChange], Awaitable[None]]
     """Writes a change into the audit log; durable on return."""
@@ -183,6 +185,7 @@ async def open_services(
             handles=handles,
             tasks=TaskRegistry(bus, handles),
             results=results,
+            favorites=await Favorites.load(store, bus),
             clock=clock,
             record=record,
         )

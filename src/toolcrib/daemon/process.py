@@ -210,7 +210,12 @@ class Daemon:
             is_daemon=True,
             mask=self.mask,
         )
-        async with crib, self._minding_orphans(crib), watching(crib.projects), counting_daily(crib.favorites):
+        async with (
+            crib,
+            self._minding_orphans(crib),
+            watching(crib.projects),
+            counting_daily(crib.services.favorites),
+        ):
             self.jobs.crib = crib
             if signal.SIGHUP in ending_signals():
                 loop.add_signal_handler(signal.SIGHUP, self._hang_up, crib)

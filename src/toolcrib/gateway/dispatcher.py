@@ -284,7 +284,7 @@ class Dispatcher:
                 wanted,
                 client=context.client,
                 offers=project.offers,
-                hints=self._crib.favorites,
+                hints=self._crib.services.favorites,
                 without=context.without,
                 results=project.config.settings.result_tokens != 0,
             )

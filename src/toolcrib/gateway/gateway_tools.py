@@ -112,7 +112,7 @@ class GatewayTools:
             shown=shows,
             server=given.server,
             limit=given.limit,
-            used=self._crib.favorites.uses,
+            used=self._crib.services.favorites.uses,
         )
         hits = [hit for hit in hits if context.principal.permission().shows(hit)]
         if context.session is not None:

@@ -20,8 +20,8 @@ from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.program import find_program
 from toolcrib.commands.job import SubmitJob
-from toolcrib.config.masking import storable
 from toolcrib.config.job_settings import JobSettings
+from toolcrib.config.masking import storable
 from toolcrib.config.paths import is_project, project_of
 from toolcrib.config.settings import AGENT_LOOP, PROGRAMS
 from toolcrib.core.crib import Crib
