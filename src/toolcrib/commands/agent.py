@@ -273,7 +273,11 @@ class NextListing(Parameters):
 @registry.command("session:listing", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def next_listing(context: CommandContext, params: NextListing) -> dict[str, Any]:
     """Report what the next completion of a conversation must say about its list of tools."""
-    return {"listing": context.services.listing_for(params.agent, params.conversation, params.listing)}
+    return {
+        "listing": context.services.listing_for(
+            params.agent, params.conversation, context.project.config.settings.listing, params.listing
+        )
+    }
 
 
 class EndSessions(Parameters):

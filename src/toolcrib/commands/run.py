@@ -311,7 +311,11 @@ async def _lease(
         "token": token,
         "endpoint": host["endpoint"],
         "listing": crib.services.listing_for(
-            agent.name, params.conversation, params.listing or None, continues=params.continues
+            agent.name,
+            params.conversation,
+            project.config.settings.listing,
+            params.listing or None,
+            continues=params.continues,
         ),
         "for_runs": host["for_runs"],
         "daemon": host["pid"],

@@ -20,6 +20,7 @@ from typing import Self
 from toolcrib.config.model import COMMANDS
 from toolcrib.errors import NotFound, StoreError, UsageError
 from toolcrib.events import Bus, CallOutcome, ListingSettingsChanged
+from toolcrib.listing.thin import Level
 from toolcrib.store import audit
 from toolcrib.store import favorites as rows
 from toolcrib.store.clock import DAY
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 MOST_LISTED = 8
 """Favorite tools in a list."""
 COUNTED_DAYS = 30
-MAX_LEVEL = 3
+MAX_LEVEL = max(Level) - min(Level)
 
 _MOST_USED = 32
 """Tools kept from use: an agent is shown the first ones that it may use."""

@@ -21,7 +21,7 @@ from toolcrib.audit.log import AuditLog
 from toolcrib.audit.row import count_all_tokens
 from toolcrib.calls import Door
 from toolcrib.config.masking import Masker
-from toolcrib.config.model import DaemonSettings, ListingMode, ServerConfig
+from toolcrib.config.model import DaemonSettings, ListingMode, ListingSettings, ServerConfig
 from toolcrib.config.paths import Paths
 from toolcrib.core.favorites import Favorites
 from toolcrib.errors import StoreError
@@ -34,6 +34,7 @@ from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
 from toolcrib.identity.tasks import TaskRegistry
+from toolcrib.listing import wanted_mode
 from toolcrib.servers.model import Offers
 from toolcrib.servers.server import Server
 from toolcrib.servers.supervisor import ASKS
@@ -104,15 +105,22 @@ class Services:
     """Writes a change into the audit log; durable on return."""
 
     def listing_for(
-        self, agent: str, conversation: str, wanted: ListingMode | None = None, *, continues: bool = False
+        self,
+        agent: str,
+        conversation: str,
+        settings: ListingSettings,
+        requested: ListingMode | None = None,
+        *,
+        continues: bool = False,
     ) -> str:
-        """What the agent's next completion says in `X-Toolcrib-Listing`; empty if the agent's own setting is enough.
+        """What the agent's next completion says in `X-Toolcrib-Listing`; empty if the settings are enough.
 
-        `wanted` overrides that setting. `continues`: the program continues a session of its own, so the completion is
-        not the conversation's first, even if the agent of the first has ended.
+        `requested` overrides them. `continues`: the program continues a session of its own, so the completion is not
+        the conversation's first, even if the agent of the first has ended.
         """
-        if wanted is not ListingMode.HANDSHAKE:
-            return wanted or ""
+        own = self.agents.find(agent).permission.listing if self.agents.knows(agent) else None
+        if wanted_mode(own, settings, client="", requested=requested) is not ListingMode.HANDSHAKE:
+            return requested or ""
         return ListingMode.THIN if continues else self.sessions.next_listing(agent, conversation)
 
 

@@ -134,13 +134,13 @@ class CommandSocket:
                 token = params.get("token")
                 principal = self._auth.authenticate(str(token)) if token else CLIENT
                 conversation = checked_conversation(str(params.get("conversation") or "")) or DEFAULT_CONVERSATION
-                listing = self._listing(params, principal, conversation)
                 without = checked_without(str(params.get("without") or ""))
                 # An agent works in its own folder, wherever its client was started.
                 root = _root(params.get("root") or str(self._crib.environment.root))
                 if principal.workdir is not None:
                     root = self._auth.root_of(principal, principal.workdir)
                 project = await stack.enter_async_context(self._crib.projects.working_in(root))
+                listing = self._listing(params, principal, project, conversation)
                 stack.enter_context(self._host.leases.needed())
             except Rejected as rejected:
                 writer.write(rejected.reply().body + b"\n")
@@ -165,13 +165,13 @@ class CommandSocket:
                 without=without,
             ).serve()
 
-    def _listing(self, params: dict[str, Any], principal: Principal, conversation: str) -> str:
+    def _listing(self, params: dict[str, Any], principal: Principal, project: Project, conversation: str) -> str:
         """A connection is one completion of the conversation, so here, `handshake` is decided."""
         wanted = str(params.get("listing") or "")
         if wanted not in {"", *ListingMode}:
             raise Rejected(ErrorCase.LISTING)
         mode = ListingMode(wanted) if wanted else None
-        return self._crib.services.listing_for(principal.name, conversation, mode)
+        return self._crib.services.listing_for(principal.name, conversation, project.config.settings.listing, mode)
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter

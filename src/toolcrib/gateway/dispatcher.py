@@ -292,7 +292,7 @@ class Dispatcher:
             self._sessions.listed(context.session, mode, tools)
         if ToolsListed in self._crib.bus.heard:
             by_name = catalog.by_public(listings.style)
-            self._crib.bus.publish(ToolsListed(agent=context.principal.name, tools=tools, by_name=by_name))
+            self._crib.bus.publish(ToolsListed(agent=context.principal.name, tools=tools, by_name=by_name, mode=mode))
         return tools
 
     async def _call(
