@@ -254,12 +254,13 @@ def legacy_body(method: str, **params: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[GatewayHarness]:
+async def opened(folder: Path, *more: Slow) -> AsyncIterator[GatewayHarness]:
+    """`more`: further servers beside `slow`."""
     home = folder / "home"
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     slow = Slow()
     paths = Paths.of_user({"TOOLCRIB_HOME": str(folder / "t"), "HOME": str(home)})
-    async with Crib(paths=paths, root=home, environ={}, builtins={"slow": slow}) as crib:
+    async with Crib(paths=paths, root=home, environ={}, builtins={one.name: one for one in (slow, *more)}) as crib:
         harness = GatewayHarness(crib, slow)
         yield harness
         slow.go_on.set()

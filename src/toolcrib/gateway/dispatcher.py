@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.calls import CallRequest, Door
-from toolcrib.catalog.names import similar
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ListingMode
 from toolcrib.core.crib import Crib
@@ -36,7 +35,7 @@ from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
 from toolcrib.gateway.batch import BatchedCall, MadeCall
-from toolcrib.gateway.gateway_tools import GatewayTools, inner_call
+from toolcrib.gateway.gateway_tools import LISTING_WAIT_SECONDS, GatewayTools, inner_call, wait_for_tool
 from toolcrib.gateway.large_results import SMALLEST_LIMIT, LargeResults, limit_bytes
 from toolcrib.gateway.messages import (
     ClientMessage,
@@ -49,7 +48,6 @@ from toolcrib.gateway.messages import (
     result_message,
 )
 from toolcrib.gateway.offer_requests import (
-    CALL_WAIT_SECONDS,
     FORWARDED,
     WATCHED,
     Notify,
@@ -73,8 +71,6 @@ log = logging.getLogger(__name__)
 
 _decode_name = msgspec.json.Decoder(str).decode
 
-_LISTING_WAIT_SECONDS = 2.0
-"""Clients give up on a server after five."""
 _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
 
@@ -236,7 +232,7 @@ class Dispatcher:
         match message.method:
             case "tools/list":
                 _refuse_cursor(message)
-                await context.project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
+                await context.project.wait_for_new_servers(LISTING_WAIT_SECONDS)
                 return protocol.list_result(era, "tools", await self._tools(context))
             case "prompts/list":
                 return await self._offers(message, era, context, "prompts", "prompts")
@@ -258,7 +254,7 @@ class Dispatcher:
     ) -> bytes:
         _refuse_cursor(message)
         project = context.project
-        await project.wait_for_new_servers(_LISTING_WAIT_SECONDS)
+        await project.wait_for_new_servers(LISTING_WAIT_SECONDS)
         listed = project.listings.offers(project.offers, context.principal.permission(), kind, context.reader)
         return protocol.list_result(era, key, listed)
 
@@ -367,10 +363,7 @@ class Dispatcher:
             logs=logs,
         )
         try:
-            if name not in project.catalog:
-                await project.wait_for_new_servers(CALL_WAIT_SECONDS)
-                # The first comparison of names imports a library, which would block the event loop.
-                await asyncio.to_thread(list, similar("", ()))
+            await wait_for_tool(project, name)
             made = await self._door.call(context, request)
             answer = made.answer
             if takes_task:
@@ -412,6 +405,7 @@ class Dispatcher:
             asker=asking.asker,
             logs=logs,
         )
+        await wait_for_tool(context.project, call.tool)
         made = await self._door.call(context, request)
         result = made.answer.result
         if result is None:

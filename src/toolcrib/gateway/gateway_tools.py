@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.catalog.names import similar
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
@@ -23,6 +24,7 @@ from toolcrib.events import CallOutcome
 from toolcrib.gateway.batch import MakeCall, run_batch
 from toolcrib.gateway.large_results import LargeResults, limit_bytes
 from toolcrib.gateway.messages import error_as_tool_result
+from toolcrib.gateway.offer_requests import CALL_WAIT_SECONDS
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
 from toolcrib.listing.gateway_tools import MOST_DESCRIBED, MOST_HITS, NAMED_GATEWAY_TOOLS, GatewayTool, server_lines
@@ -31,6 +33,8 @@ from toolcrib.policy import Verdict
 
 ProjectRequest = RequestContext[Project]
 
+LISTING_WAIT_SECONDS = 2.0
+"""Clients give up on a server after five."""
 _LONGEST_QUERY = 1_000
 _HITS = 8
 _RULE = "built-in: shows only what the agent may use"
@@ -62,6 +66,14 @@ def inner_call(params: Mapping[str, Raw]) -> tuple[str, dict[str, Raw]]:
     return given.tool, {**params, "arguments": given.arguments}
 
 
+async def wait_for_tool(project: Project, name: str) -> None:
+    """Waits for servers that were never listed, if no other has a tool of this name."""
+    if name not in project.catalog:
+        await project.wait_for_new_servers(CALL_WAIT_SECONDS)
+        # The first comparison of names imports a library, which would block the event loop.
+        await asyncio.to_thread(list, similar("", ()))
+
+
 class GatewayTools:
     def __init__(self, crib: Crib, large: LargeResults) -> None:
         self._crib = crib
@@ -82,7 +94,7 @@ class GatewayTools:
                 case GatewayTool.FIND:
                     result = await self._find(params, context)
                 case GatewayTool.DESCRIBE:
-                    result = self._describe(params, context)
+                    result = await self._describe(params, context)
                 case GatewayTool.BATCH:
                     result = await run_batch(bytes(params.get("arguments", b"{}")), make, _reads_only(context))
                 case _:
@@ -90,6 +102,9 @@ class GatewayTools:
         except ToolcribError as error:
             outcome = CallOutcome.INVALID if isinstance(error, InvalidArguments) else CallOutcome.ERROR
             result = error_as_tool_result(error)
+        except asyncio.CancelledError:
+            self._record(tool, params, context, b"", CallOutcome.CANCELLED, time.monotonic() - began)
+            raise
         self._record(tool, params, context, result, outcome, time.monotonic() - began)
         return result
 
@@ -98,35 +113,41 @@ class GatewayTools:
         if not 1 <= given.limit <= MOST_HITS:
             raise InvalidArguments(f"limit is {given.limit}.", remedy=f"Give 1 to {MOST_HITS}.")
         project = context.project
+        await project.wait_for_new_servers(LISTING_WAIT_SECONDS)
         index = await project.search.index(project.catalog)
         shows = context.principal.permission().shows
         servers = dict.fromkeys(tool.server for tool in project.catalog.tools if shows(tool))
         if given.server and given.server not in servers:
             raise InvalidArguments(
-                f"There is no server {given.server[:80]!r}.", remedy=f"Choose one of {', '.join(servers)}."
+                f"There is no server {given.server[:80]!r}.",
+                remedy=f"Choose one of {', '.join(servers)}." if servers else "",
             )
         hits = await asyncio.to_thread(
             index.find,
             given.query[:_LONGEST_QUERY],
-            # Asked again when the hits are known: the permission may change meanwhile.
             shown=shows,
             server=given.server,
             limit=given.limit,
             used=self._crib.services.favorites.uses,
         )
-        hits = [hit for hit in hits if context.principal.permission().shows(hit)]
+        # The permission and the tools may have changed meanwhile.
+        catalog, style, shows = project.catalog, project.listings.style, context.principal.permission().shows
+        named = catalog.by_public(style)
+        hits = [hit for hit in hits if named.get(hit.public(style)) is hit and shows(hit)]
         if context.session is not None:
             self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])
-        lines = [signature(hit, hit.public(project.listings.style)) for hit in hits]
+        lines = [signature(hit, hit.public(style)) for hit in hits]
         if not lines:
-            shown = [tool for tool in project.catalog.tools if shows(tool)]
+            shown = [tool for tool in catalog.tools if shows(tool)]
             lines = ["No tool matches. Use other words. The servers:", *server_lines(shown, project.offers)]
         return _text("\n".join(lines))
 
-    def _describe(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
+    async def _describe(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
         given = _read(GatewayTool.DESCRIBE, params, _Describe, '{"tools": ["NAME", …]}')
         if not 1 <= len(given.tools) <= MOST_DESCRIBED:
             raise InvalidArguments(f"There are {len(given.tools)} tools.", remedy=f"Name 1 to {MOST_DESCRIBED}.")
+        for name in given.tools:
+            await wait_for_tool(context.project, name)
         return _text("\n".join(self._definition(name, context) for name in given.tools))
 
     async def _result(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:

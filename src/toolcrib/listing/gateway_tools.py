@@ -33,9 +33,11 @@ class GatewayTool(enum.StrEnum):
 _NAMES = name_tools([(COMMANDS, tool) for tool in GatewayTool])
 
 NAMED_GATEWAY_TOOLS: Mapping[str, GatewayTool] = {
-    name: GatewayTool(tool) for (_, tool), names in _NAMES.items() for name in (names.plain, names.mcp, names.server)
+    name: GatewayTool(tool)
+    for (_, tool), names in _NAMES.items()
+    for name in (names.plain, names.mcp, names.server, names.display)
 }
-"""By their names in every style."""
+"""By their names in every style, and as `crib:find`."""
 
 MOST_HITS = 20
 MOST_DESCRIBED = 8
