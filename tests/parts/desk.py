@@ -1,27 +1,31 @@
 """A server in the gateway's own process whose answers a test chooses, and clients that call it and the gateway's tools.
 
-For `gateway_harness.opened(folder, Desk(…))`.
+For `gateway_harness.opened(folder, Desk(…))`; import the fixture `scene`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from parts.gateway_harness import (
     META,
-    OWNERS_TOKEN,
     Exchange,
     GatewayHarness,
     Slow,
     legacy_body,
     modern_body,
     modern_headers,
+    opened,
 )
 from toolcrib.core.project import Project
 from toolcrib.identity.principal import RequestContext
+from toolcrib.policy import rule_from
 from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 
 Json = dict[str, Any]
@@ -148,5 +152,35 @@ async def rows(harness: GatewayHarness, agent: str) -> list[Json]:
     return [row for row in sorted(found, key=lambda row: row["seq"]) if row["kind"] != "change"]
 
 
-def owner(harness: GatewayHarness, **more: Any) -> Client:
-    return Client(harness, OWNERS_TOKEN, **more)
+DESK = (
+    tool("read", "Reads a note.", reads=True, required=("note",), note=TEXT),
+    tool("look", "Looks at a drawer.", reads=True, drawer=TEXT),
+    tool("write", "Writes a note.", required=("note",), note=TEXT, mode={"enum": ["append", "replace"]}),
+    tool("burn", "Burns every note."),
+    {"name": "ask", "inputSchema": {"type": "object"}},
+)
+VAULT = (tool("open_vault", "Opens the vault of notes."), tool("count_coins", "Counts coins.", reads=True))
+
+
+class Scene:
+    def __init__(self, harness: GatewayHarness, desk: Desk, vault: Desk) -> None:
+        self.harness, self.desk, self.vault = harness, desk, vault
+        self.agents = harness.crib.services.agents
+        self.home = harness.crib.projects.home
+
+    async def client(self, agent: str, era: str = "modern", *, name: str = "", **more: Any) -> Client:
+        return Client(self.harness, await self.harness.agent(agent, **more), era, name=name)
+
+    async def rule(self, agent: str, **data: Any) -> None:
+        await self.agents.add_rule(agent, rule_from(data, where="test"))
+
+    def mode(self, agent: str) -> str:
+        (session,) = (one for one in self.harness.crib.services.sessions if one.agent == agent)
+        return session.mode
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    desk, vault = Desk("desk", *DESK), Desk("vault", *VAULT)
+    async with opened(tmp_path, desk, vault) as harness:
+        yield Scene(harness, desk, vault)

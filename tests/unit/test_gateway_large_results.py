@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from parts.gateway_harness import GatewayHarness, opened
-from toolcrib.gateway.large_results import RESULT_KEY, LargeResults
+from toolcrib.gateway.large_results import RESULT_KEY
 from toolcrib.identity import kept_results
 from toolcrib.identity.agent import ErrorForm
-from toolcrib.identity.principal import Principal, RequestContext
 from toolcrib.policy import rule_from
 from toolcrib.servers.model import ServerAnswer
 
@@ -50,16 +49,7 @@ class Scene:
         return id
 
     async def read(self, token: str, id: str, **wanted: Any) -> Json:
-        agents = self.harness.crib.services.agents
-        agent = agents.authenticate(token)
-        assert agent is not None
-        name = agent.name
-        principal = Principal(name=name, permission=lambda: agents.find(name).permission)
-        context = RequestContext(principal, self.harness.crib.projects.home)
-        found: Json = json.loads(
-            await LargeResults(self.harness.crib.services.results).read({"id": id, **wanted}, context, LIMIT)
-        )
-        return found
+        return await self.call(token, "crib_result", id=id, **wanted)
 
     async def can_read(self, token: str, id: str) -> bool:
         answer = await self.read(token, id)

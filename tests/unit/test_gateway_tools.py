@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parts.desk import TEXT, Client, Desk, Json, Rendezvous, rows, said, text_of, tool
-from parts.gateway_harness import LIMIT, Exchange, GatewayHarness, opened
+from parts.desk import DESK, VAULT, Client, Desk, Json, Scene, rows, said, scene, text_of
+from parts.gateway_harness import LIMIT, Exchange, opened
 from parts.waiting import until
 from toolcrib.config.model import ListingMode
-from toolcrib.policy import profile_from, rule_from
+from toolcrib.policy import profile_from
+
+__all__ = ["scene"]
 
 ERAS = ("modern", "legacy")
 every_era = pytest.mark.parametrize("era", ERAS)
-
-DESK = (
-    tool("read", "Reads a note.", reads=True, required=("note",), note=TEXT),
-    tool("look", "Looks at a drawer.", reads=True, drawer=TEXT),
-    tool("write", "Writes a note.", required=("note",), note=TEXT, mode={"enum": ["append", "replace"]}),
-    tool("burn", "Burns every note."),
-    {"name": "ask", "inputSchema": {"type": "object"}},
-)
-VAULT = (tool("open_vault", "Opens the vault of notes."), tool("count_coins", "Counts coins.", reads=True))
-
-
-class Scene:
-    def __init__(self, harness: GatewayHarness, desk: Desk, vault: Desk) -> None:
-        self.harness, self.desk, self.vault = harness, desk, vault
-        self.agents = harness.crib.services.agents
-        self.home = harness.crib.projects.home
-
-    async def client(self, agent: str, era: str = "modern", *, name: str = "", **more: Any) -> Client:
-        return Client(self.harness, await self.harness.agent(agent, **more), era, name=name)
-
-    async def rule(self, agent: str, **data: Any) -> None:
-        await self.agents.add_rule(agent, rule_from(data, where="test"))
-
-    def mode(self, agent: str) -> str:
-        (session,) = (one for one in self.harness.crib.services.sessions if one.agent == agent)
-        return session.mode
-
-
-@pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    desk, vault = Desk("desk", *DESK), Desk("vault", *VAULT)
-    async with opened(tmp_path, desk, vault) as harness:
-        yield Scene(harness, desk, vault)
 
 
 def mode_of(names: list[str]) -> str:
@@ -177,52 +145,52 @@ async def test_a_search_finds_permitted_tools_of_one_server_or_all(scene: Scene,
     assert text_of(unknown).count("vault") == 1, "only what was asked for"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"query": 7},
-        {"query": None},
-        {"query": ["note"]},
-        {"query": "note", "limit": 0},
-        {"query": "note", "limit": 21},
-        {"query": "note", "limit": "8"},
-        {"query": "note", "limit": 2.5},
-        {"query": "note", "server": 1},
-        {"query": "note", "server": "nowhere"},
-        {"query": "note", "servers": ["desk"]},
-    ],
-    ids=str,
-)
+WRONG_SEARCHES: list[Json] = [
+    {},
+    {"query": 7},
+    {"query": None},
+    {"query": ["note"]},
+    {"query": "note", "limit": 0},
+    {"query": "note", "limit": 21},
+    {"query": "note", "limit": "8"},
+    {"query": "note", "limit": 2.5},
+    {"query": "note", "server": 1},
+    {"query": "note", "server": "nowhere"},
+    {"query": "note", "servers": ["desk"]},
+]
+
+
 @every_era
-async def test_a_search_with_wrong_arguments_is_an_error_for_the_model(scene: Scene, era: str, arguments: Json) -> None:
+async def test_a_search_with_wrong_arguments_is_an_error_for_the_model(scene: Scene, era: str) -> None:
     client = await scene.client("a", era)
-    answer = await client.call("crib_find", **arguments)
-    assert answer["isError"] is True
-    assert len(text_of(answer)) < 500
-    assert (await rows(scene.harness, "a"))[-1]["outcome"] == "invalid"
+    for arguments in WRONG_SEARCHES:
+        answer = await client.call("crib_find", **arguments)
+        assert answer["isError"] is True, arguments
+        assert len(text_of(answer)) < 500
+    assert [row["outcome"] for row in await rows(scene.harness, "a")] == ["invalid"] * len(WRONG_SEARCHES)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "",
-        " ",
-        "\x00\x1b[2J\r\n",
-        "é" * 10,
-        "note " * 100_000,
-        "n" * 500_000,
-        "(((((" * 1000,
-        "{servers}",
-        "\u202e note",
-    ],
-    ids=lambda query: query[:6].encode().hex(),
+HOSTILE_QUERIES = (
+    "",
+    " ",
+    "\x00\x1b[2J\r\n",
+    "é" * 10,
+    "note " * 100_000,
+    "n" * 500_000,
+    "(" * 5000,
+    "{servers}",
+    "\u202e note",
+    "\\ud800",
 )
-async def test_hostile_queries_get_an_ordinary_answer(scene: Scene, query: str) -> None:
-    answer = await (await scene.client("a")).call("crib_find", query=query)
-    assert answer.get("isError") is not True
-    assert len(text_of(answer)) < 3000
-    assert "\x1b" not in text_of(answer)
+
+
+async def test_hostile_queries_get_an_ordinary_answer(scene: Scene) -> None:
+    client = await scene.client("a")
+    for query in HOSTILE_QUERIES:
+        answer = await client.call("crib_find", query=query)
+        assert answer.get("isError") is not True
+        assert len(text_of(answer)) < 3000
+        assert "\x1b" not in text_of(answer)
 
 
 @every_era
@@ -267,35 +235,32 @@ async def test_a_tool_that_goes_during_a_search_is_not_shown(scene: Scene, monke
 # -- crib_call -----------------------------------------------------------------------------------------------------
 
 PICTURE = {"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}
-RESULTS: dict[str, Json] = {
-    "text": said("hello"),
-    "failed": said("no", isError=True),
-    "structured": said("{}", structuredContent={"a": [1, 2.0, 12345678901234567890123]}),
-    "picture": {"content": [PICTURE, {"type": "text", "text": "a picture"}]},
-    "with _meta": said("x", _meta={"com.example/a": 1}),
-}
+RESULTS: list[Json] = [
+    said("hello"),
+    said("no", isError=True),
+    said("{}", structuredContent={"a": [1, 2.0, 12345678901234567890123]}),
+    {"content": [PICTURE, {"type": "text", "text": "a picture"}]},
+    said("x", _meta={"com.example/a": 1}),
+]
+KEPT = ("kind", "tool", "server", "arguments", "decision", "rule", "outcome", "mode", "size", "conversation")
 
 
 @every_era
-@pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
-async def test_a_call_through_crib_call_is_the_direct_call(scene: Scene, era: str, result: Json) -> None:
-    scene.desk.answers["write"] = lambda _: result
+async def test_a_call_through_crib_call_is_the_direct_call(scene: Scene, era: str) -> None:
     client, arguments = await scene.client("a", era), {"note": "é", "mode": "append"}
-    direct = await client.call("desk_write", **arguments)
-    assert await client.call("crib_call", tool="desk_write", arguments=arguments) == direct
-    assert await client.call("crib_call", tool="desk:write", arguments=arguments) == direct
-    assert scene.desk.seen == [("write", arguments)] * 3
-    kept = ("kind", "tool", "server", "arguments", "decision", "rule", "outcome", "mode", "size", "conversation")
-    first, *others = [
-        [{key: row[key] for key in kept} for row in pair] for pair in _pairs(await rows(scene.harness, "a"))
-    ]
-    assert [one["kind"] for one in first] == ["intent", "outcome"]
-    assert first[0]["tool"] == "desk:write"
-    assert others == [first, first]
-
-
-def _pairs(found: list[Json]) -> list[list[Json]]:
-    return [found[at : at + 2] for at in range(0, len(found), 2)]
+    results = iter(RESULTS * 3)
+    scene.desk.answers["write"] = lambda _: next(results)
+    calls = (
+        ("desk_write", arguments),
+        *(("crib_call", {"tool": n, "arguments": arguments}) for n in ("desk_write", "desk:write")),
+    )
+    made = [[await client.call(name, **given) for _ in RESULTS] for name, given in calls]
+    assert made[0] == made[1] == made[2]
+    assert [{key: one[key] for key in wanted} for one, wanted in zip(made[0], RESULTS, strict=True)] == RESULTS
+    assert scene.desk.seen == [("write", arguments)] * 3 * len(RESULTS)
+    found = [{key: row[key] for key in KEPT} for row in await rows(scene.harness, "a")]
+    assert [(row["kind"], row["tool"]) for row in found] == [("intent", "desk:write"), ("outcome", "desk:write")] * 15
+    assert found[:10] == found[10:20] == found[20:]
 
 
 @every_era
@@ -348,27 +313,25 @@ async def _direct(client: Client, name: str, arguments: Any) -> Json:
     return answer
 
 
+WRONG_CALLS: list[tuple[Json, str]] = [
+    ({"tool": "desk_wrte"}, "Did you mean desk_write"),
+    ({"tool": "crib_call", "arguments": {"tool": "desk_burn"}}, "crib_call does not call itself"),
+    ({"tool": "crib:call"}, "crib:call does not call itself"),
+    ({"tool": 7}, '{"tool": "NAME"'),
+    ({}, '{"tool": "NAME"'),
+    ({"tool": "desk_read", "args": {}}, '{"tool": "NAME"'),
+    ({"tool": "x" * 100_000}, "There is no tool"),
+]
+
+
 @every_era
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"tool": "desk_wrte"}, "Did you mean desk_write"),
-        ({"tool": "crib_call", "arguments": {"tool": "desk_burn"}}, "crib_call does not call itself"),
-        ({"tool": "crib:call"}, "crib_call does not call itself"),
-        ({"tool": 7}, '{"tool": "NAME"'),
-        ({}, '{"tool": "NAME"'),
-        ({"tool": "desk_read", "args": {}}, '{"tool": "NAME"'),
-        ({"tool": "x" * 100_000}, "There is no tool"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-async def test_a_wrong_crib_call_tells_the_model_what_to_do(
-    scene: Scene, era: str, arguments: Json, expected: str
-) -> None:
-    answer = await (await scene.client("a", era)).call("crib_call", **arguments)
-    assert answer["isError"] is True
-    assert expected in text_of(answer)
-    assert len(text_of(answer)) < 2000
+async def test_a_wrong_crib_call_tells_the_model_what_to_do(scene: Scene, era: str) -> None:
+    client = await scene.client("a", era)
+    for arguments, expected in WRONG_CALLS:
+        answer = await client.call("crib_call", **arguments)
+        assert answer["isError"] is True
+        assert expected in text_of(answer)
+        assert len(text_of(answer)) < 2000
     assert scene.desk.seen == []
 
 
@@ -423,231 +386,3 @@ async def test_a_revocation_stops_a_crib_call(scene: Scene, revoke: str) -> None
     await asyncio.wait_for(task, LIMIT)
     assert "may have run" in text_of(exchange.json["result"])
     assert [row["outcome"] for row in await rows(scene.harness, "a")][-1] == "denied"
-
-
-# -- crib_batch ----------------------------------------------------------------------------------------------------
-
-
-@every_era
-async def test_reads_overlap_and_changes_run_alone_and_in_order(scene: Scene, era: str) -> None:
-    scene.desk.answers["read"] = scene.desk.answers["look"] = Rendezvous(2)
-    order: list[str] = []
-
-    async def write(given: Json) -> Json:
-        order.append(f"+{given['note']}")
-        await asyncio.sleep(0)
-        order.append(f"-{given['note']}")
-        return said("written")
-
-    scene.desk.answers["write"] = write
-    client = await scene.client("a", era)
-    answer = await client.batch(
-        ("desk_read", {"note": "1"}),
-        ("desk_look", {}),
-        ("desk_write", {"note": "a"}),
-        ("desk_write", {"note": "b"}),
-        ("desk_read", {"note": "2"}),
-        ("desk_look", {}),
-    )
-    assert answer["isError"] is False
-    assert order == ["+a", "-a", "+b", "-b"]
-    assert [block["text"] for block in answer["content"]][0::2] == [
-        "# 0 desk_read",
-        "# 1 desk_look",
-        "# 2 desk_write",
-        "# 3 desk_write",
-        "# 4 desk_read",
-        "# 5 desk_look",
-    ]
-    assert sorted(scene.desk.names[:2]) == ["look", "read"]
-    assert scene.desk.names[2:4] == ["write", "write"]
-
-
-async def test_each_call_of_a_batch_is_decided_and_recorded_on_its_own(scene: Scene) -> None:
-    client = await scene.client("a")
-    await scene.rule("a", deny="desk:burn")
-    await scene.rule("a", ask="desk:look")
-    scene.desk.answers["read"] = lambda _: said("broken", isError=True)
-    approvals = scene.harness.crib.services.approvals
-    calling = asyncio.create_task(
-        client.batch(
-            ("desk_write", {"note": "x"}),
-            ("desk_burn", {}),
-            ("desk_look", {"drawer": "top"}),
-            ("desk_read", {"note": "y"}),
-            ("desk_wrte", {}),
-            ("desk_write", {}),
-            ("crib_batch", {"calls": []}),
-        )
-    )
-    (waiting,) = await approvals.next(LIMIT)
-    assert (waiting.tool, json.loads(waiting.arguments)) == ("desk:look", {"drawer": "top"})
-    approvals.answer(waiting.id, approved=True)
-    answer = await calling
-    assert answer["isError"] is False, "some succeeded"
-    texts = [block["text"] for block in answer["content"]]
-    heads = [text for text in texts if text.startswith("# ")]
-    assert heads == [
-        "# 0 desk_write",
-        "# 1 desk_burn failed",
-        "# 2 desk_look",
-        "# 3 desk_read failed",
-        "# 4 desk_wrte failed",
-        "# 5 desk_write failed",
-        "# 6 crib_batch failed",
-    ]
-    assert "may not use desk:burn" in texts[texts.index("# 1 desk_burn failed") + 1]
-    assert "desk_write" in texts[texts.index("# 4 desk_wrte failed") + 1]
-    assert "append" in texts[texts.index("# 5 desk_write failed") + 1], "the schema"
-    found = [(row["kind"], row["tool"], row["outcome"]) for row in await rows(scene.harness, "a")]
-    assert found[:3] == [
-        ("intent", "desk:write", ""),
-        ("outcome", "desk:write", "ok"),
-        ("outcome", "desk:burn", "denied"),
-    ]
-    assert sorted(found[3:7]) == [
-        ("intent", "desk:look", ""),
-        ("intent", "desk:read", ""),
-        ("outcome", "desk:look", "ok"),
-        ("outcome", "desk:read", "tool_error"),
-    ]
-    assert found[7:] == [
-        ("outcome", "desk_wrte", "unknown"),
-        ("outcome", "desk:write", "invalid"),
-        ("outcome", "crib_batch", "unknown"),
-        ("outcome", "crib:batch", "ok"),
-    ]
-
-
-@every_era
-async def test_results_feed_later_calls_by_path(scene: Scene, era: str) -> None:
-    scene.desk.answers["read"] = lambda given: said(
-        "", structuredContent={"items": [{"id": "a"}, {"id": "b"}], "given": given["note"]}
-    )
-    scene.desk.answers["look"] = lambda _: said('{"drawer": "from text"}')
-    client = await scene.client("a", era)
-    answer = await client.batch(
-        ("desk_read", {"note": "first"}),
-        ("desk_look", {}),
-        ("desk_write", {"note": {"$from": 0, "path": "$.items[1].id"}}),
-        ("desk_write", {"note": {"$from": 1, "path": "drawer"}}),
-        ("desk_burn", {"all": [{"$from": 0, "path": "$.items[*].id"}], "text": {"$from": 2}}),
-        ("desk_write", {"note": {"$from": 0, "path": "$.nothing"}}),
-        ("desk_write", {"note": {"$from": 5}}),
-    )
-    assert scene.desk.seen[2:] == [
-        ("write", {"note": "b"}),
-        ("write", {"note": "from text"}),
-        ("burn", {"all": [["a", "b"]], "text": ["write", {"note": "b"}]}),
-    ]
-    texts = [block["text"] for block in answer["content"]]
-    assert "There is nothing at $.nothing" in texts[texts.index("# 5 desk_write failed") + 1]
-    assert "Call 5, whose result it takes, failed" in texts[texts.index("# 6 desk_write failed") + 1]
-
-
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [
-        ([], "1 to 32"),
-        ([{"tool": "desk_burn"}] * 33, "1 to 32"),
-        ("desk_burn", "calls"),
-        ([{"tool": "desk_burn", "args": {}}], "args"),
-        ([{"arguments": {}}], "tool"),
-        ([{"tool": "desk_burn", "arguments": []}], "arguments"),
-        ([{"tool": "desk_burn"}, {"tool": "desk_write", "arguments": {"note": {"$from": 1}}}], "earlier call"),
-        ([{"tool": "desk_burn"}, {"tool": "desk_write", "arguments": {"note": {"$from": 2}}}], "earlier call"),
-        ([{"tool": "desk_burn"}, {"tool": "desk_write", "arguments": {"note": {"$from": -1}}}], "earlier call"),
-        ([{"tool": "desk_burn"}, {"tool": "desk_write", "arguments": {"note": {"$from": True}}}], "earlier call"),
-        ([{"tool": "desk_burn"}, {"tool": "desk_write", "arguments": {"note": {"$from": "0"}}}], "earlier call"),
-    ],
-    ids=lambda value: str(value)[:50],
-)
-async def test_a_wrong_batch_runs_nothing(scene: Scene, calls: Any, expected: str) -> None:
-    answer = await (await scene.client("a")).call("crib_batch", calls=calls)
-    assert answer["isError"] is True
-    assert expected in text_of(answer)
-    assert len(text_of(answer)) < 600
-    assert scene.desk.seen == []
-
-
-async def test_a_batch_cannot_multiply_a_result(scene: Scene) -> None:
-    scene.desk.answers["look"] = lambda _: said("x" * 100_000)
-    client = await scene.client("a")
-    answer = await client.batch(("desk_look", {}), ("desk_burn", {"all": [{"$from": 0}] * 50}))
-    assert scene.desk.names == ["look"]
-    assert "would take more than 1,048,576 bytes" in text_of(answer)
-    refused = await client.batch(("desk_look", {}), ("desk_burn", {"all": [{"$from": 0, "path": "$[*].x"}] * 65}))
-    assert "at most 64" in text_of(refused)
-    assert scene.desk.names == ["look"]
-
-
-async def test_a_cancelled_batch_starts_no_further_call(scene: Scene) -> None:
-    client = await scene.client("a")
-    calls = [{"tool": "slow_wait"}, {"tool": "desk_burn"}]
-    body, headers = await client.request("tools/call", name="crib_batch", arguments={"calls": calls})
-    exchange, task = scene.harness.begin(body, client.token, headers)
-    await asyncio.wait_for(scene.harness.slow.called.wait(), LIMIT)
-    exchange.leave()
-    await asyncio.wait_for(task, LIMIT)
-    assert scene.desk.seen == []
-    assert [(row["tool"], row["outcome"]) for row in await rows(scene.harness, "a")] == [
-        ("slow:wait", ""),
-        ("slow:wait", "cancelled"),
-        ("crib:batch", "cancelled"),
-    ]
-
-
-async def test_a_revocation_in_the_middle_of_a_batch(scene: Scene) -> None:
-    client = await scene.client("a")
-    calling = asyncio.create_task(
-        client.batch(("desk_write", {"note": "x"}), ("slow_wait", {}), ("slow_where", {}), ("desk_burn", {}))
-    )
-    await asyncio.wait_for(scene.harness.slow.called.wait(), LIMIT)
-    await scene.rule("a", deny="slow:*")
-    answer = await asyncio.wait_for(calling, LIMIT)
-    texts = [block["text"] for block in answer["content"]]
-    assert "may have run" in texts[texts.index("# 1 slow_wait failed") + 1]
-    assert "may have run" not in texts[texts.index("# 2 slow_where failed") + 1]
-    assert scene.desk.names == ["write", "burn"]
-    found = [(row["tool"], row["outcome"]) for row in await rows(scene.harness, "a") if row["kind"] == "outcome"]
-    assert found[1:3] == [("slow:wait", "denied"), ("slow:where", "denied")]
-
-
-@pytest.mark.parametrize("revoke", ["remove", "rotate"])
-async def test_an_agent_that_ends_in_the_middle_of_a_batch_makes_no_further_call(scene: Scene, revoke: str) -> None:
-    client = await scene.client("a")
-    calls = [{"tool": "slow_wait"}, {"tool": "desk_burn"}]
-    body, headers = await client.request("tools/call", name="crib_batch", arguments={"calls": calls})
-    exchange, task = scene.harness.begin(body, client.token, headers)
-    await asyncio.wait_for(scene.harness.slow.called.wait(), LIMIT)
-    await getattr(scene.agents, revoke)("a")
-    await asyncio.wait_for(task, LIMIT)
-    assert exchange.json["error"]["message"] == "The session ended during the request."
-    assert scene.desk.seen == []
-
-
-async def test_an_agent_that_expires_in_the_middle_of_a_batch_gets_its_token_refused(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = await scene.client("a")
-
-    def expire(_: Json) -> Json:
-        monkeypatch.setattr(scene.agents, "current", lambda agent: None)
-        return said("x")
-
-    scene.desk.answers["write"] = expire
-    body, headers = await client.request(
-        "tools/call",
-        name="crib_batch",
-        arguments={"calls": [{"tool": "desk_write", "arguments": {"note": "x"}}, {"tool": "desk_burn"}]},
-    )
-    exchange = await scene.harness.ask(body, client.token, headers)
-    assert exchange.status == 401
-    assert exchange.json["error"]["message"].startswith("This token is unknown, or")
-    assert scene.desk.names == ["write"]
-
-
-async def test_equal_calls_of_a_batch_each_run(scene: Scene) -> None:
-    answer = await (await scene.client("a")).batch(*[("desk_write", {"note": "x"})] * 3)
-    assert scene.desk.names == ["write"] * 3
-    assert text_of(answer).count("# ") == 3

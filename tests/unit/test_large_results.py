@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from jsonschema_rs import validator_for
 
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.config.layers import load
+from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.config.paths import Paths
 from toolcrib.errors import InvalidArguments
 from toolcrib.gateway import large_results, result_text
-from toolcrib.gateway.large_results import READ_RESULT, RESULT_KEY, limit_bytes, shorten
+from toolcrib.gateway.large_results import RESULT_KEY, limit_bytes, shorten
 from toolcrib.gateway.result_text import page_starts, read_result, shape_of
+from toolcrib.listing.gateway_tools import gateway_tool_definitions
 
 ID = "r_0123456789ab"
 LIMIT = 9000
@@ -326,4 +329,5 @@ def test_the_setting(tmp_path: Path, written: str, tokens: int | None) -> None:
 
 def test_the_definition_costs_few_tokens() -> None:
     bpe = pytest.importorskip("rs_bpe.bpe")
-    assert len(bpe.openai.o200k_base().encode(json.dumps(READ_RESULT, separators=(",", ":")))) <= 90
+    (definition,) = gateway_tool_definitions(ListingMode.FULL, NameStyle.SERVER, (), OfferCatalog())
+    assert len(bpe.openai.o200k_base().encode(definition.decode())) <= 100

@@ -15,7 +15,7 @@ import msgspec
 
 from toolcrib.errors import InvalidArguments, ToolcribError
 from toolcrib.gateway.messages import error_as_tool_result
-from toolcrib.listing.gateway_tools import MOST_IN_BATCH
+from toolcrib.listing.gateway_tools import MOST_IN_BATCH, GatewayTool
 from toolcrib.listing.json_path import pick
 
 _FROM, _PATH = "$from", "path"
@@ -98,7 +98,7 @@ def _checked(arguments: bytes) -> tuple[Sequence[BatchedCall], Sequence[frozense
         calls = msgspec.json.decode(arguments, type=_Batch).calls
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidArguments(
-            f"The arguments of crib_batch are invalid: {error}.",
+            f"The arguments do not match {GatewayTool.BATCH.display}: {error}.",
             remedy='Write {"calls": [{"tool": "NAME", "arguments": {…}}, …]}.',
         ) from None
     if not 0 < len(calls) <= MOST_IN_BATCH:

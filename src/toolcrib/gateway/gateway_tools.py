@@ -62,7 +62,7 @@ def inner_call(params: Mapping[str, Raw]) -> tuple[str, dict[str, Raw]]:
     """The name and the params of the call that `crib_call` makes."""
     given = _read(GatewayTool.CALL, params, _Call, '{"tool": "NAME", "arguments": {…}}')
     if NAMED_GATEWAY_TOOLS.get(given.tool) is GatewayTool.CALL:
-        raise InvalidArguments("crib_call does not call itself.", remedy="Give the name of another tool.")
+        raise InvalidArguments(f"{given.tool} does not call itself.", remedy="Give the name of another tool.")
     return given.tool, {**params, "arguments": given.arguments}
 
 

@@ -33,6 +33,7 @@ from toolcrib.gateway.result_text import (
 )
 from toolcrib.identity.kept_results import KeptResult, KeptResults, new_id, unknown_result
 from toolcrib.identity.principal import ReaderKind, RequestContext
+from toolcrib.listing import GatewayTool, listed_name
 from toolcrib.listing.json_path import find
 from toolcrib.policy import Verdict
 
@@ -90,7 +91,8 @@ class LargeResults:
             return result
         id, agent = new_id(), context.principal.name
         async with self._turn(agent, result):
-            made = await asyncio.to_thread(shorten, result, id, limit, tool.shown.output_schema)
+            reader = listed_name(GatewayTool.RESULT, context.project.listings.style)
+            made = await asyncio.to_thread(shorten, result, id, limit, tool.shown.output_schema, reader)
         if made is None:
             return result
         kept = KeptResult(tool.server, tool.name, arguments, result)
@@ -122,7 +124,7 @@ def _wanted(arguments: Mapping[str, Any]) -> _Wanted:
     try:
         wanted = msgspec.convert(arguments, _Wanted, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidArguments(f"The arguments do not match crib_result: {error}.") from None
+        raise InvalidArguments(f"The arguments do not match {GatewayTool.RESULT.display}: {error}.") from None
     if len(wanted.search) > _LONGEST_SEARCH:
         raise InvalidArguments(f"`search` has more than {_LONGEST_SEARCH} characters.", remedy="Search for a word.")
     return wanted
@@ -140,22 +142,26 @@ def _may_read(kept: KeptResult, context: RequestContext[Project]) -> bool:
         return False
 
 
-def shorten(result: bytes, id: str, limit: int, output_schema: Mapping[str, Any] | None) -> bytes | None:
+def shorten(
+    result: bytes, id: str, limit: int, output_schema: Mapping[str, Any] | None, reader: str = "crib_result"
+) -> bytes | None:
     """The result in at most `limit` bytes, besides pictures and the like. None if it fits, or if the client would
-    refuse it: clients check structured content against the tool's schema."""
+    refuse it: clients check structured content against the tool's schema. `reader`: the listed name of the tool that
+    reads the rest."""
     found = read_result(result)
     if found is None or found.size <= limit:
         return None
+    rest = f'{reader}(id="{id}"'
     members = {key: value for key, value in found.others.items() if key != "_meta"}
     most = _page_bytes(limit)
     if output_schema is not None and found.structured is not NO_DATA and not found.failed:
-        structured = _shortened_data(found.structured, id, limit // 3, output_schema)
+        structured = _shortened_data(found.structured, rest, limit // 3, output_schema)
         if structured is None:
             return None
         # Many clients show their model only one of the two.
         members["structuredContent"] = Raw(structured)
         most -= len(structured)
-    text = _with_notes(found, id, limit, most - sum(map(len, found.links)))
+    text = _with_notes(found, rest, limit, most - sum(map(len, found.links)))
     content = [Raw(msgspec.json.encode({"type": "text", "text": text})), *found.links, *found.media]
     meta = {**_meta(found), RESULT_KEY: Raw(msgspec.json.encode(id))}
     return msgspec.json.encode({"content": content, **members, "_meta": meta})
@@ -173,16 +179,14 @@ def _page_bytes(limit: int) -> int:
     return limit - min(limit // 3, 2400)
 
 
-def _with_notes(found: ResultText, id: str, limit: int, most: int) -> str:
+def _with_notes(found: ResultText, rest: str, limit: int, most: int) -> str:
+    """`rest`: the beginning of a call that reads the rest."""
     text = found.text
     end = page_end(text, 0, most)
     # Without room for the whole first page, the agent must read it first.
     page = 2 if most == _page_bytes(limit) else 1
     path = f', or path="{_example(found.data)}"' if found.data is not NO_DATA else ""
-    note = (
-        f"[Shown: {end:,} of {len(text):,} characters. "
-        f'The rest: crib_result(id="{id}", page={page}), or search="…"{path}.]'
-    )
+    note = f'[Shown: {end:,} of {len(text):,} characters. The rest: {rest}, page={page}), or search="…"{path}.]'
     return f"{text[:end]}\n\n{_shape_line(text, found.data, limit)}\n{note}"
 
 
@@ -209,10 +213,10 @@ class _TooManyValues(Exception):
 
 
 class _Cut:
-    """A copy of a JSON value with shorter texts and lists. The first text that it cuts names the id."""
+    """A copy of a JSON value with shorter texts and lists. The first text that it cuts says how to read it."""
 
-    def __init__(self, id: str, texts: int, items: int) -> None:
-        self.note = f' crib_result(id="{id}")'
+    def __init__(self, rest: str, texts: int, items: int) -> None:
+        self.note = f" {rest})"
         self.cut_text = False
         self._texts = texts
         self._items = items
@@ -232,17 +236,17 @@ class _Cut:
         return value
 
 
-def _shortened_data(value: Any, id: str, most: int, schema: Mapping[str, Any]) -> bytes | None:
-    """Shorter structured content that the schema allows and that names the id; None if there is none."""
+def _shortened_data(value: Any, rest: str, most: int, schema: Mapping[str, Any]) -> bytes | None:
+    """Shorter structured content that the schema allows and that says how to read the rest; None if there is none."""
     if not isinstance(value, dict):
         return None
     for texts, items in ((most // 2, most), *_CUTS):
-        cut = _Cut(id, texts, items)
+        cut = _Cut(rest, texts, items)
         try:
             made = cut.of(value)
         except _TooManyValues:
             continue
-        noted = {**made, RESULT_KEY: f'Shortened. The rest:{cut.note[:-1]}, path="{_example(value)}")'}
+        noted = {**made, RESULT_KEY: f'Shortened. The rest: {rest}, path="{_example(value)}")'}
         if len(encoded := msgspec.json.encode(noted)) <= most:
             if matches(schema, noted):
                 return encoded

@@ -4,7 +4,16 @@ In: a catalog, a permission and a mode. Out: the bytes of tools/list (`cache`), 
 """
 
 from toolcrib.listing.cache import ORIGIN_KEY, ListingCache, OfferList, ToolOrigin
-from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, GatewayTool
+from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, GatewayTool, listed_name
 from toolcrib.listing.modes import wanted_mode
 
-__all__ = ["NAMED_GATEWAY_TOOLS", "ORIGIN_KEY", "GatewayTool", "ListingCache", "OfferList", "ToolOrigin", "wanted_mode"]
+__all__ = [
+    "NAMED_GATEWAY_TOOLS",
+    "ORIGIN_KEY",
+    "GatewayTool",
+    "ListingCache",
+    "OfferList",
+    "ToolOrigin",
+    "listed_name",
+    "wanted_mode",
+]

@@ -39,6 +39,11 @@ NAMED_GATEWAY_TOOLS: Mapping[str, GatewayTool] = {
 }
 """By their names in every style, and as `crib:find`."""
 
+
+def listed_name(tool: GatewayTool, style: NameStyle) -> str:
+    return _NAMES[COMMANDS, tool].of(style)
+
+
 MOST_HITS = 20
 MOST_DESCRIBED = 8
 MOST_IN_BATCH = 32
@@ -83,14 +88,14 @@ def gateway_tool_definitions(
 ) -> list[bytes]:
     """`shown`: the tools that the agent may use. `results`: whether it may get long results in parts."""
     servers = "".join(f"\n{line}" for line in server_lines(shown, offers)) if mode is ListingMode.SEARCH else ""
-    call = _NAMES[COMMANDS, GatewayTool.CALL].of(style)
+    call = listed_name(GatewayTool.CALL, style)
     made = []
     for tool in _LISTED[mode]:
         if tool is GatewayTool.RESULT and not results:
             continue
         description, schema = _DEFINITIONS[tool]
         definition: dict[str, Any] = {
-            "name": _NAMES[COMMANDS, tool].of(style),
+            "name": listed_name(tool, style),
             "description": description.format(call=call, servers=servers),
             "inputSchema": schema,
         }
