@@ -155,7 +155,13 @@ async def rows(harness: GatewayHarness, agent: str) -> list[Json]:
 DESK = (
     tool("read", "Reads a note.", reads=True, required=("note",), note=TEXT),
     tool("look", "Looks at a drawer.", reads=True, drawer=TEXT),
-    tool("write", "Writes a note.", required=("note",), note=TEXT, mode={"enum": ["append", "replace"]}),
+    tool(
+        "write",
+        "Writes a note. It replaces another of the same day, but can be appended to it.",
+        required=("note",),
+        note=TEXT,
+        mode={"enum": ["append", "replace"]},
+    ),
     tool("burn", "Burns every note."),
     {"name": "ask", "inputSchema": {"type": "object"}},
 )
@@ -184,3 +190,8 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     desk, vault = Desk("desk", *DESK), Desk("vault", *VAULT)
     async with opened(tmp_path, desk, vault) as harness:
         yield Scene(harness, desk, vault)
+
+
+def configure(folder: Path, **settings: Any) -> None:
+    (folder / "t").mkdir(mode=0o700, exist_ok=True)
+    (folder / "t" / "config.json").write_text(json.dumps(settings))

@@ -298,3 +298,62 @@ async def test_a_client_that_cannot_be_asked_is_not_asked(harness: GatewayHarnes
     session = await harness.initialize(token)
     answer = await harness.legacy(session, "tools/call", token, name="slow_ask", arguments={"messages": ["one"]})
     assert answer.json["result"]["structuredContent"] == {"answers": [{"action": "cancel"}]}
+
+
+def through(gateway_tool: str, *messages: str, **more: Any) -> Body:
+    """A call of `ask` for each message, through a tool of the gateway."""
+    calls = [{"tool": "slow_ask", "arguments": {"messages": [one]}} for one in messages]
+    arguments = calls[0] if gateway_tool == "crib_call" else {"calls": calls}
+    params = {"name": gateway_tool, "arguments": arguments, **more, "_meta": META}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+THROUGH = {"crib_call": ["one"], "crib_batch": ["one", "two"]}
+through_either = pytest.mark.parametrize("gateway_tool", THROUGH)
+
+
+@through_either
+async def test_a_modern_client_is_asked_in_the_middle_of_a_call_through_the_gateways_tools(
+    harness: GatewayHarness, gateway_tool: str
+) -> None:
+    token, messages = await harness.agent("a"), THROUGH[gateway_tool]
+    headers = modern_headers("tools/call", name=gateway_tool)
+    exchange, _ = harness.begin(through(gateway_tool, *messages), token, headers)
+    await within(exchange.until(b'"input_required"'))
+    asked = exchange.json["result"]
+    for number, message in enumerate(messages, start=1):
+        (question,) = asked["inputRequests"].values()
+        assert question["params"]["message"] == f"Server 'slow' asks: {message}"
+        again = {"inputResponses": dict.fromkeys(asked["inputRequests"], YES), "requestState": asked["requestState"]}
+        other = through(gateway_tool, *messages[:-1], "changed", **again)
+        assert (await within(harness.ask(other, token, headers))).status == 400
+        answer = await within(harness.ask(through(gateway_tool, *messages, **again), token, headers))
+        assert harness.slow.times == min(number + 1, len(messages)), "no call is repeated"
+        asked = messages_in(answer)[-1]["result"] if answer.text.startswith(b"event") else answer.json["result"]
+    assert asked["resultType"] == "complete"
+    assert json.dumps(asked).count("accept") == len(messages)
+    assert await outcomes(harness, "a") == [
+        *[("intent", ""), ("question", "accept"), ("outcome", "ok")] * len(messages),
+        *([("outcome", "ok")] if gateway_tool == "crib_batch" else []),
+    ]
+
+
+@through_either
+async def test_a_legacy_client_is_asked_in_the_middle_of_a_call_through_the_gateways_tools(
+    harness: GatewayHarness, gateway_tool: str
+) -> None:
+    token, messages = await harness.agent("a"), THROUGH[gateway_tool]
+    session = await harness.initialize(token, capabilities=FORMS)
+    params = through(gateway_tool, *messages)["params"]
+    call = legacy_body("tools/call", name=gateway_tool, arguments=params["arguments"])
+    exchange, task = harness.begin(call, token, {"mcp-session-id": session})
+    for message in messages:
+        await within(exchange.until(f"asks: {message}".encode()))
+        asked = messages_in(exchange)[-1]
+        reply = {"jsonrpc": "2.0", "id": asked["id"], "result": YES}
+        await harness.ask(reply, token, {"mcp-session-id": session})
+    await within(task)
+    assert json.dumps(messages_in(exchange)[-1]["result"]).count("accept") == len(messages)
+    assert harness.slow.times == len(messages)
+    rows = await harness.crib.services.audit.query(agent="a")
+    assert {row["tool"] for row in rows if row["kind"] == "question"} == {"slow:ask"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parts.desk import DESK, VAULT, Client, Desk, Json, Scene, rows, said, scene, text_of
+from parts.desk import DESK, VAULT, Client, Desk, Json, Scene, configure, rows, said, scene, text_of
 from parts.gateway_harness import LIMIT, Exchange, opened
 from parts.waiting import until
 from toolcrib.config.model import ListingMode
@@ -26,11 +26,6 @@ def mode_of(names: list[str]) -> str:
     if "crib_find" in names:
         return "search"
     return "thin" if "crib_batch" in names else "full"
-
-
-def configure(folder: Path, **settings: Any) -> None:
-    (folder / "t").mkdir(mode=0o700, exist_ok=True)
-    (folder / "t" / "config.json").write_text(json.dumps(settings))
 
 
 # -- modes ---------------------------------------------------------------------------------------------------------

@@ -241,6 +241,7 @@ class Door:
                     session="" if context.session is None else context.session.id,
                     conversation=context.conversation,
                     tool=name,
+                    mode="full" if context.session is None else context.session.mode,
                     outcome=outcome,
                 )
             )
