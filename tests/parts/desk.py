@@ -157,7 +157,7 @@ DESK = (
     tool("look", "Looks at a drawer.", reads=True, drawer=TEXT),
     tool(
         "write",
-        "Writes a note. It replaces another of the same day, but can be appended to it.",
+        "Writes a note. " + "It replaces another of the same day, but can be appended to it. " * 8,
         required=("note",),
         note=TEXT,
         mode={"enum": ["append", "replace"]},
