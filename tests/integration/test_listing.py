@@ -249,6 +249,25 @@ def test_cached_answers_are_the_same_through_gateway_tools_and_end_with_the_perm
 
 
 @every_era
+def test_the_owner_approves_the_tool_itself(scene: Scene, era: str) -> None:
+    name = f"approved-{era}"
+    scene.owner.put_profile("careful", {"allow": "*:*"}, {"ask": "w:note"})
+    with scene.agent(name, era, profile="careful") as client, ThreadPoolExecutor(1) as pool:
+        call = {"tool": "w_note", "arguments": {"nonce": name}}
+        for tool, arguments in (("crib_call", call), ("crib_batch", {"calls": [call]})):
+            answer = pool.submit(client.call, tool, **arguments)
+            (waiting,) = wait_for(lambda: scene.owner.say("approval:list")["approvals"], "the approval")
+            shown = run_cli(scene.daemon.home, "approvals").ok().out
+            assert f"{name}" in shown
+            assert "w:note" in shown
+            assert "crib_" not in shown
+            run_cli(scene.daemon.home, "approve", waiting["id"]).ok()
+            assert "done" in result_text(answer.result(LIMIT).result)
+    assert scene.notes.nonces().count(name) == 2
+    assert [row["tool"] for row in scene.rows(name) if row["decision"] == "ask"] == ["w:note"] * 4
+
+
+@every_era
 def test_a_mode_set_by_command_is_announced_to_connected_clients(scene: Scene, era: str) -> None:
     name = f"moded-{era}"
     with scene.agent(name, era) as client, client.listening() as stream:

@@ -87,6 +87,7 @@ async def test_each_call_of_a_batch_is_decided_and_recorded_on_its_own(scene: Sc
     assert "may not use desk:burn" in texts[texts.index("# 1 desk_burn failed") + 1]
     assert "desk_write" in texts[texts.index("# 4 desk_wrte failed") + 1]
     assert "append" in texts[texts.index("# 5 desk_write failed") + 1], "the schema"
+    assert texts[-1].startswith("crib_batch cannot be part of a batch.")
     found = [(row["kind"], row["tool"], row["outcome"]) for row in await rows(scene.harness, "a")]
     assert found[:3] == [
         ("intent", "desk:write", ""),
@@ -102,7 +103,6 @@ async def test_each_call_of_a_batch_is_decided_and_recorded_on_its_own(scene: Sc
     assert found[7:] == [
         ("outcome", "desk_wrte", "unknown"),
         ("outcome", "desk:write", "invalid"),
-        ("outcome", "crib_batch", "unknown"),
         ("outcome", "crib:batch", "ok"),
     ]
 

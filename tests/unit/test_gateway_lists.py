@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from functools import partial
 from pathlib import Path
@@ -143,6 +144,25 @@ async def test_long_results_through_gateway_tools_belong_to_the_tool_itself(tmp_
         scene.home.changed()
         assert await readable(client) == [False] * 4
         assert "line" not in text_of(await client.call("crib_result", id=look))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 32])
+async def test_nothing_of_long_results_in_a_batch_is_lost(tmp_path: Path, calls: int) -> None:
+    configure(tmp_path, result_tokens=3000)
+    desk = Desk("desk", *DESK)
+    desk.answers["look"] = lambda _: said(LINES)
+    async with opened(tmp_path, desk) as harness:
+        client = Client(harness, await harness.agent("a"))
+        answer = await client.batch(*[("desk_look", {})] * calls)
+        assert len(json.dumps(answer)) < max(9000, calls * 1000) * 1.1
+        texts = [block["text"] for block in answer["content"][1::2]]
+        for text in {texts[0], texts[-1]}:
+            ((id, named),) = re.findall(r'crib_result\(id="(\w+)", page=(\d)\)', text)
+            whole, page, more = text.partition("\n\n[Text")[0] if named == "2" else "", int(named), True
+            while more:
+                part = text_of(await client.call("crib_result", id=id, page=page))
+                whole, page, more = whole + part.rpartition("\n[Page")[0], page + 1, "Next: page=" in part
+            assert whole == LINES
 
 
 async def test_a_batch_takes_parts_of_long_results_whole(tmp_path: Path) -> None:

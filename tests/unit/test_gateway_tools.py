@@ -14,6 +14,7 @@ from parts.desk import DESK, VAULT, Client, Desk, Json, Scene, configure, rows, 
 from parts.gateway_harness import LIMIT, Exchange, opened
 from parts.waiting import until
 from toolcrib.config.model import ListingMode
+from toolcrib.identity.agent import ErrorForm
 from toolcrib.policy import profile_from
 
 __all__ = ["scene"]
@@ -301,6 +302,16 @@ async def test_wrong_arguments_get_the_inner_tools_schema(scene: Scene, era: str
         answer = await client.call("crib_call", tool="desk_write", arguments=wrong)
         assert answer == await _direct(client, "desk_write", wrong)
     assert scene.desk.seen == []
+
+
+async def test_programs_with_http_errors_get_those_of_the_inner_tool(scene: Scene) -> None:
+    client = await scene.client("a", errors=ErrorForm.HTTP)
+    await scene.rule("a", deny="desk:burn")
+    for name, arguments in (("desk_burn", {}), ("desk_write", {"note": 7})):
+        direct = await client.ask("tools/call", name=name, arguments=arguments)
+        through = await client.ask("tools/call", name="crib_call", arguments={"tool": name, "arguments": arguments})
+        assert (through.status, through.json) == (direct.status, direct.json)
+        assert direct.json["error"]
 
 
 async def _direct(client: Client, name: str, arguments: Any) -> Json:

@@ -149,13 +149,13 @@ def _groups(
 
 
 async def _made(
-    call: BatchedCall, make: MakeCall, share: int, results: Sequence[_Result | None] | None
+    call: BatchedCall, make: MakeCall, shares: int, results: Sequence[_Result | None] | None
 ) -> tuple[_Result, _Result]:
     """The result, and what the agent gets of it. `results`: the earlier ones, if the call takes some."""
     try:
         if results is not None:
             call = BatchedCall(call.tool, await asyncio.to_thread(_with_results, call.arguments, results))
-        made = await make(call, share)
+        made = await make(call, shares)
         result = await _read(made.result)
         return result, result if made.shown is made.result else await _read(made.shown)
     except ToolcribError as error:

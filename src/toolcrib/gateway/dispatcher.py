@@ -380,12 +380,11 @@ class Dispatcher:
         return answer
 
     async def _shortened(
-        self, result: bytes, tool: Tool, arguments: bytes, context: ProjectRequest, share: int = 1
+        self, result: bytes, tool: Tool, arguments: bytes, context: ProjectRequest, shares: int = 1
     ) -> bytes:
-        """The result as the agent gets it, in its `share` of what its client takes."""
+        """The result as the agent gets it, in one of the `shares` of what its client takes."""
         limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
-        limit = max(SMALLEST_LIMIT, limit // share) if limit else 0
-        return await self._large.shortened(result, tool, arguments, context, limit)
+        return await self._large.shortened(result, tool, arguments, context, limit, shares)
 
     async def _call_in_batch(
         self,
@@ -394,8 +393,12 @@ class Dispatcher:
         asking: Asking,
         logs: LogWish | None,
         call: BatchedCall,
-        share: int,
+        shares: int,
     ) -> MadeCall:
+        if call.tool in NAMED_GATEWAY_TOOLS:
+            raise InvalidArguments(
+                f"{call.tool} cannot be part of a batch.", remedy="Call it on its own, and other tools by their names."
+            )
         arguments = msgspec.json.encode(call.arguments)
         request = CallRequest(
             tool=call.tool,
@@ -410,7 +413,7 @@ class Dispatcher:
         result = made.answer.result
         if result is None:
             raise _as_failure(made.answer.error or b"{}")
-        return MadeCall(result, await self._shortened(result, made.tool, arguments, context, share))
+        return MadeCall(result, await self._shortened(result, made.tool, arguments, context, shares))
 
 
 def _reply(request_id: bytes, answer: ServerAnswer, era: Era) -> Reply:

@@ -56,6 +56,8 @@ _BYTES_PER_TOKEN = 3
 """JSON has about 3, English text more than 4."""
 MIN_TOKENS = 1000
 SMALLEST_LIMIT = MIN_TOKENS * _BYTES_PER_TOKEN
+_SMALLEST_SHARE = 1000
+"""Bytes of a result among others: enough for its id and its beginning."""
 _LARGE = 256 * 1024
 """Bytes above which an agent's results are read one at a time, with pauses."""
 _LONGEST_SEARCH = 200
@@ -84,15 +86,16 @@ class LargeResults:
         self._turns = ReadLimiter()
 
     async def shortened(
-        self, result: bytes, tool: Tool, arguments: bytes, context: RequestContext[Project], limit: int
+        self, result: bytes, tool: Tool, arguments: bytes, context: RequestContext[Project], limit: int, shares: int = 1
     ) -> bytes:
-        """The result itself if it fits or cannot be kept."""
-        if not SMALLEST_LIMIT <= limit < len(result) or context.reader is not ReaderKind.MODEL:
+        """The result itself if it fits or cannot be kept. It gets one of so many `shares` of the limit."""
+        share = max(limit // shares, min(limit, _SMALLEST_SHARE))
+        if not 0 < share < len(result) or context.reader is not ReaderKind.MODEL:
             return result
         id, agent = new_id(), context.principal.name
         async with self._turn(agent, result):
             reader = listed_name(GatewayTool.RESULT, context.project.listings.style)
-            made = await asyncio.to_thread(shorten, result, id, limit, tool.shown.output_schema, reader)
+            made = await asyncio.to_thread(shorten, result, id, share, tool.shown.output_schema, reader, limit)
         if made is None:
             return result
         kept = KeptResult(tool.server, tool.name, arguments, result)
@@ -143,11 +146,16 @@ def _may_read(kept: KeptResult, context: RequestContext[Project]) -> bool:
 
 
 def shorten(
-    result: bytes, id: str, limit: int, output_schema: Mapping[str, Any] | None, reader: str = "crib_result"
+    result: bytes,
+    id: str,
+    limit: int,
+    output_schema: Mapping[str, Any] | None,
+    reader: str = "crib_result",
+    page_limit: int = 0,
 ) -> bytes | None:
     """The result in at most `limit` bytes, besides pictures and the like. None if it fits, or if the client would
     refuse it: clients check structured content against the tool's schema. `reader`: the listed name of the tool that
-    reads the rest."""
+    reads the rest; `page_limit`: the limit of its pages if it is another."""
     found = read_result(result)
     if found is None or found.size <= limit:
         return None
@@ -161,7 +169,10 @@ def shorten(
         # Many clients show their model only one of the two.
         members["structuredContent"] = Raw(structured)
         most -= len(structured)
-    text = _with_notes(found, rest, limit, most - sum(map(len, found.links)))
+    most -= sum(map(len, found.links))
+    # Without room for the whole first page, the agent must read it first.
+    page = 2 if most == _page_bytes(page_limit or limit) else 1
+    text = _with_notes(found, f"{rest}, page={page})", limit, most)
     content = [Raw(msgspec.json.encode({"type": "text", "text": text})), *found.links, *found.media]
     meta = {**_meta(found), RESULT_KEY: Raw(msgspec.json.encode(id))}
     return msgspec.json.encode({"content": content, **members, "_meta": meta})
@@ -180,13 +191,11 @@ def _page_bytes(limit: int) -> int:
 
 
 def _with_notes(found: ResultText, rest: str, limit: int, most: int) -> str:
-    """`rest`: the beginning of a call that reads the rest."""
+    """`rest`: the call that reads the rest."""
     text = found.text
     end = page_end(text, 0, most)
-    # Without room for the whole first page, the agent must read it first.
-    page = 2 if most == _page_bytes(limit) else 1
     path = f', or path="{_example(found.data)}"' if found.data is not NO_DATA else ""
-    note = f'[Shown: {end:,} of {len(text):,} characters. The rest: {rest}, page={page}), or search="…"{path}.]'
+    note = f'[Shown: {end:,} of {len(text):,} characters. The rest: {rest}, or search="…"{path}.]'
     return f"{text[:end]}\n\n{_shape_line(text, found.data, limit)}\n{note}"
 
 
