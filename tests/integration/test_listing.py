@@ -27,6 +27,8 @@ from parts.waiting import wait_for
 
 __all__ = ["nothing_left_behind"]
 
+pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-9", "BNS-4")]
+
 ERAS = ("modern", "legacy")
 MODES = ("full", "thin", "search")
 OWN = ["crib_find", "crib_describe", "crib_call", "crib_batch", "crib_result"]

@@ -19,6 +19,8 @@ from toolcrib.policy import profile_from
 
 __all__ = ["scene"]
 
+pytestmark = pytest.mark.req("KSI-9", "BNS-4")
+
 ERAS = ("modern", "legacy")
 every_era = pytest.mark.parametrize("era", ERAS)
 
