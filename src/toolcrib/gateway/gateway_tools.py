@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.catalog.names import similar
+from toolcrib.catalog.tool import Tool
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
@@ -27,6 +28,7 @@ from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.gateway.offer_requests import CALL_WAIT_SECONDS
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
+from toolcrib.listing import is_shown
 from toolcrib.listing.gateway_tools import MOST_DESCRIBED, MOST_HITS, NAMED_GATEWAY_TOOLS, GatewayTool, server_lines
 from toolcrib.listing.signature import signature
 from toolcrib.policy import Verdict
@@ -115,7 +117,7 @@ class GatewayTools:
         project = context.project
         await project.wait_for_new_servers(LISTING_WAIT_SECONDS)
         index = await project.search.index(project.catalog)
-        shows = context.principal.permission().shows
+        shows = _shows(context)
         servers = dict.fromkeys(tool.server for tool in project.catalog.tools if shows(tool))
         if given.server and given.server not in servers:
             raise InvalidArguments(
@@ -131,7 +133,7 @@ class GatewayTools:
             used=self._crib.services.favorites.uses,
         )
         # The permission and the tools may have changed meanwhile.
-        catalog, style, shows = project.catalog, project.listings.style, context.principal.permission().shows
+        catalog, style, shows = project.catalog, project.listings.style, _shows(context)
         named = catalog.by_public(style)
         hits = [hit for hit in hits if named.get(hit.public(style)) is hit and shows(hit)]
         if context.session is not None:
@@ -203,12 +205,17 @@ class GatewayTools:
                 outcome=outcome,
                 duration=duration,
                 size=len(result),
-                # The results of a batch are counted one by one.
+                # The arguments and results of a batch are counted one by one.
                 result=None if tool is GatewayTool.BATCH else result,
                 counted=counted,
-                arguments_counted=arguments_counted,
+                arguments_counted=None if tool is GatewayTool.BATCH else arguments_counted,
             )
         )
+
+
+def _shows(context: ProjectRequest) -> Callable[[Tool], bool]:
+    permission, without = context.principal.permission(), context.without
+    return lambda tool: is_shown(tool, permission, without)
 
 
 def _reads_only(context: ProjectRequest) -> Callable[[str], bool]:
