@@ -280,6 +280,20 @@ def test_a_mode_set_by_command_is_announced_to_connected_clients(scene: Scene, e
     assert [row["outcome"] for row in scene.owner.audit(agent=name)].count("listing changed") == 3
 
 
+@every_era
+def test_a_mode_set_by_command_counts_for_a_bridge_that_is_connected(scene: Scene, era: str) -> None:
+    name = f"bridged-{era}"
+    with scene.asked(name, era, "bridge") as client:
+        for mode, expected in (("search", OWN), ("handshake", []), ("thin", ["crib_batch", "crib_result"])):
+            assert client.ask("tools/list", {}).result["tools"]
+            run_cli(scene.daemon.home, "agent", "listing", name, mode).ok()
+            if era == "legacy":
+                assert client.line.read()["method"] == "notifications/tools/list_changed"
+            names = [tool["name"] for tool in client.ask("tools/list", {}).result["tools"]]
+            if expected:
+                assert [one for one in names if one in OWN] == expected
+
+
 def texts_of(client: AgentClient, near: str) -> str:
     """What the gateway says of tools with such a name, in every way."""
     said = []

@@ -167,6 +167,34 @@ async def test_nothing_of_long_results_in_a_batch_is_lost(tmp_path: Path, calls:
             assert whole == LINES
 
 
+async def test_definitions_that_are_too_long_for_the_client_come_in_several_answers(tmp_path: Path) -> None:
+    desk = Desk("desk", *(tool(f"t{number}", "A long text. " * 200) for number in range(8)))
+    async with opened(tmp_path, desk) as harness:
+        token = await harness.agent("a")
+        names = [f"desk_t{number}" for number in range(8)]
+        everything = text_of(await Client(harness, token).call("crib_describe", tools=names)).splitlines()
+        codex = Client(harness, token, name="codex-mcp-client")
+        left, found = names, []
+        while left:
+            *found[len(found) :], last = text_of(await codex.call("crib_describe", tools=left)).splitlines()
+            _, asks, rest = last.partition("Ask again for ")
+            found += [] if asks else [last]
+            left = rest.removesuffix(".").split(", ") if asks else []
+        assert found == everything
+
+
+async def test_without_a_limit_nothing_is_shortened_and_crib_result_is_not_listed(tmp_path: Path) -> None:
+    configure(tmp_path, result_tokens="off")
+    desk = Desk("desk", *DESK)
+    desk.answers["look"] = lambda _: said(LINES)
+    async with opened(tmp_path, desk) as harness:
+        client = Client(harness, await harness.agent("a"))
+        for mode in MODES:
+            assert "crib_result" not in await client.names(mode)
+        assert text_of(await client.call("crib_call", tool="desk_look")) == LINES
+        assert (await client.batch(("desk_look", {})))["content"][1]["text"] == LINES
+
+
 async def test_a_batch_takes_parts_of_long_results_whole(tmp_path: Path) -> None:
     configure(tmp_path, result_tokens=1000)
     desk = Desk("desk", *DESK)

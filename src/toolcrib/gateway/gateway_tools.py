@@ -38,6 +38,8 @@ ProjectRequest = RequestContext[Project]
 LISTING_WAIT_SECONDS = 2.0
 """Clients give up on a server after five."""
 _LONGEST_QUERY = 1_000
+_LONGEST_NAME = 100
+"""Characters of a client's name for a tool that an answer repeats."""
 _HITS = 8
 _RULE = "built-in: shows only what the agent may use"
 
@@ -150,7 +152,16 @@ class GatewayTools:
             raise InvalidArguments(f"There are {len(given.tools)} tools.", remedy=f"Name 1 to {MOST_DESCRIBED}.")
         for name in given.tools:
             await wait_for_tool(context.project, name)
-        return _text("\n".join(self._definition(name, context) for name in given.tools))
+        room = limit_bytes(context.client, context.project.config.settings.result_tokens)
+        parts: list[str] = []
+        for position, name in enumerate(given.tools):
+            definition = self._definition(name, context)
+            if parts and room and sum(map(len, (*parts, definition))) > room:
+                left = ", ".join(name[:_LONGEST_NAME] for name in given.tools[position:])
+                parts.append(f"Too long for one answer. Ask again for {left}.")
+                break
+            parts.append(definition)
+        return _text("\n".join(parts))
 
     async def _result(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
         given = _read(GatewayTool.RESULT, params, dict[str, Any], '{"id": "…", "page": 2}')
@@ -164,7 +175,9 @@ class GatewayTools:
         try:
             tool = project.find(name, permission.shows, style)
             if not permission.shows(tool):
-                raise UnknownTool(f'There is no tool "{name[:100]}".', remedy="List the tools to see their names.")
+                raise UnknownTool(
+                    f'There is no tool "{name[:_LONGEST_NAME]}".', remedy="List the tools to see their names."
+                )
         except ToolcribError as error:
             return error.text()
         shown = msgspec.json.decode(tool.render(tool.public(style)), type=dict[str, Raw])
