@@ -20,7 +20,7 @@ from parts.agent_clients import AgentClient, Owner, refusal
 from parts.asked_clients import EVERYTHING, LIMIT, AskedClient, Json
 from parts.daemon import PROGRAM, Daemon, Home, StartDaemon, nothing_left_behind, run_cli
 from parts.preloaded import Preloaded
-from parts.raw_client import INITIALIZE, legacy_request, notice
+from parts.raw_client import INITIALIZE, LEGACY, legacy_request, notice
 from parts.recording_server import Notes
 from parts.server_process import stdio_entry
 from parts.waiting import wait_for
@@ -284,14 +284,14 @@ def test_a_mode_set_by_command_is_announced_to_connected_clients(scene: Scene, e
 def test_a_mode_set_by_command_counts_for_a_bridge_that_is_connected(scene: Scene, era: str) -> None:
     name = f"bridged-{era}"
     with scene.asked(name, era, "bridge") as client:
-        for mode, expected in (("search", OWN), ("handshake", []), ("thin", ["crib_batch", "crib_result"])):
+        thin = ["crib_batch", "crib_result"]
+        for mode, expected in (("thin", thin), ("handshake", ["crib_result"]), ("search", OWN), ("thin", thin)):
             assert client.ask("tools/list", {}).result["tools"]
             run_cli(scene.daemon.home, "agent", "listing", name, mode).ok()
             if era == "legacy":
                 assert client.line.read()["method"] == "notifications/tools/list_changed"
             names = [tool["name"] for tool in client.ask("tools/list", {}).result["tools"]]
-            if expected:
-                assert [one for one in names if one in OWN] == expected
+            assert [one for one in names if one in OWN] == expected
 
 
 def texts_of(client: AgentClient, near: str) -> str:
@@ -347,12 +347,12 @@ def test_nothing_of_a_tool_is_left_when_it_is_gone(
         assert "There is no result" in refusal(client.call("crib_result", id=id))
 
 
-def names_through_bridge(home: Home, *words: str, label: str) -> list[str]:
+def names_through_bridge(home: Home, *words: str, label: str, initialize: bytes = INITIALIZE) -> list[str]:
     """What one start of a client lists."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     environ = home.environ({"TOOLCRIB_CONVERSATION": label})
     with Preloaded([str(PROGRAM), "stdio", *words], env=environ, cwd=home.project, **pipes) as process:
-        lines = [INITIALIZE, notice("notifications/initialized"), legacy_request("tools/list", id=2)]
+        lines = [initialize, notice("notifications/initialized"), legacy_request("tools/list", id=2)]
         process.stdin.write(b"\n".join(lines) + b"\n")
         process.stdin.flush()
         while (message := json.loads(process.stdout.readline())).get("id") != 2:
@@ -367,7 +367,8 @@ def test_handshake_lists_and_all_bytes_are_the_same_after_a_restart(
 ) -> None:
     notes = Notes(tmp_path / "seen")
     servers = {"w": notes.server("note", "burn", reads="look"), "x": notes.server("other", era="legacy")}
-    first = daemon({"servers": servers, "result_tokens": 1000})
+    listing = {"default": "full", "clients": {"shaking": "handshake"}}
+    first = daemon({"servers": servers, "result_tokens": 1000, "listing": listing})
     first.wait_until_ready()
     owner = Owner(first)
     tokens = {name: owner.add(name, profile="developer") for name in ("a", "b")}
@@ -396,6 +397,9 @@ def test_handshake_lists_and_all_bytes_are_the_same_after_a_restart(
     full, thin = hello(label="one"), hello(label="one")
     assert ("crib_batch" in full, "crib_batch" in thin) == (False, True)
     assert (agents(label="one"), agents(label="one")) == (full, thin)
+    about = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "shaking", "version": "1"}}
+    by_client = partial(names_through_bridge, toolcrib_home, initialize=legacy_request("initialize", about))
+    assert (by_client(label="three"), by_client(label="three")) == (full, thin)
     with AgentClient(first, "a", tokens["a"], "modern") as client:
         long = client.call("crib_call", tool="w_note", arguments={"say": "x" * 20_000}).result
         for number in range(50):

@@ -31,7 +31,7 @@ from toolcrib.gateway.auth import DEFAULT_CONVERSATION, Authenticator, checked_c
 from toolcrib.gateway.messages import MAX_BODY, Rejected, count_values, error_reply
 from toolcrib.gateway.parking import Parking
 from toolcrib.gateway.pipe import PipeConnection
-from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
+from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,11 @@ class CommandSocket:
                 if principal.workdir is not None:
                     root = self._auth.root_of(principal, principal.workdir)
                 project = await stack.enter_async_context(self._crib.projects.working_in(root))
-                listing = self._listing(params, principal, project, conversation)
+                listing = str(params.get("listing") or "")
+                if listing not in {"", *ListingMode}:
+                    raise Rejected(ErrorCase.LISTING)
+                # A connection is one completion of the conversation.
+                handshake = self._crib.services.sessions.next_listing(principal.name, conversation)
                 stack.enter_context(self._host.leases.needed())
             except Rejected as rejected:
                 writer.write(rejected.reply().body + b"\n")
@@ -163,15 +167,8 @@ class CommandSocket:
                 writer,
                 listing=listing,
                 without=without,
+                handshake=handshake,
             ).serve()
-
-    def _listing(self, params: dict[str, Any], principal: Principal, project: Project, conversation: str) -> str:
-        """A connection is one completion of the conversation, so here, `handshake` is decided."""
-        wanted = str(params.get("listing") or "")
-        if wanted not in {"", *ListingMode}:
-            raise Rejected(ErrorCase.LISTING)
-        mode = ListingMode(wanted) if wanted else None
-        return self._crib.services.listing_for(principal.name, conversation, project.config.settings.listing, mode)
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter

@@ -98,6 +98,7 @@ class Dispatcher:
         client: str = "",
         listing: str = "",
         without: frozenset[str] = frozenset(),
+        handshake: str = "",
     ) -> ProjectRequest:
         """The principal in this conversation, with its session. A new session is stored first."""
         session = self._sessions.find(principal.name, conversation)
@@ -108,7 +109,7 @@ class Dispatcher:
         self._sessions.used(
             session, catalog_version=project.catalog.version, permission_version=principal.permission().version
         )
-        return RequestContext(principal, project, session, conversation, reader, client, listing, without)
+        return RequestContext(principal, project, session, conversation, reader, client, listing, without, handshake)
 
     async def answer_modern(
         self, message: ClientMessage, context: ProjectRequest, begin: Callable[[PendingRequest], Exchange]
@@ -274,6 +275,8 @@ class Dispatcher:
                 client=context.client,
                 requested=ListingMode(context.listing) if context.listing else None,
             )
+            if wanted is ListingMode.HANDSHAKE and context.handshake:
+                wanted = ListingMode(context.handshake)
             tools, mode = await listings.listed(
                 catalog,
                 principal,

@@ -52,8 +52,9 @@ class PipeConnection:
         *,
         listing: str = "",
         without: frozenset[str] = frozenset(),
+        handshake: str = "",
     ) -> None:
-        """`listing` and `without`: as in `RequestContext`, for all requests."""
+        """`listing`, `without` and `handshake`: as in `RequestContext`, for all requests."""
         self._crib = crib
         self._dispatcher = Dispatcher(crib, parking)
         self._project = project
@@ -61,6 +62,7 @@ class PipeConnection:
         self._conversation = conversation
         self._listing = listing
         self._without = without
+        self._handshake = handshake
         self._reads = reads
         self._pending = PendingRequests()
         self._reader = reader
@@ -213,6 +215,7 @@ class PipeConnection:
             client=client,
             listing=self._listing,
             without=self._without,
+            handshake=self._handshake,
         )
 
     async def send_reply(self, request: PendingRequest, reply: Reply) -> None:

@@ -74,3 +74,5 @@ class RequestContext(Generic[Project_co]):
     """How the request wants its tools listed, a `ListingMode`; empty if it doesn't say."""
     without: frozenset[str] = frozenset()
     """Workspace tools to leave out of lists. They can be called like any other."""
+    handshake: str = ""
+    """What `handshake` lists for this connection, full or thin; empty if only the request can say it."""
