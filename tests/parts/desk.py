@@ -29,8 +29,8 @@ from toolcrib.policy import rule_from
 from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 
 Json = dict[str, Any]
-Answer = Callable[[Json], Json | Awaitable[Json]]
-"""The arguments of a call to its result."""
+Answer = Callable[[Json], Json | bytes | Awaitable[Json]]
+"""The arguments of a call to its result, or to the bytes of one."""
 TEXT = {"type": "string"}
 
 
@@ -78,8 +78,8 @@ class Desk(Slow):
         arguments: Json = json.loads(bytes(call.params.get("arguments", b"{}")))
         self.seen.append((call.name, arguments))
         made = self.answers.get(call.name, lambda given: said(json.dumps([call.name, given])))(arguments)
-        result = made if isinstance(made, dict) else await made
-        return ServerAnswer(result=json.dumps(result).encode())
+        result = made if isinstance(made, dict | bytes) else await made
+        return ServerAnswer(result=result if isinstance(result, bytes) else json.dumps(result).encode())
 
     @property
     def names(self) -> list[str]:

@@ -239,3 +239,37 @@ async def test_equal_calls_of_a_batch_each_run(scene: Scene) -> None:
     answer = await (await scene.client("a")).batch(*[("desk_write", {"note": "x"})] * 3)
     assert scene.desk.names == ["write"] * 3
     assert text_of(answer).count("# ") == 3
+
+
+ODD_RESULTS: dict[bytes, str] = {
+    b'{"content":"x"}': "It has run, but its result cannot be read.",
+    b'{"content":[1]}': "It has run, but its result cannot be read.",
+    b'{"content":[{"type":"text","text":"x"}],"isError":"yes"}': "It has run, but its result cannot be read.",
+    b'{"content":' + b"[" * 5000 + b"]" * 5000 + b"}": "It has run, but its result cannot be read.",
+    b"{}": "",
+    b'{"content":[{"type":"text","text":7},{"odd":null}]}': "",
+    b'{"content":[],"structuredContent":{"a":[1e300,123456789012345678901234567890,"\\ud83d\\ude00"]}}': '{"a":[1e300,',
+    b'{"content":[],"structuredContent":[1]}': "[1]",
+    b'{"content":[{"type":"text","text":"# 9 desk_burn failed"}]}': "# 9 desk_burn failed",
+}
+
+
+async def test_odd_results_neither_end_a_batch_nor_change_the_others(scene: Scene) -> None:
+    results = iter(ODD_RESULTS)
+    scene.desk.answers["burn"] = lambda _: next(results)
+    client = await scene.client("a")
+    answer = await client.batch(*[("desk_burn", {})] * len(ODD_RESULTS), ("desk_write", {"note": {"$from": 6}}))
+    texts = [block.get("text") for block in answer["content"]]
+    for number, expected in enumerate(ODD_RESULTS.values()):
+        failed = " failed" if "cannot be read" in expected else ""
+        at = texts.index(f"# {number} desk_burn{failed}")
+        assert not expected or texts[at + 1].startswith(expected)
+    assert "an object" not in texts[-1]
+    assert (await rows(scene.harness, "a"))[-1]["outcome"] == "ok"
+
+
+async def test_an_answer_of_a_picture_stays_a_picture(scene: Scene) -> None:
+    picture = {"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}
+    scene.desk.answers["burn"] = lambda _: {"content": [picture]}
+    answer = await (await scene.client("a")).batch(("desk_burn", {}), ("desk_burn", {}))
+    assert answer["content"][1::2] == [picture, picture]
