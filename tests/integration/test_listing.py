@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from parts.agent_clients import AgentClient, Owner, refusal
+from parts.agent_clients import AgentClient, AgentEndpoint, Owner, all_at_once, refusal
 from parts.asked_clients import EVERYTHING, LIMIT, AskedClient, Json
 from parts.daemon import PROGRAM, Daemon, Home, StartDaemon, nothing_left_behind, run_cli
 from parts.preloaded import Preloaded
@@ -24,6 +24,7 @@ from parts.raw_client import INITIALIZE, LEGACY, legacy_request, notice
 from parts.recording_server import Notes
 from parts.server_process import stdio_entry
 from parts.waiting import wait_for
+from toolcrib import Crib
 
 __all__ = ["nothing_left_behind"]
 
@@ -248,6 +249,33 @@ def test_cached_answers_are_the_same_through_gateway_tools_and_end_with_the_perm
         batch = client.call("crib_batch", calls=[{"tool": "w_peek", "arguments": {"nonce": nonce}}]).result
         assert batch["isError"] is True
         assert "done" not in result_text(batch)
+
+
+@pytest.mark.parametrize(("client", "mode"), [("claude-code", "full"), ("something", "thin")])
+def test_auto_lists_everything_only_for_clients_that_defer_definitions(scene: Scene, client: str, mode: str) -> None:
+    endpoint = AgentEndpoint(scene.daemon, scene.owner.add(f"auto-{client}", profile="developer"))
+    about = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
+    session = endpoint.begin(legacy_request("initialize", about))
+    listed = endpoint.legacy(session, "tools/list").message
+    endpoint.labels = (("X-Toolcrib-Listing", mode),)
+    assert endpoint.legacy(session, "tools/list").message == listed
+    assert all_at_once(lambda _: endpoint.legacy(session, "tools/list").message, range(4)) == [listed] * 4
+    assert 4_000 < len(listed) / 4 < 25_000 or mode == "full"
+
+
+async def test_a_program_gets_whole_lists_and_results(scene: Scene) -> None:
+    home = scene.daemon.home
+    scene.owner.add("program", profile="developer", listing="search")
+    with scene.agent("compared", "modern", listing="full") as client:
+        tools = client.ask("tools/list").result["tools"]
+        listed = sorted(json.dumps(one["inputSchema"]) for one in tools if one["name"] != "crib_result")
+    token = {"TOOLCRIB_TOKEN": scene.owner.rotate("program")}
+    async with Crib.connect(environ=home.environ(token), workdir=home.project) as connection:
+        # It gives them shorter names.
+        assert sorted(json.dumps(tool.schema) for tool in connection.tools()) == listed
+        text = "x" * 20_000
+        result = await connection.call("w_note", {"say": text})
+        assert result.structured["say"] == text
 
 
 @every_era
