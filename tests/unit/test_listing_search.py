@@ -140,7 +140,7 @@ def test_the_server_and_the_limit_are_kept() -> None:
     assert found(INDEX, "create an event", server="no such server") == []
 
 
-def test_a_tool_that_is_not_shown_influences_nothing() -> None:
+def test_a_tool_that_is_not_shown_is_not_found_and_does_not_change_the_ranks() -> None:
     hidden = {"calendar:create_event", "tracker:create_issue", "mail:create_filter"}
     without = SearchIndex.build([tool for tool in CATALOG.tools if tool.display not in hidden])
     for query in (*ASKED, "create"):

@@ -23,6 +23,7 @@ import msgspec
 from toolcrib.catalog.tool import Tool
 from toolcrib.listing.search_text import query_words, related, words_of
 
+_MAX_NAME = 200
 _MAX_TEXT = 4_000
 _MAX_PARAMETER_TEXT = 200
 _MAX_CHOICES = 32
@@ -111,7 +112,7 @@ class SearchIndex:
         limit: int = 8,
         used: Mapping[str, int] = MappingProxyType({}),
     ) -> list[Tool]:
-        """The best tools of those that are shown, best first; the others influence nothing.
+        """The best tools of those that are shown, best first; the others are not counted.
 
         `server` limits the search to one server. `used` counts recent calls by `server:tool`; use raises a hit's rank
         a little. A query without meaningful words finds the server's tools in their order, or nothing without a server.
@@ -182,7 +183,8 @@ def _fused(*rankings: Sequence[int]) -> dict[int, float]:
 
 
 def shown_name(tool: Tool) -> str:
-    return tool.override.name if tool.override else tool.name
+    """The name that its server or the configuration gives it, cut."""
+    return (tool.override.name if tool.override else tool.name)[:_MAX_NAME]
 
 
 def shown_text(tool: Tool, key: str) -> str:

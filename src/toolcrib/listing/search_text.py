@@ -14,6 +14,8 @@ from functools import lru_cache
 MAX_QUERY = 1000
 """Characters of a query that count."""
 _MAX_WORDS = 32
+_MAX_WORD = 40
+"""Longer ones are data, and stems are cached."""
 
 _LITERAL_WEIGHT = 0.3
 """A path, an address or a quotation is usually an argument and says little about the tool."""
@@ -80,19 +82,19 @@ show list get view see display fetch read retrieve look; update edit modify chan
 find search lookup query locate look discover; send post publish push deliver submit broadcast;
 receive get fetch consume poll next; run execute perform invoke launch start trigger;
 stop cancel terminate end kill abort quit shutdown; finish complete done resolve close; close dismiss terminate exit;
-open launch start; begin start; rename move; move transfer migrate; undo revert rollback restore back;
-combine merge join concatenate; split divide partition; duplicate copy clone fork replicate;
-restart rerun retry repeat reboot; save store write persist keep; download save export; import load ingest upload;
-upload attach; convert transform translate; enable activate; disable deactivate; toggle switch flag feature;
-lock protect restrict; share grant invite; allow permission access grant authorize policy; approve review accept;
-reject decline deny; assign owner assignee; verify check validate lint test inspect; correct valid fix;
-analyze inspect examine explain troubleshoot diagnose; compute calculate evaluate; difference diff compare;
-summarize summary abstract overview; question ask answer; reply respond answer thread; recommend suggest;
-guide help instruction tutorial; wait pause sleep delay; silence mute pause snooze;
-watch monitor follow track observe; follow subscribe watcher follower; folder directory; file document;
-picture image photo screenshot; screen display screenshot; video recording record clip; audio sound speech voice;
-website site webpage page url link; internet web online; crawl scrape; go navigate visit; previous back;
-user person people member; customer client contact; account profile user; team group organization;
+open launch start; open raise create; begin start; rename move; move transfer migrate;
+undo revert rollback restore back; combine merge join concatenate; split divide partition;
+duplicate copy clone fork replicate; restart rerun retry repeat reboot; save store write persist keep;
+download save export; import load ingest upload; upload attach; convert transform translate; enable activate;
+disable deactivate; toggle switch flag feature; lock protect restrict; share grant invite;
+allow permission access grant authorize policy; approve review accept; reject decline deny; assign owner assignee;
+verify check validate lint test inspect; correct valid fix; analyze inspect examine explain troubleshoot diagnose;
+compute calculate evaluate; difference diff compare; summarize summary abstract overview; question ask answer;
+reply respond answer thread; recommend suggest; guide help instruction tutorial; wait pause sleep delay;
+silence mute pause snooze; watch monitor follow track observe; follow subscribe watcher follower; folder directory;
+file document; picture image photo screenshot; screen display screenshot; video recording record clip;
+audio sound speech voice; website site webpage page url link; internet web online; crawl scrape; go navigate visit;
+previous back; user person people member; customer client contact; account profile user; team group organization;
 message chat conversation; channel room; email mail inbox; meeting event calendar appointment;
 task todo reminder ticket; ticket issue bug; bug error failure crash exception; comment note remark annotation;
 highlight annotation; knowledge memory remember fact; doc document documentation; manual documentation reference;
@@ -125,7 +127,7 @@ def words_of(text: str) -> list[str]:
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
         text = "".join(char for char in decomposed if not unicodedata.combining(char))
-    return [stem(word) for run in _RUN.findall(text) for word in _split(run) if word not in _FILLER]
+    return [stem(word[:_MAX_WORD]) for run in _RUN.findall(text) for word in _split(run) if word not in _FILLER]
 
 
 def _split(run: str) -> list[str]:
