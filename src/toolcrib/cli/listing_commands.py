@@ -19,9 +19,10 @@ from toolcrib.commands.listing import FindParameters, described_cost, described_
 from toolcrib.config.model import NameStyle
 from toolcrib.config.paths import working_folder
 from toolcrib.core.saved_catalog import read_saved
+from toolcrib.core.tool_search import load_embeddings
 from toolcrib.errors import UsageError
 from toolcrib.listing.cost import cost_of
-from toolcrib.listing.search import SearchIndex, load_embeddings
+from toolcrib.listing.search import SearchIndex
 
 commands = typer.Typer(rich_markup_mode=None)
 
