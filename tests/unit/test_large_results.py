@@ -16,7 +16,7 @@ from toolcrib.config.layers import load
 from toolcrib.config.paths import Paths
 from toolcrib.errors import InvalidArguments
 from toolcrib.gateway import large_results, result_text
-from toolcrib.gateway.large_results import READ_RESULT, RESULT_KEY, limit_bytes, shorten
+from toolcrib.gateway.large_results import RESULT_KEY, limit_bytes, shorten
 from toolcrib.gateway.result_text import page_starts, read_result, shape_of
 
 ID = "r_0123456789ab"
@@ -322,8 +322,3 @@ def test_the_setting(tmp_path: Path, written: str, tokens: int | None) -> None:
     config = load(paths=Paths.of_user({"TOOLCRIB_HOME": str(tmp_path), "HOME": "/"}), root=None, environ={"HOME": "/"})
     assert config.settings.result_tokens == tokens
     assert bool(config.problems) is (tokens is None)
-
-
-def test_the_definition_costs_few_tokens() -> None:
-    bpe = pytest.importorskip("rs_bpe.bpe")
-    assert len(bpe.openai.o200k_base().encode(json.dumps(READ_RESULT, separators=(",", ":")))) <= 90

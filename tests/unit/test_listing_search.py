@@ -21,6 +21,8 @@ from toolcrib.listing import search
 from toolcrib.listing.embeddings import Embeddings
 from toolcrib.listing.search import SearchIndex, has_embeddings
 
+pytestmark = pytest.mark.req("KSI-4")
+
 SERVERS: dict[str, dict[str, str]] = {
     "mail": {
         "sendMessage": "Sends an e-mail to one or more recipients.",
