@@ -74,6 +74,17 @@ _SAME = {
     "repos": "repository",
 }
 
+_PHRASES = {
+    # Words that mean something else together, in queries.
+    "bug report": "issue",
+    "error report": "issue",
+    "feature request": "issue",
+    "log in": "login",
+    "sign in": "login",
+    "to do": "todo",
+}
+_PHRASE = re.compile(rf"\b({'|'.join(_PHRASES)})(?=s?\b)", re.IGNORECASE)
+
 # A query's word also finds the others of its groups.
 _GROUPS = """
 create make new add insert build generate; add append attach put insert include;
@@ -176,6 +187,7 @@ _RELATED = _related()
 def query_words(query: str) -> dict[str, float]:
     """The query's stems with their weights, at most a few dozen. Empty if it has only filler words."""
     query = _APOSTROPHE.sub("", query[:MAX_QUERY])
+    query = _PHRASE.sub(lambda phrase: _PHRASES[phrase[1].lower()], query)
     found: dict[str, float] = {}
 
     def add(text: str, weight: float, later: float = 0.0) -> None:
