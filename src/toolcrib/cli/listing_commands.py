@@ -13,7 +13,7 @@ import typer
 
 from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table
+from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table, working
 from toolcrib.cli.perform import paths, perform
 from toolcrib.commands.listing import FindParameters, described_cost, described_hits
 from toolcrib.config.model import NameStyle
@@ -90,9 +90,10 @@ def _saved_cost(catalog: str) -> dict[str, Any]:
 def _saved_hits(catalog: str, params: dict[str, Any]) -> dict[str, Any]:
     tools = read_saved(_absolute(catalog)).tools
     index = SearchIndex.build(tools)
-    embeddings = load_embeddings(paths().search_cache)
-    if embeddings is not None:
-        index.meanings = embeddings.meanings(tools)
+    with working("comparing meanings …"):
+        embeddings = load_embeddings(paths().search_cache)
+        if embeddings is not None:
+            index.meanings = embeddings.meanings(tools)
     return described_hits(index, tools, NameStyle.SERVER, FindParameters(**params), {})
 
 

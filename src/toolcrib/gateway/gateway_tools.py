@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.catalog.tool import Tool
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
@@ -25,6 +26,7 @@ from toolcrib.gateway.large_results import LargeResults, limit_bytes
 from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
+from toolcrib.listing.cache import is_left_out
 from toolcrib.listing.gateway_tools import MOST_DESCRIBED, MOST_HITS, NAMED_GATEWAY_TOOLS, GatewayTool, server_lines
 from toolcrib.listing.signature import signature
 from toolcrib.policy import Verdict
@@ -99,7 +101,7 @@ class GatewayTools:
             raise InvalidArguments(f"limit is {given.limit}.", remedy=f"Give 1 to {MOST_HITS}.")
         project = context.project
         index = await project.search.index(project.catalog)
-        shows = context.principal.permission().shows
+        shows = _shows(context)
         servers = dict.fromkeys(tool.server for tool in project.catalog.tools if shows(tool))
         if given.server and given.server not in servers:
             raise InvalidArguments(
@@ -114,7 +116,7 @@ class GatewayTools:
             limit=given.limit,
             used=self._crib.services.favorites.uses,
         )
-        hits = [hit for hit in hits if context.principal.permission().shows(hit)]
+        hits = list(filter(_shows(context), hits))
         if context.session is not None:
             self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])
         lines = [signature(hit, hit.public(project.listings.style)) for hit in hits]
@@ -141,7 +143,7 @@ class GatewayTools:
         try:
             tool = project.find(name, permission.shows, style)
             if not permission.shows(tool):
-                raise UnknownTool(f'There is no tool "{name[:100]}".', remedy="List the tools to see their names.")
+                raise UnknownTool(f'There is no tool "{name[:100]}".')
         except ToolcribError as error:
             return error.text()
         shown = msgspec.json.decode(tool.render(tool.public(style)), type=dict[str, Raw])
@@ -188,6 +190,12 @@ class GatewayTools:
                 arguments_counted=arguments_counted,
             )
         )
+
+
+def _shows(context: ProjectRequest) -> Callable[[Tool], bool]:
+    """Whether the agent may use a tool now, and its client has none of its own instead."""
+    shows, without = context.principal.permission().shows, context.without
+    return lambda tool: shows(tool) and not is_left_out(tool, without)
 
 
 def _reads_only(context: ProjectRequest) -> Callable[[str], bool]:
