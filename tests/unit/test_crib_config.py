@@ -132,6 +132,7 @@ async def test_a_projects_file_may_set_only_the_projects_own_settings(crib: Crib
     values = {
         "names": "plain",
         "pins": "hold",
+        "listing": "thin",
         "port": 1,
         "log_level": "debug",
         "store": "x.db",

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+import token_docs
 import toolcrib
 from parts.run_logs import message, metadata, summary
 from parts.stand_in import RunScript, code_agent
@@ -271,6 +272,10 @@ EXAMPLES = ROOT / "examples"
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", TESTING_PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_table_of_our_own_tools_has_their_tokens():
+    assert token_docs.table() in (ROOT / "docs/listing.md").read_text()
 
 
 def test_the_testing_page_shows_the_current_example():

@@ -259,7 +259,7 @@ async def test_a_listing_shows_the_tools_permitted_now(
     await harness.crib.services.agents.add_rule("a", DENY_WAIT)
     released.set()
     await finished(task)
-    assert [tool["name"] for tool in exchange.json["result"]["tools"]] == ["slow_where", "slow_ask"]
+    assert [tool["name"] for tool in exchange.json["result"]["tools"]] == ["slow_where", "slow_ask", "crib_result"]
 
 
 async def test_a_session_is_stored_before_the_answer_and_counts_listings_and_calls(harness: GatewayHarness) -> None:

@@ -194,7 +194,7 @@ async def test_an_ended_session_is_removed_and_later_counts_do_not_restore_it(ha
         assert (sessions.find("a", "x"), len(sessions)) == (None, 1)
         assert list(await harness.stored()) == [("a", "y")]
         sessions.count(session, CallOutcome.OK, 1, tool="w:t")
-        sessions.listed(session, b"[]")
+        sessions.listed(session, "full", b"[]")
         use(sessions, session)
         session.add_tokens(TokenKind.RESULTS, (1, False))
     assert list(await harness.stored()) == [("a", "y")]

@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 from jsonschema_rs import validator_for
 
-from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.config.layers import load
-from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.config.paths import Paths
 from toolcrib.errors import InvalidArguments
 from toolcrib.gateway import large_results, result_text
 from toolcrib.gateway.large_results import RESULT_KEY, limit_bytes, shorten
 from toolcrib.gateway.result_text import page_starts, read_result, shape_of
-from toolcrib.listing.gateway_tools import gateway_tool_definitions
 
 ID = "r_0123456789ab"
 LIMIT = 9000
@@ -325,9 +322,3 @@ def test_the_setting(tmp_path: Path, written: str, tokens: int | None) -> None:
     config = load(paths=Paths.of_user({"TOOLCRIB_HOME": str(tmp_path), "HOME": "/"}), root=None, environ={"HOME": "/"})
     assert config.settings.result_tokens == tokens
     assert bool(config.problems) is (tokens is None)
-
-
-def test_the_definition_costs_few_tokens() -> None:
-    bpe = pytest.importorskip("rs_bpe.bpe")
-    (definition,) = gateway_tool_definitions(ListingMode.FULL, NameStyle.SERVER, (), OfferCatalog())
-    assert len(bpe.openai.o200k_base().encode(definition.decode())) <= 100

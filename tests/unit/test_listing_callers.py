@@ -22,6 +22,8 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.listing.thin import thin_definition
 
+pytestmark = pytest.mark.req("KSI-4")
+
 CATALOGS = sorted((Path(__file__).parents[3] / "shared" / "data" / "catalogs").glob("*.json"))
 LONG = "Finds what you ask for. " + "It has many more properties than anybody needs to know. " * 8
 

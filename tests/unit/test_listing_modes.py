@@ -16,6 +16,8 @@ from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, server_lines
 from toolcrib.listing.modes import DEFERRING_CLIENTS, FULL_UP_TO, THIN_UP_TO, resolve_mode
 from toolcrib.policy import BUILTIN, Permission, Profile, Rule, Verdict
 
+pytestmark = pytest.mark.req("KSI-4")
+
 AUTO, FULL, THIN, SEARCH, HANDSHAKE = ListingMode
 
 

@@ -195,6 +195,7 @@ def test_what_a_caller_cannot_guess_is_described_first() -> None:
         since={"type": "string", "description": "The first day. Use YYYY-MM-DD, such as 2026-01-31. " + LONG},
         name={"type": "string", "description": "The name."},
         colour={"type": "string", "description": "The paint that covers the wall."},
+        **{f"number_{n}": {"type": "integer", "title": LONG} for n in range(4)},
     )
     properties = shown(tool_of(schema))["inputSchema"]["properties"]
     assert properties["since"]["description"] == "Use YYYY-MM-DD, such as 2026-01-31."

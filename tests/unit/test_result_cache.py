@@ -22,6 +22,8 @@ from toolcrib.identity.principal import Principal, RequestContext
 from toolcrib.policy import BUILTIN, Condition, OneOf, Permission, Rule, Verdict
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
+pytestmark = pytest.mark.req("KSI-10")
+
 
 def tool(name: str, **annotations: bool) -> bytes:
     schema = {"type": "object", "properties": {"q": {}, "n": {"type": "integer"}}}

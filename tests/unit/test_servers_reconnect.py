@@ -168,7 +168,9 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
     async def read_config(_: Path) -> Config:
         return Config(servers={config.name: config for config in servers})
 
-    paths = SimpleNamespace(server_log=lambda name, root: None, install_locks=None, config_dir=tmp_path)
+    paths = SimpleNamespace(
+        server_log=lambda name, root: None, install_locks=None, config_dir=tmp_path, search_cache=tmp_path
+    )
     vault = Vault(Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)}))
     crib = SimpleNamespace(
         bus=Bus(),
@@ -181,7 +183,10 @@ def projects_with(tmp_path: Path, servers: Any, monkeypatch: MonkeyPatch) -> Pro
             offered=lambda config, root, tools, hold: tools,
             review=lambda config, root, tools: review_of({}, PinnedServer(tools={})),
         ),
-        services=SimpleNamespace(last_known=SimpleNamespace(of=unknown, keep=nothing, forget=nothing)),
+        services=SimpleNamespace(
+            last_known=SimpleNamespace(of=unknown, keep=nothing, forget=nothing),
+            favorites=SimpleNamespace(version=0),
+        ),
     )
     projects = Projects(cast(Crib, crib), builtins={})
     monkeypatch.setattr(projects, "read_config", read_config)

@@ -124,7 +124,9 @@ def session(agent: str, conversation: str = "default", **values: Any) -> Session
 
 
 def legacy(id: str, agent: str, conversation: str = "default") -> LegacySessionRow:
-    return LegacySessionRow(id=id, agent=agent, conversation=conversation, started_at=3.5, capabilities="{}")
+    return LegacySessionRow(
+        id=id, agent=agent, conversation=conversation, started_at=3.5, capabilities="{}", client="c"
+    )
 
 
 @pytest.mark.req("KSI-2")

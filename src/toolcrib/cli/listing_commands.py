@@ -13,15 +13,16 @@ import typer
 
 from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table
+from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table, working
 from toolcrib.cli.perform import paths, perform
 from toolcrib.commands.listing import FindParameters, described_cost, described_hits
 from toolcrib.config.model import NameStyle
 from toolcrib.config.paths import working_folder
 from toolcrib.core.saved_catalog import read_saved
+from toolcrib.core.tool_search import load_embeddings
 from toolcrib.errors import UsageError
 from toolcrib.listing.cost import cost_of
-from toolcrib.listing.search import SearchIndex, load_embeddings
+from toolcrib.listing.search import SearchIndex
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -89,9 +90,10 @@ def _saved_cost(catalog: str) -> dict[str, Any]:
 def _saved_hits(catalog: str, params: dict[str, Any]) -> dict[str, Any]:
     tools = read_saved(_absolute(catalog)).tools
     index = SearchIndex.build(tools)
-    embeddings = load_embeddings(paths().search_cache)
-    if embeddings is not None:
-        index.meanings = embeddings.meanings(tools)
+    with working("comparing meanings …"):
+        embeddings = load_embeddings(paths().search_cache)
+        if embeddings is not None:
+            index.meanings = embeddings.meanings(tools)
     return described_hits(index, tools, NameStyle.SERVER, FindParameters(**params), {})
 
 

@@ -146,10 +146,11 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
     if isinstance(event, ToolsListed):
         # Counting loads a table, which is slow.
         counted = await asyncio.to_thread(count_all_tokens, event.tools)
+        listed = msgspec.json.decode(event.tools, type=list[_Named])
         names = offered_names(event.tools, event.by_name)
         size = {
             "mode": event.mode,
-            "tools": len(names),
+            "tools": len(listed),
             "bytes": len(event.tools),
             "tokens": counted.tokens,
             "tokens_estimated": counted.estimated,

@@ -237,6 +237,7 @@ class Kit(AsyncResource, ToolProvider, OfferSource):
         return self._live(server)
 
     def instance(self, server: str, _agent: str) -> Server:
+        """The instance that answers them, which all callers share."""
         return self._live(server)
 
     def _live(self, server: str) -> Server:

@@ -27,7 +27,7 @@ from toolcrib.core.agent_servers import AgentServers
 from toolcrib.core.config_watch import Stamp, stamp_of
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.provider import not_open
-from toolcrib.core.tool_search import ToolSearch
+from toolcrib.core.tool_search import ToolSearch, load_embeddings
 from toolcrib.core.trust import trusted_files
 from toolcrib.credentials.vault import CredentialKind
 from toolcrib.events import (
@@ -40,7 +40,6 @@ from toolcrib.events import (
 )
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import ListingCache
-from toolcrib.listing.search import load_embeddings
 from toolcrib.servers.pool import ServerPool, instance_key
 from toolcrib.servers.server import Server
 

@@ -10,15 +10,25 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.listing.search import SearchIndex
+from toolcrib.listing.search import SearchIndex, has_embeddings
 
 if TYPE_CHECKING:
     from toolcrib.listing.embeddings import Embeddings
 
 log = logging.getLogger(__name__)
+
+
+def load_embeddings(folder: Path) -> Embeddings | None:
+    """The embeddings of `toolcrib[search]`, kept in this folder; None without the extra. Takes 0.1 s."""
+    if not has_embeddings():
+        return None
+    from toolcrib.listing.embeddings import Embeddings  # noqa: PLC0415 - NumPy may be missing
+
+    return Embeddings(folder)
 
 
 class ToolSearch:

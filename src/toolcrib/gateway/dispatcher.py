@@ -277,6 +277,9 @@ class Dispatcher:
             )
             if wanted is ListingMode.HANDSHAKE and context.handshake:
                 wanted = ListingMode(context.handshake)
+            for_model = context.reader is ReaderKind.MODEL
+            if wanted is ListingMode.AUTO and not for_model:
+                wanted = ListingMode.FULL
             tools, mode = await listings.listed(
                 catalog,
                 principal,
@@ -285,7 +288,7 @@ class Dispatcher:
                 offers=project.offers,
                 hints=self._crib.services.favorites,
                 without=context.without,
-                results=project.config.settings.result_tokens != 0,
+                results=for_model and project.config.settings.result_tokens != 0,
             )
         if context.session is not None:
             self._sessions.listed(context.session, mode, tools)

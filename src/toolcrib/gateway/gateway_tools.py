@@ -28,7 +28,7 @@ from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.gateway.offer_requests import CALL_WAIT_SECONDS
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
-from toolcrib.listing import is_shown
+from toolcrib.listing.cache import is_left_out
 from toolcrib.listing.gateway_tools import MOST_DESCRIBED, MOST_HITS, NAMED_GATEWAY_TOOLS, GatewayTool, server_lines
 from toolcrib.listing.signature import signature
 from toolcrib.policy import Verdict
@@ -175,9 +175,7 @@ class GatewayTools:
         try:
             tool = project.find(name, permission.shows, style)
             if not permission.shows(tool):
-                raise UnknownTool(
-                    f'There is no tool "{name[:_LONGEST_NAME]}".', remedy="List the tools to see their names."
-                )
+                raise UnknownTool(f'There is no tool "{name[:_LONGEST_NAME]}".')
         except ToolcribError as error:
             return error.text()
         shown = msgspec.json.decode(tool.render(tool.public(style)), type=dict[str, Raw])
@@ -227,8 +225,9 @@ class GatewayTools:
 
 
 def _shows(context: ProjectRequest) -> Callable[[Tool], bool]:
-    permission, without = context.principal.permission(), context.without
-    return lambda tool: is_shown(tool, permission, without)
+    """Whether the agent may use a tool now, and its client has none of its own instead."""
+    shows, without = context.principal.permission().shows, context.without
+    return lambda tool: shows(tool) and not is_left_out(tool, without)
 
 
 def _reads_only(context: ProjectRequest) -> Callable[[str], bool]:

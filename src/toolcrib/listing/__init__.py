@@ -3,7 +3,7 @@
 In: a catalog, a permission and a mode. Out: the bytes of tools/list (`cache`), search results (`search`).
 """
 
-from toolcrib.listing.cache import ORIGIN_KEY, ListingCache, OfferList, ToolOrigin, is_shown
+from toolcrib.listing.cache import ORIGIN_KEY, ListingCache, OfferList, ToolOrigin
 from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, GatewayTool, listed_name
 from toolcrib.listing.modes import wanted_mode
 
@@ -14,7 +14,6 @@ __all__ = [
     "ListingCache",
     "OfferList",
     "ToolOrigin",
-    "is_shown",
     "listed_name",
     "wanted_mode",
 ]

@@ -184,12 +184,12 @@ class ListingCache:
 
 def _shown(catalog: Catalog, permission: Permission, without: frozenset[str]) -> list[Tool]:
     # Approvals and conditions on arguments are decided at the call.
-    return [tool for tool in catalog.tools if is_shown(tool, permission, without)]
+    return [tool for tool in catalog.tools if permission.shows(tool) and not is_left_out(tool, without)]
 
 
-def is_shown(tool: Tool, permission: Permission, without: frozenset[str]) -> bool:
-    """Whether lists and searches have the tool. `without`: workspace tools to leave out."""
-    return permission.shows(tool) and not (tool.server == WORKSPACE and tool.name in without)
+def is_left_out(tool: Tool, without: frozenset[str]) -> bool:
+    """Whether it is one of these workspace tools."""
+    return tool.server == WORKSPACE and tool.name in without
 
 
 def _rendered(tool: Tool, name: str, offers: OfferCatalog, permission: Permission) -> bytes:

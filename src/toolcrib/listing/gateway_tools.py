@@ -100,7 +100,7 @@ def gateway_tool_definitions(
             "inputSchema": schema,
         }
         if tool in _READS:
-            definition["annotations"] = {"readOnlyHint": True, "openWorldHint": False}
+            definition["annotations"] = {"readOnlyHint": True}
         made.append(msgspec.json.encode(definition))
     return made
 

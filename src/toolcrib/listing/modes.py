@@ -16,6 +16,9 @@ THIN_UP_TO = 25_000
 DEFERRING_CLIENTS = ("claude-code", "codex", "cursor", "visual studio code")
 """They give their model only the definitions that it looks up. Names begin so, in any case."""
 
+INSPECTORS = ("mcp-inspector", "inspector", "conformance-")
+"""They show or check definitions, and have no model."""
+
 
 def wanted_mode(
     own: ListingMode | None, settings: ListingSettings, *, client: str, requested: ListingMode | None = None
@@ -31,6 +34,6 @@ def resolve_mode(mode: ListingMode, *, client: str, tokens: int) -> ListingMode:
         return ListingMode.FULL
     if mode is not ListingMode.AUTO:
         return mode
-    if tokens <= FULL_UP_TO or client.lower().startswith(DEFERRING_CLIENTS):
+    if tokens <= FULL_UP_TO or client.lower().startswith(DEFERRING_CLIENTS + INSPECTORS):
         return ListingMode.FULL
     return ListingMode.THIN if tokens <= THIN_UP_TO else ListingMode.SEARCH

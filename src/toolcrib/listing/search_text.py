@@ -14,6 +14,8 @@ from functools import lru_cache
 MAX_QUERY = 1000
 """Characters of a query that count."""
 _MAX_WORDS = 32
+_MAX_WORD = 40
+"""Longer ones are data, and stems are cached."""
 
 _LITERAL_WEIGHT = 0.3
 """A path, an address or a quotation is usually an argument and says little about the tool."""
@@ -23,7 +25,7 @@ _POSITION = 0.07
 """Requests begin with what is to be done, so each further word counts less."""
 
 _RUN = re.compile(r"[^\W_]+")
-_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
+_WORD = re.compile(r"[A-Z]{2,}s?(?![a-z])|[A-Z]?[a-z]+|\d+|[A-Z]")
 _NUMBERED = re.compile(r"[A-Za-z]{1,3}\d{1,2}[A-Za-z]?")
 """k8s, s3, ec2: one word."""
 _APOSTROPHE = re.compile(r"['\u2019](?:s|t|re|ve|ll|m|d)\b")
@@ -46,48 +48,64 @@ _FILLER = frozenset(_FILLER_WORDS.split())
 
 _SAME = {
     # Abbreviations and spellings, in tools and queries alike.
+    "apis": "api",
     "app": "application",
     "apps": "application",
     "args": "argument",
     "colour": "color",
     "config": "configuration",
     "db": "database",
+    "dbs": "database",
     "dir": "directory",
     "docs": "documentation",
     "env": "environment",
+    "ids": "id",
     "img": "image",
     "info": "information",
     "k8s": "kubernetes",
     "mr": "merge",
+    "mrs": "merge",
     "msg": "message",
     "param": "parameter",
     "params": "parameter",
     "pr": "pull",
+    "prs": "pull",
     "repo": "repository",
     "repos": "repository",
 }
+
+_PHRASES = {
+    # Words that mean something else together, in queries.
+    "bug report": "issue",
+    "error report": "issue",
+    "feature request": "issue",
+    "log in": "login",
+    "sign in": "login",
+    "to do": "todo",
+}
+_PHRASE = re.compile(rf"\b({'|'.join(_PHRASES)})(?=s?\b)", re.IGNORECASE)
 
 # A query's word also finds the others of its groups.
 _GROUPS = """
 create make new add insert build generate; add append attach put insert include;
 delete remove drop erase destroy purge clear forget wipe empty discard;
-show list get view see display fetch read retrieve look;
-update edit modify change alter set replace rewrite; find search lookup query locate look discover;
-send post publish push deliver submit; run execute perform invoke launch start trigger;
+show list get view see display fetch read retrieve look; update edit modify change alter set replace rewrite;
+find search lookup query locate look discover; send post publish push deliver submit broadcast;
+receive get fetch consume poll next; run execute perform invoke launch start trigger;
 stop cancel terminate end kill abort quit shutdown; finish complete done resolve close; close dismiss terminate exit;
-open launch start; begin start; rename move; move transfer migrate; undo revert rollback restore back;
-combine merge join concatenate; split divide partition; duplicate copy clone fork replicate;
-restart rerun retry repeat reboot; save store write persist keep; download save export; import load ingest upload;
-upload attach; convert transform translate; enable activate; disable deactivate; toggle switch flag feature;
-lock protect restrict; share grant invite; allow permission access grant authorize policy; approve review accept;
-reject decline deny; assign owner assignee; verify check validate lint test inspect; correct valid fix;
-analyze inspect examine explain troubleshoot diagnose; compute calculate evaluate; difference diff compare;
-summarize summary abstract overview; question ask answer; reply respond answer thread; recommend suggest;
-guide help instruction tutorial; wait pause sleep delay; silence mute pause snooze;
-watch monitor follow track observe; follow subscribe watcher follower; folder directory; file document;
-picture image photo screenshot; screen display screenshot; video recording record clip; audio sound speech voice;
-website site webpage page url link; internet web online; crawl scrape; go navigate visit; previous back;
-user person people member; customer client contact; account profile user; team group organization;
+open launch start; open raise create; begin start; rename move; move transfer migrate;
+undo revert rollback restore back; combine merge join concatenate; split divide partition;
+duplicate copy clone fork replicate; restart rerun retry repeat reboot; save store write persist keep;
+download save export; import load ingest upload; upload attach; convert transform translate; enable activate;
+disable deactivate; toggle switch flag feature; lock protect restrict; share grant invite;
+allow permission access grant authorize policy; approve review accept; reject decline deny; assign owner assignee;
+verify check validate lint test inspect; correct valid fix; analyze inspect examine explain troubleshoot diagnose;
+compute calculate evaluate; difference diff compare; summarize summary abstract overview; question ask answer;
+reply respond answer thread; recommend suggest; guide help instruction tutorial; wait pause sleep delay;
+silence mute pause snooze; watch monitor follow track observe; follow subscribe watcher follower; folder directory;
+file document; picture image photo screenshot; screen display screenshot; video recording record clip;
+audio sound speech voice; website site webpage page url link; internet web online; crawl scrape; go navigate visit;
+previous back; user person people member; customer client contact; account profile user; team group organization;
 message chat conversation; channel room; email mail inbox; meeting event calendar appointment;
 task todo reminder ticket; ticket issue bug; bug error failure crash exception; comment note remark annotation;
 highlight annotation; knowledge memory remember fact; doc document documentation; manual documentation reference;
@@ -110,7 +128,8 @@ coordinate latitude longitude geocode; route direction drive navigation; distanc
 height elevation altitude; nearby around close; shop store restaurant poi; script program code; label tag category;
 sort order rank; hide invisible visibility; draft template; price cost usage billing; payment charge invoice bill;
 buy purchase order; product item catalog; weather forecast temperature; music song track playlist;
-stock share quote ticker; language translate locale; browser page tab; window tab; research investigate study
+stock share quote ticker; language translate locale; optimize speed performance slow fast; simulate mock pretend fake;
+hand assign give transfer; browser page tab; window tab; research investigate study
 """
 
 
@@ -119,11 +138,13 @@ def words_of(text: str) -> list[str]:
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
         text = "".join(char for char in decomposed if not unicodedata.combining(char))
-    return [stem(word) for run in _RUN.findall(text) for word in _split(run) if word not in _FILLER]
+    return [stem(word[:_MAX_WORD]) for run in _RUN.findall(text) for word in _split(run) if word not in _FILLER]
 
 
 def _split(run: str) -> list[str]:
     """readFile → read, file."""
+    if not run.isascii():
+        return [run.casefold()]
     if (run.islower() and run.isalpha()) or _NUMBERED.fullmatch(run):
         return [run.lower()]
     return [word.lower() for word in _WORD.findall(run)]
@@ -166,6 +187,7 @@ _RELATED = _related()
 def query_words(query: str) -> dict[str, float]:
     """The query's stems with their weights, at most a few dozen. Empty if it has only filler words."""
     query = _APOSTROPHE.sub("", query[:MAX_QUERY])
+    query = _PHRASE.sub(lambda phrase: _PHRASES[phrase[1].lower()], query)
     found: dict[str, float] = {}
 
     def add(text: str, weight: float, later: float = 0.0) -> None:

@@ -29,9 +29,9 @@ PARAGRAPH = 600
 """Characters of a description at the level `DESCRIBED`."""
 NOTE = 100
 """Characters of a property's description."""
-SHARE = 0.2
+SHARE = 0.12
 """Notes are added up to this share of the whole definition's tokens."""
-TELLING_SHARE = 0.4
+TELLING_SHARE = 0.3
 """The same, for what a caller must know and cannot guess."""
 
 _MAX_NOTES = 400
