@@ -90,7 +90,7 @@ def scene(
     servers["brief"] = {**notes.server("note"), "call_timeout": 0.5}
     servers["tasks"] = stdio_entry("task_server", "--seen", str(seen))
     servers["asks"] = stdio_entry("sdk_v2", "--modern-only")
-    daemon = start_shared_daemon({"servers": servers, "result_tokens": 1000})
+    daemon = start_shared_daemon({"servers": servers, "result_tokens": 1000, "listing": "auto"})
     daemon.wait_until_ready(*servers)
     owner = Owner(daemon)
     owner.say("server:trust", name="w")
