@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from parts import runs
+from parts import coding_agents, runs
 from parts.agent_clients import AgentClient, Owner
-from parts.daemon import nothing_left_behind
+from parts.coding_agents import CodingAgent
+from parts.daemon import nothing_left_behind, run_cli
 from parts.listing_scene import (
     FIRST_WORDS,
     STAND_INS,
@@ -22,9 +23,12 @@ from parts.listing_scene import (
     TaskCall,
     expected_mode,
     listing_scene,
+    task,
 )
 from toolcrib.config.model import ListingMode
 from toolcrib.testing.conversation import ModelTool, ToolOffering
+from toolcrib.testing.script import Call, CallByName
+from toolcrib.testing.server import ScriptedModel, serving
 
 __all__ = ["nothing_left_behind"]
 
@@ -99,6 +103,59 @@ def _check_the_second_list(
     # Claude Code continues a conversation with the definitions that it began with, and adds new tools.
     expected = {**second, **first} if client == runs.CLAUDE.agent.name else second
     assert _ours(client, later.tools) == expected
+
+
+@pytest.mark.usual(client="claude")
+@pytest.mark.parametrize("client", coding_agents.ALL, ids=lambda agent: str(agent.name))
+def test_a_connected_client_searches_and_calls_over_the_bridge(
+    scene: ListingScene, tmp_path: Path, client: CodingAgent
+) -> None:
+    call = task(scene.home.path)[3]
+    steps = [
+        Call("crib_find", {"query": call.query}),
+        Call("crib_call", {"tool": call.name, "arguments": call.arguments}),
+    ]
+    model = connected(scene, tmp_path, client, "search", *steps)
+    assert client.tools(model) == {"crib_find", "crib_describe", "crib_call", "crib_batch", "crib_result"}
+    assert call.name in model.results[0]
+    assert call.answer in model.results[1]
+    intents = [row for row in Owner(scene.daemon).audit(agent=client.name) if row["kind"] == "intent"]
+    assert [(row["tool"], row["mode"]) for row in intents] == [(call.display, "search")]
+
+
+def test_claude_code_keeps_workspace_tools_in_a_run_that_nobody_watches(scene: ListingScene, tmp_path: Path) -> None:
+    """There, its own Bash and Write ask for an approval that nobody can give."""
+    file = tmp_path / "project" / "written.txt"
+    steps = [
+        CallByName("Write", {"file_path": str(file), "content": "by its own tool"}),
+        Call("workspace_write_file", {"path": file.name, "content": "by ours"}),
+    ]
+    model = connected(scene, tmp_path, coding_agents.CLAUDE, "full", *steps)
+    assert "granted" in model.results[0]
+    assert file.read_text() == "by ours"
+    tools = coding_agents.CLAUDE.tools(model)
+    assert {"workspace_run_shell_safe", "workspace_edit_file"} <= tools
+    assert "workspace_read_file" not in tools
+
+
+def connected(
+    scene: ListingScene, folder: Path, client: CodingAgent, listing: str, *steps: Call | CallByName
+) -> ScriptedModel:
+    """A run of the client with the entry that `toolcrib connect --write` puts into its file."""
+    project = folder / "project"
+    project.mkdir()
+    (project / ".git").mkdir()
+    environ = {"HOME": str(folder / "home"), "CODEX_HOME": str(folder / "home" / ".codex")}
+    words = ("connect", client.name, "--listing", listing, "--json")
+    with serving(client.provider, steps) as model:
+        installed = coding_agents.install_agent(client, folder, model)
+        run_cli(scene.home, *words, "--write", env=environ, cwd=project).ok()
+        installed.file.write_text(client.unattended(installed.file.read_text()))
+        try:
+            installed.run(cwd=project)
+        finally:
+            run_cli(scene.home, *words[:2], "--remove", env=environ, cwd=project).ok()
+    return model
 
 
 def _check_the_record(done: FinishedTask, modes: list[ListingMode], *, searched: bool) -> None:
