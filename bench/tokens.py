@@ -26,7 +26,6 @@ from figures import listing_clients, tool_lists
 from parts import fleet, leftovers
 from parts.raw_client import initialize, legacy_request, notice
 from report import Figure
-from run import machine
 from targets import NotMeasured
 from toolcrib.catalog.snapshot import Catalog
 
@@ -61,10 +60,10 @@ def main() -> int:
                 print("\n" + figure.as_text(), flush=True)
         except NotMeasured as reason:
             print(f"\n{name}: not measured: {reason}", flush=True)
-    content = {"machine": machine(), "figures": [figure.as_json() for figure in figures]}
+    content = [figure.as_json() for figure in figures]
     for file in (options.json, RECORDED if options.record else None):
         if file is not None:
-            file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+            file.write_text(json.dumps({"figures": content}, indent=1, ensure_ascii=False) + "\n")
     for process in leftovers.left_behind(found_there, None):
         print(f"left behind, and ended now: {process.pid} {process.words[:120]}", file=sys.stderr)
     return 0

@@ -50,9 +50,11 @@ def measure(saved: Path = SAVED) -> Figure:
 
 
 def _measured(done: FinishedTask) -> dict[str, Cell]:
+    if done.model.faults:
+        return {"not measured": str(done.model.faults[0]).partition(";")[0]}
     failed = [run for run in done.runs if run.exit_code]
     if failed or done.model.left:
-        return {"not measured": (failed[0].err if failed else f"not reached: {done.model.left}")[-300:]}
+        return {"not measured": failed[0].err[-300:] if failed else f"the client left out {done.model.left}"}
     last = done.model.conversations[-1]
     first, *later = (request_tokens(one.body, last)["MCP in all"] for one in done.first_requests)
     return {
