@@ -17,7 +17,7 @@ from parts.runs import ProgramSetup
 from report import Cell, Figure
 from rounds import progress
 from targets import NotMeasured
-from toolcrib.audit.row import count_tokens
+from toolcrib.audit.row import count_all_tokens
 from toolcrib.testing.conversation import RequestConversation, ToolOffering
 
 WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)
@@ -148,9 +148,7 @@ def _tokens(tools: list[dict[str, Any]]) -> int:
 
 
 def _count(text: str) -> int:
-    found = count_tokens(text.encode())
-    if found is None:
-        raise NotMeasured("a tool's definition is too long to be counted")
+    found = count_all_tokens(text.encode())
     if found.estimated:
         raise NotMeasured("tokens are only counted with toolcrib[tokens]")
     return found.tokens

@@ -155,7 +155,7 @@ def _answers(catalog: Catalog, queries: Sequence[str]) -> Figure:
     for query in queries:
         hits = index.find(query, shown=lambda _: True, limit=HITS)
         sizes.append(_tokens("\n".join(signature(hit, hit.public(STYLE)) for hit in hits)))
-    *_, p95 = statistics.quantiles(sizes, n=20)
+    *_, p95 = statistics.quantiles(sizes, n=20, method="inclusive")
     figure.add((len(queries),), {"median": round(statistics.median(sizes)), "p95": round(p95), "most": max(sizes)})
     return figure
 
