@@ -7,8 +7,9 @@
 #   make conformance  the official MCP conformance suite, through the gateway
 #   make soak         the unit and integration tests at full size
 #   make bench        measure the cost of a call against its alternatives
+#   make bench-tokens measure what lists of tools cost in each mode, also with real coding agents
 #   make walk         print the path of a call and of a listing through the code
-#   make pictures     draw the README's picture again, from a real run
+#   make pictures     draw the pictures again, from a real run and from recorded figures
 #   make clean        delete everything that the commands above created here
 
 SHELL := /bin/sh
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ROOT_TESTS := $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: up test check unit integration conformance bench walk pictures soak clean
+.PHONY: up test check unit integration conformance bench bench-tokens walk pictures soak clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/toolcrib up
@@ -56,11 +57,15 @@ conformance: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/run.py
 
+bench-tokens: $(VENV)/.installed-dev
+	$(BIN)/python bench/tokens.py
+
 walk: $(VENV)/.installed-dev
 	@$(BIN)/python tools/walk.py
 
 pictures: $(VENV)/.installed
 	$(BIN)/python tools/pictures.py
+	$(BIN)/python tools/token_tables.py
 
 soak: $(VENV)/.installed-dev
 	TOOLCRIB_TEST_SIZES=full $(MAKE) unit integration

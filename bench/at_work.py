@@ -15,7 +15,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Any
 
 from parts import daemon, fleet
 from parts.coding_agents import PROMPT
-from parts.runs import Person
+from parts.runs import ProgramSetup
 from parts.waiting import wait_for
 from targets import NotMeasured
 from toolcrib.testing.conversation import Hold, RequestConversation, ToolOffering
@@ -106,7 +105,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    person: Person
+    person: ProgramSetup
     way: Way
     home: daemon.Home
 
@@ -253,17 +252,13 @@ _OWN_SERVERS: Mapping[str, Callable[[dict[str, str], Mapping[str, Any]], None]] 
 
 
 @contextlib.contextmanager
-def place(person: Person, way: Way) -> Iterator[Place]:
+def place(person: ProgramSetup, way: Way) -> Iterator[Place]:
     """A place with all it needs; where the way is WARM or WORKSPACE, with a daemon whose servers are ready."""
     with contextlib.ExitStack() as stack:
-        # A short path, as a unix socket will live in it.
-        scratch = Path(tempfile.mkdtemp(prefix="tcb-")).resolve()
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        made = Place(person=person, way=way, home=daemon.Home(path=scratch))
-        made.home.make()
+        made = Place(person=person, way=way, home=stack.enter_context(daemon.Home.temporary()))
         made.folder.mkdir()
         _put_program(made)
-        entries = {} if way is Way.WORKSPACE else servers(scratch)
+        entries = {} if way is Way.WORKSPACE else servers(made.home.path)
         made.home.write_config({"mcpServers": entries})
         if way in (Way.WARM, Way.WORKSPACE):
             started = stack.enter_context(daemon.starting(made.home))()
@@ -290,7 +285,7 @@ def _put_program(made: Place) -> None:
 
 
 @contextlib.contextmanager
-def model(person: Person, steps: Sequence[Step]) -> Iterator[tuple[Watch, ScriptedModel]]:
+def model(person: ProgramSetup, steps: Sequence[Step]) -> Iterator[tuple[Watch, ScriptedModel]]:
     watch = Watch(person.agent.provider)
     with serving(watch, steps, last_words=LAST_WORDS) as served:
         yield watch, served

@@ -16,7 +16,7 @@ from pathlib import Path
 from at_work import LIMIT, Place, Stall, Way, all_stand, model, place, servers, steps
 from figures.memory import descendants, pss_rss
 from parts import daemon, leftovers
-from parts.runs import Person
+from parts.runs import ProgramSetup
 from report import Figure, rounded
 from rounds import progress
 from targets import NotMeasured
@@ -28,7 +28,7 @@ NEEDED = 700
 PROGRAMS, SERVERS, DAEMON, RUNS = "programs", "servers", "daemon", "toolcrib run"
 
 
-def measure(people: Iterable[Person], runs: int) -> list[Figure]:
+def measure(people: Iterable[ProgramSetup], runs: int) -> list[Figure]:
     figure = Figure(
         name="memory",
         title=f"{runs} runs at once in one project, five stdio servers, all waiting in mid-run; PSS in MB",
@@ -66,7 +66,7 @@ def measure(people: Iterable[Person], runs: int) -> list[Figure]:
     return [figure]
 
 
-def _together(person: Person, way: Way, runs: int) -> dict[str, float]:
+def _together(person: ProgramSetup, way: Way, runs: int) -> dict[str, float]:
     if (free := _available()) < runs * NEEDED:
         raise NotMeasured(f"{free:.0f} MB of memory are free, {runs * NEEDED} may be needed")
     stall = Stall()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from at_work import Place, Way, place
 from parts import daemon
-from parts.runs import Person
+from parts.runs import ProgramSetup
 from report import Figure, median, rounded
 from rounds import progress
 from toolcrib.coding_agents.clients import client_named
@@ -31,7 +31,7 @@ HEAVY = ("pydantic", "sqlalchemy", "mcp", "uvicorn", "httpx", "aiosqlite")
 """Packages that a run has no use for: the daemon does that work."""
 
 
-def measure(person: Person, rounds: int) -> list[Figure]:
+def measure(person: ProgramSetup, rounds: int) -> list[Figure]:
     progress("stages")
     figure = Figure(
         name="stages",

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable
 
 from at_work import Place, Ran, Watch, Way, model, place, steps
-from parts.runs import Person
+from parts.runs import ProgramSetup
 from report import Cell, Figure, median, rounded
 from rounds import progress
 from targets import NotMeasured
@@ -18,7 +18,7 @@ from targets import NotMeasured
 WAYS = (Way.ALONE, Way.DIRECT, Way.WARM, Way.COLD)
 
 
-def measure(people: Iterable[Person], rounds: int) -> list[Figure]:
+def measure(people: Iterable[ProgramSetup], rounds: int) -> list[Figure]:
     figure = Figure(
         name="start",
         title="ms since exec, one call of a tool of one of five stdio servers",
@@ -35,7 +35,7 @@ def measure(people: Iterable[Person], rounds: int) -> list[Figure]:
     return [figure]
 
 
-def _measure_one(figure: Figure, person: Person, rounds: int) -> None:
+def _measure_one(figure: Figure, person: ProgramSetup, rounds: int) -> None:
     name = person.agent.name
     found: dict[Way, list[Ran]] = {way: [] for way in WAYS}
     reasons: dict[Way, str] = {}
@@ -63,7 +63,7 @@ def _measure_one(figure: Figure, person: Person, rounds: int) -> None:
             figure.add((name, way.value), _row(way, medians))
 
 
-def _opened(stack: contextlib.ExitStack, person: Person, way: Way) -> tuple[Place, Watch]:
+def _opened(stack: contextlib.ExitStack, person: ProgramSetup, way: Way) -> tuple[Place, Watch]:
     at = stack.enter_context(place(person, way))
     watch, served = stack.enter_context(model(person, steps(way)))
     at.use(served.url)

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from at_work import Way, model, place, steps
-from parts.runs import Person
+from parts.runs import ProgramSetup
 from report import Cell, Figure
 from rounds import progress
 from targets import NotMeasured
-from toolcrib.audit.row import count_tokens
+from toolcrib.audit.row import count_all_tokens
 from toolcrib.testing.conversation import RequestConversation, ToolOffering
 
 WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)
@@ -45,7 +45,7 @@ _INSTRUCTIONS = (
 )
 
 
-def measure(people: Iterable[Person]) -> list[Figure]:
+def measure(people: Iterable[ProgramSetup]) -> list[Figure]:
     figure = Figure(
         name="tokens",
         title="of the model's first request, o200k, over the JSON as it was sent",
@@ -73,7 +73,7 @@ def measure(people: Iterable[Person]) -> list[Figure]:
     return [figure]
 
 
-def _measure_one(person: Person, way: Way) -> list[Row]:
+def _measure_one(person: ProgramSetup, way: Way) -> list[Row]:
     """A row for each way in which the program offers tools; or why it has none."""
     name = person.agent.name
     progress(f"tokens: {name}, {way}")
@@ -90,11 +90,12 @@ def _measure_one(person: Person, way: Way) -> list[Row]:
                     continue
             _, _, body = watch.seen[0]
             _, last, _ = watch.seen[-1]
-            rows.append((keys, _row(body, last)))
+            rows.append((keys, request_tokens(body, last)))
     return rows
 
 
-def _row(body: dict[str, Any], last: RequestConversation) -> dict[str, Cell]:
+def request_tokens(body: dict[str, Any], last: RequestConversation) -> dict[str, Cell]:
+    """Of a run's first request; `last` is the conversation at its end."""
     tools = list(_tools(body))
     mcp = [tool for tool in tools if _is_mcp(_named(tool))]
     helping = [tool for tool in tools if tool not in mcp and _named(tool) in WITH_MCP]
@@ -147,9 +148,7 @@ def _tokens(tools: list[dict[str, Any]]) -> int:
 
 
 def _count(text: str) -> int:
-    found = count_tokens(text.encode())
-    if found is None:
-        raise NotMeasured("a tool's definition is too long to be counted")
+    found = count_all_tokens(text.encode())
     if found.estimated:
         raise NotMeasured("tokens are only counted with toolcrib[tokens]")
     return found.tokens

@@ -296,7 +296,7 @@ def test_approvals_can_wait_for_the_next_call_and_need_a_daemon(
         assert (done.exit_code, "No daemon is running, so no calls are waiting" in done.err) == (7, True)
 
 
-FOR_ALL = {"crib_system_health", "crib_system_stats", "crib_server_list"}
+FOR_ALL = {"crib_system_health", "crib_system_stats", "crib_server_list", "crib_result"}
 OWNERS = {"crib_agent_add", "crib_permission_allow", "crib_approval_answer", "crib_audit_query"}
 SHOWN = {"trusted": FOR_ALL | {"crib_raw_command"}, "developer": FOR_ALL, "read-only": FOR_ALL, "nothing": set()}
 

@@ -101,7 +101,9 @@ def test_two_hundred_concurrent_agents_see_only_their_own_tools_and_answers(
     crowd: Crowd, everybody: list[AgentClient]
 ) -> None:
     assert Counter(member.era for member in everybody) == {"modern": AGENTS / 2, "legacy": AGENTS / 2}
-    assert all_at_once(AgentClient.tools, everybody) == [{crowd.tool(member.name)} for member in everybody]
+    assert all_at_once(AgentClient.tools, everybody) == [
+        {crowd.tool(member.name), "crib_result"} for member in everybody
+    ]
     for member in everybody:
         member.send_call(crowd.tool(member.name), nonce=f"own-{member.name}", hold=True)
     wanted = {f"own-{member.name}" for member in everybody}
@@ -236,7 +238,7 @@ def test_another_agents_session_is_ignored_on_modern_requests_and_cannot_be_take
     with crowd.member("a000", "legacy") as victim:
         mcp = AgentEndpoint(crowd.daemon, crowd.tokens["a001"], ("Mcp-Session-Id", victim.session))
         tools = mcp.modern("tools/list", id=0)
-        assert {tool["name"] for tool in tools.result["tools"]} == {crowd.tool("a001")}
+        assert {tool["name"] for tool in tools.result["tools"]} == {crowd.tool("a001"), "crib_result"}
         before = len(crowd.notes.calls())
         assert nonce_of(mcp.call(crowd.tool("a000"), {"nonce": "x"}, id=0)) is None
         assert len(crowd.notes.calls()) == before

@@ -118,7 +118,7 @@ def test_permitted_agents_reach_jobs_by_each_name_and_a_job_has_at_most_its_subm
 
         token = owner.add("bounded", "crib:job_*", "workspace:read_file", workdir=str(toolcrib_home.project))
         with AgentClient(running, "bounded", token, "modern") as client:
-            assert client.tools() == {"workspace_read_file", *TOOLS}
+            assert client.tools() == {"workspace_read_file", "crib_result", *TOOLS}
             job = client.call("submit_job", prompt="look", profile="trusted").result["structuredContent"]["job"]
             done = client.call("crib_job_result", job=job, wait=LIMIT).result["structuredContent"]
             refused = client.call("submit_job", prompt="x", model="openai:dear")

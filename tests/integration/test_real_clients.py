@@ -120,7 +120,7 @@ def test_a_client_is_offered_its_agents_permitted_tools_until_the_agent_is_remov
         Call("own_echo", {"word": "hello"}),
         Call("own_echo", {"n": 2}, first=lambda: scene.cli("agent", "remove", "reviewer").ok()),
     )
-    assert client.tools(model) == {"own_echo", "own_add"}
+    assert client.tools(model) == {"own_echo", "own_add", "crib_result"}
     assert scene.calls() == [{"word": "hello"}]
     assert "hello" in model.results[0]
     assert UNAUTHORIZED[client.name] in model.results[1]

@@ -12,8 +12,9 @@ Every tool of `--tools a,b` accepts any arguments and returns them. Some argumen
     say       this text is part of the result
     mutter    this text is printed on stderr
 
-`--reads a,b` are tools with `readOnlyHint`. `--print-env` prints the whole environment on stderr, as careless servers
-do. Standard library only, so that it starts in a few milliseconds.
+`--reads a,b` are tools with `readOnlyHint`. `--catalog` is a file with the definitions of further tools. `--print-env`
+prints the whole environment on stderr, as careless servers do. Standard library only, so that it starts in a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ LEGACY = "2025-11-25"
 class RecordingServer:
     """A message in, the messages to send out."""
 
-    def __init__(self, *, era: str, tools: list[str], reads: list[str], notes: str) -> None:
+    def __init__(
+        self, *, era: str, tools: list[str], reads: list[str], notes: str, defined: Sequence[dict[str, Any]] = ()
+    ) -> None:
         self.modern = era == "modern"
         self._file = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         schema = {"type": "object", "properties": {"nonce": {"type": "string"}}}
         plain = [{"name": name, "inputSchema": schema} for name in tools]
         reading = [{"name": name, "inputSchema": schema, "annotations": {"readOnlyHint": True}} for name in reads]
-        self.tools = [*plain, *reading, {"name": "release", "inputSchema": {"type": "object"}}]
+        self.tools = [*plain, *reading, *defined, {"name": "release", "inputSchema": {"type": "object"}}]
         self._held: dict[Any, dict[str, Any]] = {}
 
     def _note(self, what: str, **more: Any) -> None:
@@ -142,13 +145,15 @@ def main() -> None:
     parser.add_argument("--tools", default="")
     parser.add_argument("--reads", default="")
     parser.add_argument("--notes", required=True)
+    parser.add_argument("--catalog", type=Path)
     parser.add_argument("--print-env", action="store_true")
     options = parser.parse_args()
     if options.print_env:
         for name, value in os.environ.items():
             print(f"{name}={value}", file=sys.stderr, flush=True)
     tools, reads = ([name for name in names.split(",") if name] for names in (options.tools, options.reads))
-    server = RecordingServer(era=options.era, tools=tools, reads=reads, notes=options.notes)
+    defined = json.loads(options.catalog.read_text()) if options.catalog else []
+    server = RecordingServer(era=options.era, tools=tools, reads=reads, notes=options.notes, defined=defined)
     while line := sys.stdin.buffer.readline():
         for message in server.handle(json.loads(line)):
             sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")

@@ -8,11 +8,12 @@ The arguments are made without `toolcrib.listing.examples`, so that a mistake th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from jsonschema_rs import validator_for
 
 from toolcrib.catalog.schema_check import ArgumentChecker
 from toolcrib.catalog.tool import Tool
@@ -93,6 +94,33 @@ def without_searching(name: str, describe: Describe, call: Call, habit: Habit = 
         return 1
     second = call(name, made(first.schema or describe(name)["inputSchema"], habit, all_of_them=False))
     return MAX_CALLS if second.succeeded else None
+
+
+Attempt = Callable[[Schema, Habit], int | None]
+"""A definition → the number of the call that succeeded."""
+
+
+def attempts(call: Call) -> Mapping[str, Attempt]:
+    """The five callers, each for one definition."""
+    return {
+        "required only": lambda definition, habit: required_only(definition, call, habit),
+        "all arguments": lambda definition, habit: all_arguments(definition, call, habit),
+        "wrong first": lambda definition, habit: wrong_first(definition, call, habit),
+        "search then call": lambda definition, habit: search_then_call(
+            "any", definition["name"], lambda _: ["other", definition["name"]], lambda _: definition, call, habit
+        ),
+        "without searching": lambda definition, habit: without_searching(
+            definition["name"], lambda _: definition, call, habit
+        ),
+    }
+
+
+def first_calls(definition: Schema, tool: Tool) -> Iterator[bool]:
+    """Whether each first call that the callers make from this definition fits the tool's whole schema."""
+    check = validator_for(msgspec.json.decode(tool.render("x"))["inputSchema"], validate_formats=False)
+    for habit in HABITS:
+        for all_of_them in (False, True):
+            yield check.is_valid(made(definition["inputSchema"], habit, all_of_them=all_of_them))
 
 
 def checking(tools: Mapping[str, Tool]) -> Call:

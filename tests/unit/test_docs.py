@@ -19,6 +19,7 @@ import pytest
 from typer.main import get_command
 
 import token_docs
+import token_tables
 import toolcrib
 from parts.run_logs import message, metadata, summary
 from parts.stand_in import RunScript, code_agent
@@ -32,10 +33,11 @@ from toolcrib.coding_agents.code_agent import TIMEOUT, CodeAgent
 from toolcrib.coding_agents.run_result import RunStatus
 from toolcrib.config.keys import AUTH_KEYS, RETRY_KEYS, SERVER_KEYS
 from toolcrib.config.layers import load
-from toolcrib.config.model import ANNOTATIONS, Severity
+from toolcrib.config.model import ANNOTATIONS, ListingMode, Severity
 from toolcrib.config.paths import Paths
 from toolcrib.config.settings import TOP_KEYS
 from toolcrib.errors import ConfigError, DaemonNotRunning, NotFound, StoreError, UsageError
+from toolcrib.listing.cost import ANTHROPIC, OPENAI, WITHOUT_CACHE, conversation_costs
 from toolcrib.policy import BUILTIN, Permission, Profile, profile_from
 from toolcrib.servers import environment
 from toolcrib.testing import PROVIDERS, Step
@@ -264,6 +266,21 @@ def test_every_verdict_profile_and_annotation_is_documented():
     assert profiles == list(BUILTIN)
     assert all(f"`{claim}`" in PERMISSIONS_PAGE for claim in ANNOTATIONS)
     assert all(f"`{test}: " in PERMISSIONS_PAGE for test in ("under", "one_of", "matches"))
+
+
+def test_the_measured_tables_and_the_picture_are_those_of_the_recorded_figures():
+    figures, page = token_tables.read(), (ROOT / "docs" / "listing.md").read_text()
+    assert [name for _, name, _ in token_tables.PLACE.findall(page)] == ["lists", "callers", "prices", "clients"]
+    assert token_tables.with_tables(page, figures) == page
+    assert token_tables.picture(figures["prices"]) == token_tables.PICTURE.read_text()
+    shares = {row["prices"]: [row["thin"], row["search"], row["handshake"]] for row in figures["prices"]}
+    for prices in (ANTHROPIC, OPENAI, WITHOUT_CACHE):
+        lists = {mode: next(reversed(figures["lists"]))[mode] for mode in ("full", "thin", "search")}
+        costs = conversation_costs({ListingMode(mode): tokens for mode, tokens in lists.items()}, prices)
+        assert shares[prices.provider] == [round(100 * costs[mode], 1) for mode in ("thin", "search", "handshake")]
+    asked = f"Anthropic asks {ANTHROPIC.write:g} for writing the cache, {ANTHROPIC.read:g} for reading it and "
+    asked += f"{ANTHROPIC.output:g} for output; OpenAI {OPENAI.write:g}, {OPENAI.read:g} and {OPENAI.output:g}."
+    assert asked in " ".join(page.split())
 
 
 TESTING_PAGE = (ROOT / "docs" / "testing.md").read_text()

@@ -136,6 +136,11 @@ def test_settings_that_variables_move_are_read(folder: Path) -> None:
     assert decided("gemini", folder, **moved) == ALL - {"find_files", "edit_file"}
 
 
+def test_a_run_of_claude_code_that_nobody_watches_keeps_the_tools_that_would_ask(folder: Path) -> None:
+    assert decided("claude", folder, CLAUDE_CODE_ENTRYPOINT="sdk-cli") == {"read_file"}
+    assert decided("claude", folder, CLAUDE_CODE_ENTRYPOINT="cli") == ALL
+
+
 def test_a_projects_file_that_is_not_a_file_delays_nothing(folder: Path) -> None:
     settings = folder / "project" / ".claude" / "settings.json"
     settings.parent.mkdir()

@@ -69,13 +69,16 @@ _CLAUDE = {
     "run_shell_safe": ("Bash",),
 }
 CLAUDE_MANAGED = (Path("/etc/claude-code"), Path("/Library/Application Support/ClaudeCode"))
+_CLAUDE_ASKS = frozenset({"Bash", "Edit", "Write"})
+"""Their use needs an approval, which nobody can give in a run with `-p`: it sets the variable below for its servers."""
+_CLAUDE_ENTRYPOINT, _CLAUDE_PRINTS = "CLAUDE_CODE_ENTRYPOINT", "sdk-cli"
 
 
 def _denied_by_claude(environ: Mapping[str, str], folders: Sequence[Path]) -> frozenset[str]:
     own = Path(environ.get("CLAUDE_CONFIG_DIR") or home_of(environ) / ".claude")
     managed = (file for folder in CLAUDE_MANAGED for file in _managed(folder))
     projects = (folder / ".claude" / name for folder in folders for name in ("settings.json", "settings.local.json"))
-    denied: set[str] = set()
+    denied = set(_CLAUDE_ASKS if environ.get(_CLAUDE_ENTRYPOINT) == _CLAUDE_PRINTS else ())
     for file in (*managed, own / "remote-settings.json", own / "settings.json", *projects):
         settings = _json(file)
         rules = _part(settings, "permissions")

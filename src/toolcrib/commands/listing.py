@@ -23,7 +23,7 @@ from toolcrib.commands.registry import (
 from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.errors import NotFound
 from toolcrib.identity.principal import CLIENT
-from toolcrib.listing.cost import MODES, CostReport, conversation_costs, cost_of
+from toolcrib.listing.cost import ANTHROPIC, MODES, WITHOUT_CACHE, CostReport, conversation_costs, cost_of
 from toolcrib.listing.gateway_tools import MOST_HITS
 from toolcrib.listing.search import SearchIndex
 from toolcrib.listing.signature import signature
@@ -105,12 +105,12 @@ def described_cost(report: CostReport) -> dict[str, Any]:
             for one in report.servers
         ],
         "gateway_tools": {str(mode): report.gateway_tools[mode] for mode in MODES},
-        "total": {str(mode): report.total(mode) for mode in MODES},
+        "total": {str(mode): tokens for mode, tokens in report.totals.items()},
         "estimated": report.estimated,
         "auto": str(report.auto),
         "conversation": {
-            word: {str(mode): round(share, 3) for mode, share in conversation_costs(report, cached=cached).items()}
-            for word, cached in (("cached", True), ("uncached", False))
+            word: {str(mode): round(share, 3) for mode, share in conversation_costs(report.totals, prices).items()}
+            for word, prices in (("cached", ANTHROPIC), ("uncached", WITHOUT_CACHE))
             if full
         },
     }

@@ -42,6 +42,10 @@ class CostReport:
     def total(self, mode: ListingMode) -> int:
         return self.gateway_tools[mode] + sum(one.tokens[mode] for one in self.servers)
 
+    @property
+    def totals(self) -> Mapping[ListingMode, int]:
+        return {mode: self.total(mode) for mode in MODES}
+
 
 def cost_of(
     tools: Sequence[Tool], offers: OfferCatalog, style: NameStyle, hints: ListingHints = NO_HINTS
@@ -83,43 +87,58 @@ def _tokens(definitions: Sequence[bytes]) -> int:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptPrices:
+    """A provider's prices, relative to a token of input without a cache."""
+
+    provider: str
+    year: int
+    """When these were the prices of its current models."""
+    write: float
+    """A token that is read for the first time, and kept."""
+    read: float
+    """A token that the cache has."""
+    output: float
+
+
+ANTHROPIC = PromptPrices(provider="Anthropic", year=2026, write=1.25, read=0.1, output=5.0)
+OPENAI = PromptPrices(provider="OpenAI", year=2026, write=1.0, read=0.1, output=6.0)
+WITHOUT_CACHE = PromptPrices(provider="no prompt cache", year=2026, write=1.0, read=1.0, output=5.0)
+
 COMPLETIONS = 20
-SYSTEM_TOKENS = 3_000
-"""The prompt before the tools' definitions."""
+START_TOKENS = 3_000
+"""The first prompt, without the tools' definitions."""
 TURN_TOKENS = 700
 """The tokens that each completion adds to the conversation: a call, and its result."""
 OUTPUT_TOKENS = 200
 """Of these, the tokens that the model writes."""
-CACHE_WRITE, CACHE_READ, OUTPUT = 1.25, 0.1, 5.0
-"""Prices relative to a token of input without a cache, as providers ask them in November 2026."""
 
 
-def conversation_cost(lists: Mapping[ListingMode, int], mode: ListingMode, *, cached: bool) -> float:
-    """The price of a conversation, in tokens of input, with lists of these sizes. In search mode, every other
-    completion is a search."""
+def conversation_cost(
+    lists: Mapping[ListingMode, int], mode: ListingMode, prices: PromptPrices, start: int = START_TOKENS
+) -> float:
+    """The price of a conversation, in tokens of input, with lists of these sizes. In search mode, there is a search for
+    every two calls, which is a completion of its own."""
     completions = COMPLETIONS * 3 // 2 if mode is ListingMode.SEARCH else COMPLETIONS
-    price, history, seen = 0.0, SYSTEM_TOKENS, 0
+    price, history, seen = 0.0, start, 0
     before: ListingMode | None = None
     for number in range(completions):
         listed = mode
         if mode is ListingMode.HANDSHAKE:
             listed = ListingMode.THIN if number else ListingMode.FULL
         prompt = lists[listed] + history
-        if cached:
-            # The list is at the beginning, so a changed list makes everything after it new.
-            known = seen if listed is before else 0
-            price += known * CACHE_READ + (prompt - known) * CACHE_WRITE
-        else:
-            price += prompt
-        price += OUTPUT_TOKENS * OUTPUT
+        # The list is at the beginning, so a changed list makes everything after it new.
+        known = seen if listed is before else 0
+        price += known * prices.read + (prompt - known) * prices.write + OUTPUT_TOKENS * prices.output
         before, seen = listed, prompt
         history += TURN_TOKENS
     return price
 
 
-def conversation_costs(report: CostReport, *, cached: bool) -> dict[ListingMode, float]:
+def conversation_costs(
+    lists: Mapping[ListingMode, int], prices: PromptPrices, start: int = START_TOKENS
+) -> dict[ListingMode, float]:
     """The price of a conversation in each mode, relative to full lists."""
-    lists = {mode: report.total(mode) for mode in MODES}
-    full = conversation_cost(lists, ListingMode.FULL, cached=cached)
     modes = (*MODES, ListingMode.HANDSHAKE)
-    return {mode: conversation_cost(lists, mode, cached=cached) / full for mode in modes}
+    costs = {mode: conversation_cost(lists, mode, prices, start) for mode in modes}
+    return {mode: cost / costs[ListingMode.FULL] for mode, cost in costs.items()}

@@ -93,6 +93,8 @@ class Invocation:
     """A string for tools that take plain text."""
     garbled: str = ""
     """Arguments that are not JSON, used instead of `arguments`."""
+    query: str = ""
+    """What a search by words looks for, instead of the name."""
 
     @property
     def searches(self) -> bool:

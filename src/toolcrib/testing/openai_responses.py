@@ -204,7 +204,7 @@ def _call(invocation: Invocation) -> dict[str, Any]:
             "call_id": invocation.id,
             "status": "completed",
             "execution": "client",
-            "arguments": {"query": invocation.name.replace("_", " "), "limit": 8},
+            "arguments": {"query": invocation.query or invocation.name.replace("_", " "), "limit": 8},
         }
     if isinstance(invocation.arguments, str):
         return _custom(invocation.id, invocation.name, invocation.arguments)

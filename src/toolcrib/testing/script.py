@@ -52,6 +52,8 @@ class Call(Step):
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    query: str = field(default="", kw_only=True)
+    """What the model looks for if the client has a search by words; by default the words of the name."""
 
 
 @dataclass(frozen=True)
@@ -189,16 +191,22 @@ class Script:
             return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, garbled=call.text)
         return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, arguments=call.arguments)
 
-    def _to_search(self, step: Step, conversation: RequestConversation) -> list[str]:
+    def _to_search(self, step: Step, conversation: RequestConversation) -> list[Call | Garble]:
         if conversation.offering is ToolOffering.PLAIN:
             return []
-        return [call.tool for call in _calls(step) if not isinstance(call, CallByName) and not self._ending(call.tool)]
+        return [call for call in _calls(step) if not isinstance(call, CallByName) and not self._ending(call.tool)]
 
-    def _search(self, number: int, missing: list[str], conversation: RequestConversation) -> ModelTurn:
+    def _search(self, number: int, missing: Sequence[Call | Garble], conversation: RequestConversation) -> ModelTurn:
         if any(self._id(SEARCH, number) in result.call for result in conversation.outputs):
-            raise LookupError(f"the search did not find {missing}; known tools: {sorted(self._tools)}")
+            names = [call.tool for call in missing]
+            raise LookupError(f"the search did not find {names}; known tools: {sorted(self._tools)}")
         searches = tuple(
-            Invocation(id=f"{self._id(SEARCH, number)}{place}", name=name) for place, name in enumerate(missing)
+            Invocation(
+                id=f"{self._id(SEARCH, number)}{place}",
+                name=call.tool,
+                query=call.query if isinstance(call, Call) else "",
+            )
+            for place, call in enumerate(missing)
         )
         return self._say(len(self.steps) + 1 + number, invocations=searches)
 
