@@ -17,6 +17,7 @@ from parts.gateway_harness import LIMIT, opened
 from parts.waiting import until
 from toolcrib.core import tool_search
 from toolcrib.gateway.large_results import RESULT_KEY
+from toolcrib.identity.usage import TokenKind
 from toolcrib.listing import search
 
 __all__ = ["scene"]
@@ -165,6 +166,19 @@ async def test_nothing_of_long_results_in_a_batch_is_lost(tmp_path: Path, calls:
                 part = text_of(await client.call("crib_result", id=id, page=page))
                 whole, page, more = whole + part.rpartition("\n[Page")[0], page + 1, "Next: page=" in part
             assert whole == LINES
+
+
+@pytest.mark.parametrize("lines", [LINES, LINES * 20], ids=["counted by the audit log", "too long for it"])
+async def test_the_tokens_of_a_long_result_are_those_that_the_agent_gets(tmp_path: Path, lines: str) -> None:
+    configure(tmp_path, result_tokens=1000)
+    desk = Desk("desk", *DESK)
+    desk.answers["look"] = desk.answers["burn"] = lambda _: said(lines)
+    async with opened(tmp_path, desk) as harness:
+        client = Client(harness, await harness.agent("a"))
+        for name in ("desk_look", "desk_burn"):
+            await client.call("crib_call", tool=name)
+        (session,) = (one for one in harness.crib.services.sessions if one.agent == "a")
+        await until(lambda: 600 < session.usage.tokens.get(TokenKind.RESULTS, 0) < 3000)
 
 
 async def test_definitions_that_are_too_long_for_the_client_come_in_several_answers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 from msgspec import Raw
 
+from toolcrib.audit.row import MAX_COUNTED_BYTES
 from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import ListingMode
@@ -390,7 +391,10 @@ class Dispatcher:
     ) -> bytes:
         """The result as the agent gets it, in one of the `shares` of what its client takes."""
         limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
-        return await self._large.shortened(result, tool, arguments, context, limit, shares)
+        made = await self._large.shortened(result, tool, arguments, context, limit, shares)
+        if made is not result and context.session is not None:
+            self._sessions.shortened(context.session, result if len(result) <= MAX_COUNTED_BYTES else b"", made)
+        return made
 
     async def _call_in_batch(
         self,

@@ -270,6 +270,11 @@ class SessionRegistry:
         self._counter.add(partial(session.add_tokens, kind), answer)
         self._mark(session)
 
+    def shortened(self, session: Session, counted: bytes, sent: bytes) -> None:
+        """The agent got `sent` instead of a result; the audit log counts the tokens of `counted` for it."""
+        self._counter.add(lambda found: session.add_tokens(TokenKind.RESULTS, (-found[0], found[1])), counted)
+        self.answered(session, TokenKind.RESULTS, sent)
+
     async def end(self, session: Session) -> None:
         self._forget(session)
         session.interrupt()
