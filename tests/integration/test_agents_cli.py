@@ -412,6 +412,6 @@ async def test_the_generated_file_and_the_bridge_of_an_agent_offer_its_tools(sta
         Client(server, mode=MODES[era]) as bridge,
     ):
         for client in (over_http, bridge):
-            assert [tool.name for tool in (await client.list_tools()).tools] == ["w_note"]
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["w_note", "crib_result"]
             result = await client.call_tool("w_note", {"nonce": name})
             assert (result.structured_content or {})["nonce"] == name

@@ -24,7 +24,8 @@ PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    with shared_daemon({"servers": {"raw": stdio_entry("raw_server")}}, ready=["raw"]) as daemon:
+    servers = {"raw": stdio_entry("raw_server")}
+    with shared_daemon({"servers": servers, "result_tokens": "off"}, ready=["raw"]) as daemon:
         yield daemon
 
 

@@ -19,6 +19,7 @@ from parts.raw_client import Endpoint
 from parts.server_process import StartServer, stdio_command
 from parts.servers.odd_web import EXACT, OddWeb
 from parts.sizes import some
+from parts.waiting import wait_for
 from toolcrib.config.model import Retry, Transport
 from toolcrib.errors import ProtocolViolation, ServerFailure
 from toolcrib.servers import input_budget
@@ -234,6 +235,8 @@ def test_a_refused_result_costs_little_memory_and_none_afterwards(daemon: StartD
         started.wait_until_ready("far")
         mcp = Endpoint(started)
         pid = started.status()["pid"]
+        mcp.modern("tools/list")
+        wait_for(lambda: next(row["tokens"] for row in started.command("session:list")["sessions"]), "the tokenizer")
         before = kilobytes(pid, "VmRSS")
         for way in (*WAYS, "close", "close"):
             answer = mcp.call(f"far_{way}", {"mb": megabytes}).result

@@ -43,11 +43,11 @@ RESULT_KEY = "toolcrib/result"
 _DEFAULT_TOKENS = 25_000
 _CLIENT_TOKENS: Mapping[str, int] = MappingProxyType(
     {
-        # It refuses more than 25,000 tokens, and shows only 2 KB of more than 50,000 characters.
+        # It refuses more than 25,000 tokens.
         "claude-code": 16_000,
-        # It cuts out the middle of more than 10,000 bytes with some models.
+        # Reported: it cuts out the middle of more than 10,000 bytes.
         "codex": 3_000,
-        # It cuts out the middle of more than 40,000 characters.
+        # Reported: it cuts out the middle of more than 40,000 characters.
         "gemini-cli": 13_000,
     }
 )
