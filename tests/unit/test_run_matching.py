@@ -235,3 +235,19 @@ def test_in_any_order_each_call_starts_and_ends_once_and_no_line_is_lost(data: s
     assert sum(event.raw is not None for event in events) == lines
     if mark:
         assert len(by_call) <= 2 * count
+
+
+@pytest.mark.parametrize("name", ["crib_call", "mcp_crib_call"])
+def test_a_call_that_a_search_led_to_is_the_call_that_the_gateway_saw(name: str) -> None:
+    given = {"tool": "files_read", "arguments": {"path": "a"}}
+    calls = Calls()
+    events = calls.take(
+        started("1", name, given),
+        seen("g1", args={"path": "a"}),
+        seen("g1", "ok", args={"path": "a"}),
+        ended("1", name),
+    )
+    assert [(one.server, one.tool_name, one.tool_args, one.decision) for one in events[1:]] == [
+        ("files", "read", {"path": "a"}, "allow")
+    ]
+    assert calls.finish() == []

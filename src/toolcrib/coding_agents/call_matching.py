@@ -20,6 +20,7 @@ from toolcrib.coding_agents.client_spec import SERVER_NAME
 from toolcrib.config.masking import HIDDEN
 from toolcrib.daemon_client.lease import CallSeen
 from toolcrib.events import CallOutcome
+from toolcrib.listing import NAMED_GATEWAY_TOOLS, GatewayTool
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 PATIENCE = 1.0
@@ -75,7 +76,7 @@ class CallMatcher:
 
     def printed(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
         """Handles an event from the program."""
-        self._behind.append((event, now))
+        self._behind.append((_unwrapped(event), now))
         yield from self._released()
 
     def passed(self, seen: CallSeen, now: float) -> Iterator[AgentEvent]:
@@ -262,6 +263,17 @@ class CallMatcher:
         if event.tool_duration_ms is not None or began is None:
             return event
         return replace(event, tool_duration_ms=round(max(0.0, event.time - began.time) * 1000, 1))
+
+
+def _unwrapped(event: AgentEvent) -> AgentEvent:
+    """The call that `crib_call` makes: the gateway reports only that one."""
+    given = event.tool_args
+    if event.server != SERVER_NAME or given is None or not isinstance(given.get("tool"), str):
+        return event
+    if NAMED_GATEWAY_TOOLS.get(event.tool_name) is not GatewayTool.CALL:
+        return event
+    inner = given.get("arguments")
+    return replace(event, tool_name=given["tool"], tool_args=inner if isinstance(inner, Mapping) else {})
 
 
 def _kept(event: AgentEvent) -> AgentEvent:
