@@ -38,8 +38,14 @@ class ToolSearch:
         self._index: SearchIndex | None = None
         self._version = -1
         self._building = asyncio.Lock()
+        self._preparing: asyncio.Task[SearchIndex] | None = None
         self._background: asyncio.Task[None] | None = None
         self._closed = False
+
+    def prepare(self, catalog: Catalog) -> None:
+        """Begins to build the index of this catalog, because searches will follow."""
+        if self._version != catalog.version and (self._preparing is None or self._preparing.done()):
+            self._preparing = asyncio.create_task(self.index(catalog))
 
     async def index(self, catalog: Catalog) -> SearchIndex:
         async with self._building:
@@ -59,6 +65,8 @@ class ToolSearch:
 
     async def close(self) -> None:
         self._closed = True
+        if self._preparing is not None:
+            await self._preparing
         if self._background is not None:
             await self._background
 

@@ -291,6 +291,8 @@ class Dispatcher:
                 without=context.without,
                 results=for_model and project.config.settings.result_tokens != 0,
             )
+        if mode is ListingMode.SEARCH:
+            project.search.prepare(catalog)
         if context.session is not None:
             self._sessions.listed(context.session, mode, tools)
         if ToolsListed in self._crib.bus.heard:
