@@ -47,7 +47,7 @@ def write(file: Path, servers: dict[str, Any], **settings: Any) -> None:
     """As an editor does: a new file replaces the old one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f"{file.name}~")
-    fresh.write_text(json.dumps({"servers": servers, **settings}))
+    fresh.write_text(json.dumps({"listing": "full", "servers": servers, **settings}))
     fresh.replace(file)
 
 

@@ -28,7 +28,7 @@ from toolcrib.core import project as project_module
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.core.results import read_answer
-from toolcrib.errors import ServerUnavailable
+from toolcrib.errors import Denied, ServerUnavailable
 from toolcrib.events import AgentEnded, CatalogChanged, Event
 from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
 from toolcrib.servers.model import ServerState
@@ -219,7 +219,8 @@ async def test_a_call_that_waits_for_a_reconnection_is_refused_if_its_tool_chang
         own.offer({**TOOLS[0], "description": "Now it does more."})
         restarting = asyncio.create_task(crib.projects.home.servers["s"].restart())
         await until(lambda: state(crib) is ServerState.CONNECTING)
-        with pytest.raises(ServerUnavailable, match=r"its tool 'whoami' had changed\. The call did not run"):
+        # Either the connection notices it first or the door.
+        with pytest.raises((ServerUnavailable, Denied), match=r"whoami'? (had )?changed.* (not|did not) run"):
             await crib.call("whoami", {})
         await restarting
         assert own.calls == []
