@@ -35,7 +35,11 @@ SavedLists = Annotated[
 AsAgent = Annotated[
     str | None, typer.Option("--agent", metavar="NAME", help="Count only the tools that this agent may use.")
 ]
+ToSearchAs = Annotated[
+    str | None, typer.Option("--agent", metavar="NAME", help="Find only the tools that this agent may use.")
+]
 _BAR = 24
+_BAR_TITLE = "full █ thin ▒"
 
 
 @commands.command()
@@ -46,7 +50,8 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
     found = printed(result, as_json=as_json)
     if not found["servers"]:
         say("No tools.")
-        hint("`toolcrib servers` shows the servers and their state.")
+        if catalog is None:
+            hint("`toolcrib servers` shows the servers and their state.")
         return 0
     about = "~" if found["estimated"] else ""
     most = max(one["full"] for one in found["servers"])
@@ -55,8 +60,13 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
     ]
     rows.append(_row("(Toolcrib)", "", found["gateway_tools"], about, ""))
     rows.append(_row("total", sum(one["tools"] for one in found["servers"]), found["total"], about, ""))
-    table(("server", "tools", "full", "thin", "search", "full █ thin ▒"), rows)
-    say(f"\n`auto` chooses {found['auto']} for these tools; full for clients that defer definitions themselves.")
+    table(
+        ("server", "tools", "full", "thin", "search", _BAR_TITLE),
+        rows,
+        yielding=ColumnPriorities(text="server", optional=(_BAR_TITLE,)),
+    )
+    deferring = "" if found["auto"] == "full" else ", but full for clients that defer definitions themselves"
+    say(f"\n`auto` chooses {found['auto']} for these tools{deferring}.")
     table(
         ("a conversation costs", "full", "handshake", "thin", "search"),
         [
@@ -150,7 +160,7 @@ def find(
     *,
     server: Annotated[str, typer.Option(metavar="NAME", help="Search only this server.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", help="Show at most this many tools.", min=1, max=20)] = 8,
-    agent: AsAgent = None,
+    agent: ToSearchAs = None,
     catalog: SavedLists = None,
     as_json: AsJson = False,
 ) -> int:
@@ -160,7 +170,7 @@ def find(
     result = perform("tool:find", params) if catalog is None else _saved_hits(catalog, params)
     found = printed(result, as_json=as_json)
     if not found["hits"]:
-        say(f"None of {counted(found['tools'], 'tool')} matches.")
+        say(f"None of {counted(found['tools'], 'tool')} matches." if found["tools"] else "There are no tools.")
         return 0
     rows = [(number, hit["display"], hit["signature"]) for number, hit in enumerate(found["hits"], start=1)]
     table(("", "tool", "as the agent sees it"), rows, yielding=ColumnPriorities(text="as the agent sees it"))
