@@ -17,6 +17,7 @@ COST = {
     "total": {"full": 100, "thin": 50, "search": 55},
     "estimated": False,
     "auto": "full",
+    "listing": "auto",
     "conversation": {
         kind: dict.fromkeys(("full", "handshake", "thin", "search"), 1.0) for kind in ("cached", "uncached")
     },
@@ -74,14 +75,19 @@ def test_an_empty_saved_list_says_nothing_about_the_configured_servers(saved, cl
 
 
 @pytest.mark.parametrize(
-    ("mode", "text"),
+    ("listing", "auto", "text"),
     [
-        ("full", "`auto` chooses full for these tools.\n"),
-        ("thin", "`auto` chooses thin for these tools, but full for clients that defer definitions themselves.\n"),
+        ("auto", "full", "`auto` chooses full for these tools.\n"),
+        (
+            "auto",
+            "thin",
+            "`auto` chooses thin for these tools, but full for clients that defer definitions themselves.",
+        ),
+        ("search", "full", "The mode is set to search; `auto` would choose full for these tools.\n"),
     ],
 )
-def test_cost_says_what_auto_chooses(cli, monkeypatch, mode, text):
-    monkeypatch.setattr(listing_commands, "perform", lambda *_: {**COST, "auto": mode})
+def test_cost_says_which_mode_is_set_and_what_auto_chooses(cli, monkeypatch, listing, auto, text):
+    monkeypatch.setattr(listing_commands, "perform", lambda *_: {**COST, "listing": listing, "auto": auto})
     assert text in cli("cost").out
 
 

@@ -16,7 +16,7 @@ from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table, working
 from toolcrib.cli.perform import paths, perform
 from toolcrib.commands.listing import FindParameters, described_cost, described_hits
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.config.paths import working_folder
 from toolcrib.core.saved_catalog import read_saved
 from toolcrib.core.tool_search import load_embeddings
@@ -66,7 +66,10 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
         yielding=ColumnPriorities(text="server", optional=(_BAR_TITLE,)),
     )
     deferring = "" if found["auto"] == "full" else ", but full for clients that defer definitions themselves"
-    say(f"\n`auto` chooses {found['auto']} for these tools{deferring}.")
+    if found["listing"] == "auto":
+        say(f"\n`auto` chooses {found['auto']} for these tools{deferring}.")
+    else:
+        say(f"\nThe mode is set to {found['listing']}; `auto` would choose {found['auto']} for these tools{deferring}.")
     table(
         ("a conversation costs", "full", "handshake", "thin", "search"),
         [
@@ -94,7 +97,7 @@ def _refuse_both(agent: str | None, catalog: str | None) -> None:
 
 def _saved_cost(catalog: str) -> dict[str, Any]:
     report = cost_of(read_saved(_absolute(catalog)).tools, OfferCatalog(), NameStyle.SERVER)
-    return {**described_cost(report), "used": []}
+    return {**described_cost(report), "listing": str(ListingMode.AUTO), "used": []}
 
 
 def _saved_hits(catalog: str, params: dict[str, Any]) -> dict[str, Any]:
