@@ -91,6 +91,14 @@ def test_cost_says_which_mode_is_set_and_what_auto_chooses(cli, monkeypatch, lis
     assert text in cli("cost").out
 
 
+def test_what_an_agent_saved_is_measured_by_its_own_full_list(cli, monkeypatch):
+    row = {"mode": "search", "sessions": 1, "listings": 2, "calls": 1, "tokens": {"lists": 20, "searches": 30}}
+    used = [{"agent": "small", "full": 40, **row}, {"agent": "gone", "full": None, **row}]
+    monkeypatch.setattr(listing_commands, "perform", lambda *_: {**COST, "used": used})
+    lines = [line.split() for line in cli("cost").out.splitlines()]
+    assert [line[-1] for line in lines if line[:1] in (["small"], ["gone"])] == ["30", "-"]
+
+
 def test_an_unknown_listing_mode_is_refused_with_those_that_exist(cli):
     shown = cli("agent", "listing", "reviewer", "serach", code=2).err
     assert "Choose one of auto, full, thin, search, handshake, default." in shown

@@ -132,7 +132,6 @@ def _bar(full: int, thin: int, most: int) -> str:
 def _say_used(found: Mapping[str, Any], about: str) -> None:
     if not found["used"]:
         return
-    full = found["total"]["full"]
     say("")
     table(
         ("agent", "mode", "sessions", "calls", "lists", "searches", "repairs", "results", "saved"),
@@ -143,7 +142,7 @@ def _say_used(found: Mapping[str, Any], about: str) -> None:
                 row["sessions"],
                 row["calls"],
                 *(f"{about}{row['tokens'].get(kind, 0):,}" for kind in ("lists", "searches", "repairs", "results")),
-                _saved(row, full, about),
+                _saved(row, about),
             )
             for row in found["used"]
         ],
@@ -151,10 +150,12 @@ def _say_used(found: Mapping[str, Any], about: str) -> None:
     hint("Tokens in the sessions that are kept; `toolcrib sessions show ID` shows one of them.")
 
 
-def _saved(row: Mapping[str, Any], full: int, about: str) -> str:
-    """Against full lists of today's tools."""
+def _saved(row: Mapping[str, Any], about: str) -> str | None:
+    """Against full lists of the tools that the agent may use today. None if the agent is gone."""
+    if row["full"] is None:
+        return None
     spent = sum(row["tokens"].get(kind, 0) for kind in ("lists", "searches", "descriptions", "repairs"))
-    return f"{about}{max(0, row['listings'] * full - spent):,}"
+    return f"{about}{max(0, row['listings'] * row['full'] - spent):,}"
 
 
 @commands.command()

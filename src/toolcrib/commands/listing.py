@@ -42,8 +42,19 @@ async def cost(context: CommandContext, params: CostParameters) -> dict[str, Any
     tools = await _tools(context, params.agent)
     mode = wanted_mode(_permission(context, params.agent).listing, project.config.settings.listing, client="")
     hints = context.services.favorites
-    report = await asyncio.to_thread(cost_of, tools, project.offers, project.config.settings.names, hints)
-    return {**described_cost(report), "listing": str(mode), "used": _used(context, params.agent)}
+    reports: dict[tuple[Tool, ...], CostReport] = {}
+
+    async def report_on(tools: Sequence[Tool]) -> CostReport:
+        key = tuple(tools)
+        if key not in reports:
+            reports[key] = await asyncio.to_thread(cost_of, tools, project.offers, project.config.settings.names, hints)
+        return reports[key]
+
+    used = _used(context, params.agent)
+    for row in used:
+        known = row["agent"] == CLIENT.name or context.services.agents.knows(row["agent"])
+        row["full"] = (await report_on(await _tools(context, row["agent"]))).total(ListingMode.FULL) if known else None
+    return {**described_cost(await report_on(tools)), "listing": str(mode), "used": used}
 
 
 class FindParameters(Parameters):
