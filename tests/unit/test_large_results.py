@@ -46,8 +46,8 @@ def told(made: Json) -> str:
     return text
 
 
-def ask(result: bytes, limit: int = LIMIT, **wanted: Any) -> str:
-    answer = large_results._answer(result, large_results._wanted({"id": ID, **wanted}), limit)
+def ask(result: bytes, limit: int = LIMIT, *, schema: Mapping[str, Any] | None = None, **wanted: Any) -> str:
+    answer = large_results._answer(result, large_results._wanted({"id": ID, **wanted}), limit, schema)
     assert len(answer) <= limit
     return told(json.loads(answer))
 
@@ -199,7 +199,11 @@ def test_structured_content_stays_valid_and_names_the_id(value: Any, schema: Jso
     assert validator_for(schema).is_valid(made["structuredContent"])
     assert f'crib_result(id="{ID}"' in json.dumps(made["structuredContent"], ensure_ascii=False).replace("\\", "")
     assert len(json.dumps(made)) <= LIMIT
-    assert f'crib_result(id="{ID}", page=1)' in told(made)
+    assert f'crib_result(id="{ID}", page=2)' in told(made)
+    head = told(made).rpartition("\n\n[")[0]
+    first, following = (ask(result, schema=schema, page=page).rpartition("\n[Page ")[0] for page in (1, 2))
+    assert first.startswith(head)
+    assert json.dumps(value).startswith(head + following)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +227,25 @@ def test_structured_content_that_is_not_in_the_text_can_be_read_too() -> None:
     made = shortened(result)
     assert told(made).startswith("Found 400 issues.\n{")
     assert ask(result, path="$.items[399].id") == "399"
+
+
+@pytest.mark.parametrize("name", ["content", "result"])
+def test_structured_content_that_only_wraps_the_text_is_not_read_twice(name: str) -> None:
+    """So do servers in Python with tools that return text, and the filesystem server."""
+    schema: Json = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+    text = json.dumps(ISSUES)
+    result = text_result(text, structuredContent={name: text})
+    made = shortened(result, schema=schema)
+    assert f"of {len(text):,} characters" in told(made)
+    assert "[JSON: {total: number, items: [400 of" in told(made)
+    assert 'path="$.items[0:20]")' in made["structuredContent"][RESULT_KEY]
+    assert ask(result, path="$.items[399].id") == "399"
+    assert ask(result, search='"id": 399,').count('"id": 399,') == 1
+    lines = "\n".join(f"line {number}" for number in range(5000))
+    made = shortened(text_result(lines, structuredContent={name: lines}), schema=schema)
+    assert f"of {len(lines):,} characters" in told(made)
+    assert f'path="$.{name}")' in made["structuredContent"][RESULT_KEY]
+    assert ask(text_result(lines, structuredContent={name: lines}), path=f"$.{name}", page=1).startswith("line 0\n")
 
 
 def test_a_path_picks_values() -> None:
@@ -271,7 +294,7 @@ def test_search_finds_lines_regardless_of_case_and_never_reads_a_pattern() -> No
 )
 def test_wrong_arguments_are_explained(arguments: Json) -> None:
     with pytest.raises(InvalidArguments):
-        large_results._answer(structured_result(ISSUES), large_results._wanted(arguments), LIMIT)
+        large_results._answer(structured_result(ISSUES), large_results._wanted(arguments), LIMIT, None)
 
 
 def test_a_page_may_be_given_as_text() -> None:

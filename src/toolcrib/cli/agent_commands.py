@@ -20,6 +20,7 @@ from toolcrib.cli.output import ColumnPriorities, TableCut, counted, duration, h
 from toolcrib.cli.perform import perform
 from toolcrib.config.model import ListingMode
 from toolcrib.config.paths import working_folder
+from toolcrib.errors import UsageError
 
 AGENT_COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
 
@@ -58,7 +59,9 @@ def add(
             help="How it gets errors of calls: as results, or as JSON-RPC errors with an HTTP status. Default: result.",
         ),
     ] = None,
-    listing: Annotated[str | None, typer.Option(metavar="MODE", help=f"How its tools are listed: {MODES}.")] = None,
+    listing: Annotated[
+        ListingMode | None, typer.Option(metavar="MODE", help=f"How its tools are listed: {MODES}.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Add an agent and print its token. The token is shown only once."""
@@ -111,6 +114,8 @@ def listing(
     as_json: AsJson = False,
 ) -> int:
     """Set how an agent's tools are listed; its clients are told at once."""
+    if mode not in (*ListingMode, "default"):
+        raise UsageError(f"There is no listing mode {mode!r}.", remedy=f"Choose one of {MODES}, default.")
     found = printed(
         perform("agent:listing", {"name": name, "mode": None if mode == "default" else mode}), as_json=as_json
     )

@@ -204,7 +204,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _usage(error: typer.TyperException, *, as_json: bool) -> int:
-    message = " ".join(error.format_message().split())
+    message = " ".join(error.format_message().replace("Value error, ", "").split())
     if not message.endswith((".", "?", "!")):
         message += "."
     context = getattr(error, "ctx", None)

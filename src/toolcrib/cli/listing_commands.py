@@ -16,7 +16,7 @@ from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table, working
 from toolcrib.cli.perform import paths, perform
 from toolcrib.commands.listing import FindParameters, described_cost, described_hits
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.config.paths import working_folder
 from toolcrib.core.saved_catalog import read_saved
 from toolcrib.core.tool_search import load_embeddings
@@ -35,7 +35,11 @@ SavedLists = Annotated[
 AsAgent = Annotated[
     str | None, typer.Option("--agent", metavar="NAME", help="Count only the tools that this agent may use.")
 ]
+ToSearchAs = Annotated[
+    str | None, typer.Option("--agent", metavar="NAME", help="Find only the tools that this agent may use.")
+]
 _BAR = 24
+_BAR_TITLE = "full █ thin ▒"
 
 
 @commands.command()
@@ -46,7 +50,8 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
     found = printed(result, as_json=as_json)
     if not found["servers"]:
         say("No tools.")
-        hint("`toolcrib servers` shows the servers and their state.")
+        if catalog is None:
+            hint("`toolcrib servers` shows the servers and their state.")
         return 0
     about = "~" if found["estimated"] else ""
     most = max(one["full"] for one in found["servers"])
@@ -55,8 +60,16 @@ def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson =
     ]
     rows.append(_row("(Toolcrib)", "", found["gateway_tools"], about, ""))
     rows.append(_row("total", sum(one["tools"] for one in found["servers"]), found["total"], about, ""))
-    table(("server", "tools", "full", "thin", "search", "full █ thin ▒"), rows)
-    say(f"\n`auto` chooses {found['auto']} for these tools; full for clients that defer definitions themselves.")
+    table(
+        ("server", "tools", "full", "thin", "search", _BAR_TITLE),
+        rows,
+        yielding=ColumnPriorities(text="server", optional=(_BAR_TITLE,)),
+    )
+    deferring = "" if found["auto"] == "full" else ", but full for clients that defer definitions themselves"
+    if found["listing"] == "auto":
+        say(f"\n`auto` chooses {found['auto']} for these tools{deferring}.")
+    else:
+        say(f"\nThe mode is set to {found['listing']}; `auto` would choose {found['auto']} for these tools{deferring}.")
     table(
         ("a conversation costs", "full", "handshake", "thin", "search"),
         [
@@ -84,7 +97,7 @@ def _refuse_both(agent: str | None, catalog: str | None) -> None:
 
 def _saved_cost(catalog: str) -> dict[str, Any]:
     report = cost_of(read_saved(_absolute(catalog)).tools, OfferCatalog(), NameStyle.SERVER)
-    return {**described_cost(report), "used": []}
+    return {**described_cost(report), "listing": str(ListingMode.AUTO), "used": []}
 
 
 def _saved_hits(catalog: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +132,6 @@ def _bar(full: int, thin: int, most: int) -> str:
 def _say_used(found: Mapping[str, Any], about: str) -> None:
     if not found["used"]:
         return
-    full = found["total"]["full"]
     say("")
     table(
         ("agent", "mode", "sessions", "calls", "lists", "searches", "repairs", "results", "saved"),
@@ -130,7 +142,7 @@ def _say_used(found: Mapping[str, Any], about: str) -> None:
                 row["sessions"],
                 row["calls"],
                 *(f"{about}{row['tokens'].get(kind, 0):,}" for kind in ("lists", "searches", "repairs", "results")),
-                _saved(row, full, about),
+                _saved(row, about),
             )
             for row in found["used"]
         ],
@@ -138,10 +150,12 @@ def _say_used(found: Mapping[str, Any], about: str) -> None:
     hint("Tokens in the sessions that are kept; `toolcrib sessions show ID` shows one of them.")
 
 
-def _saved(row: Mapping[str, Any], full: int, about: str) -> str:
-    """Against full lists of today's tools."""
+def _saved(row: Mapping[str, Any], about: str) -> str | None:
+    """Against full lists of the tools that the agent may use today. None if the agent is gone."""
+    if row["full"] is None:
+        return None
     spent = sum(row["tokens"].get(kind, 0) for kind in ("lists", "searches", "descriptions", "repairs"))
-    return f"{about}{max(0, row['listings'] * full - spent):,}"
+    return f"{about}{max(0, row['listings'] * row['full'] - spent):,}"
 
 
 @commands.command()
@@ -150,7 +164,7 @@ def find(
     *,
     server: Annotated[str, typer.Option(metavar="NAME", help="Search only this server.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", help="Show at most this many tools.", min=1, max=20)] = 8,
-    agent: AsAgent = None,
+    agent: ToSearchAs = None,
     catalog: SavedLists = None,
     as_json: AsJson = False,
 ) -> int:
@@ -160,7 +174,7 @@ def find(
     result = perform("tool:find", params) if catalog is None else _saved_hits(catalog, params)
     found = printed(result, as_json=as_json)
     if not found["hits"]:
-        say(f"None of {counted(found['tools'], 'tool')} matches.")
+        say(f"None of {counted(found['tools'], 'tool')} matches." if found["tools"] else "There are no tools.")
         return 0
     rows = [(number, hit["display"], hit["signature"]) for number, hit in enumerate(found["hits"], start=1)]
     table(("", "tool", "as the agent sees it"), rows, yielding=ColumnPriorities(text="as the agent sees it"))

@@ -25,6 +25,7 @@ from toolcrib.errors import NotFound
 from toolcrib.identity.principal import CLIENT
 from toolcrib.listing.cost import ANTHROPIC, MODES, WITHOUT_CACHE, CostReport, conversation_costs, cost_of
 from toolcrib.listing.gateway_tools import MOST_HITS
+from toolcrib.listing.modes import wanted_mode
 from toolcrib.listing.search import SearchIndex
 from toolcrib.listing.signature import signature
 from toolcrib.policy import Permission
@@ -39,9 +40,21 @@ async def cost(context: CommandContext, params: CostParameters) -> dict[str, Any
     """Show what the tools of each server cost in each listing mode, and what the agents really used."""
     project = context.project
     tools = await _tools(context, params.agent)
+    mode = wanted_mode(_permission(context, params.agent).listing, project.config.settings.listing, client="")
     hints = context.services.favorites
-    report = await asyncio.to_thread(cost_of, tools, project.offers, project.config.settings.names, hints)
-    return {**described_cost(report), "used": _used(context, params.agent)}
+    reports: dict[tuple[Tool, ...], CostReport] = {}
+
+    async def report_on(tools: Sequence[Tool]) -> CostReport:
+        key = tuple(tools)
+        if key not in reports:
+            reports[key] = await asyncio.to_thread(cost_of, tools, project.offers, project.config.settings.names, hints)
+        return reports[key]
+
+    used = _used(context, params.agent)
+    for row in used:
+        known = row["agent"] == CLIENT.name or context.services.agents.knows(row["agent"])
+        row["full"] = (await report_on(await _tools(context, row["agent"]))).total(ListingMode.FULL) if known else None
+    return {**described_cost(await report_on(tools)), "listing": str(mode), "used": used}
 
 
 class FindParameters(Parameters):
@@ -122,9 +135,10 @@ def _used(context: CommandContext, agent: str | None) -> list[dict[str, Any]]:
     for session in context.services.sessions:
         if agent not in (None, session.agent):
             continue
+        mode = session.mode if session.listings else ""
         row = found.setdefault(
-            (session.agent, session.mode),
-            {"agent": session.agent, "mode": session.mode, "sessions": 0, "listings": 0, "calls": 0, "tokens": {}},
+            (session.agent, mode),
+            {"agent": session.agent, "mode": mode, "sessions": 0, "listings": 0, "calls": 0, "tokens": {}},
         )
         row["sessions"] += 1
         row["listings"] += session.listings

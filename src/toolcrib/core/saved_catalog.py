@@ -6,6 +6,7 @@ as one `Catalog`, or an error that names the file. Used by the command line.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.errors import ConfigError, NotFound
 
+log = logging.getLogger(__name__)
+
 _MOST_FILES = 1_000
 _MOST_BYTES = 64 * 1024 * 1024
 
@@ -23,6 +26,7 @@ class _Saved(msgspec.Struct):
     server: str = ""
     tools: list[Raw] | None = None
     result: _Saved | None = None
+    next_cursor: str | None = msgspec.field(name="nextCursor", default=None)
 
 
 def read_saved(path: Path) -> Catalog:
@@ -46,13 +50,16 @@ def _read(file: Path) -> tuple[str, tuple[bytes, ...]]:
     except OSError as error:
         raise NotFound(f"{file} cannot be read: {error.strerror}.") from error
     try:
-        saved = msgspec.json.decode(content, type=_Saved)
+        # Without the spaces and line breaks of the file, which agents would not get.
+        saved = msgspec.json.decode(msgspec.json.format(content, indent=-1), type=_Saved)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not a saved list of tools: {error}.", remedy=_FORM) from None
-    tools = saved.tools if saved.result is None else saved.result.tools
-    if tools is None:
+    answer = saved if saved.result is None else saved.result
+    if answer.tools is None:
         raise ConfigError(f"{file} has no `tools`.", remedy=_FORM)
-    return saved.server or file.stem, tuple(bytes(tool) for tool in tools)
+    if answer.next_cursor:
+        log.warning("%s is only a part of the list: it has `nextCursor`. Add the tools of the other pages to it.", file)
+    return saved.server or file.stem, tuple(bytes(tool) for tool in answer.tools)
 
 
 _FORM = 'Save {"server": "NAME", "tools": […]}, or the answer to tools/list as it is.'

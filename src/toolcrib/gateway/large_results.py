@@ -106,10 +106,12 @@ class LargeResults:
         try:
             wanted = _wanted(arguments)
             kept = await self._kept.open(context.principal.name, wanted.id)
-            if not _may_read(kept, context):
+            tool = _readable(kept, context)
+            if tool is None:
                 raise unknown_result(wanted.id)
             async with self._turn(context.principal.name, kept.result):
-                return await asyncio.to_thread(_answer, kept.result, wanted, limit or len(kept.result) + SMALLEST_LIMIT)
+                most = limit or len(kept.result) + SMALLEST_LIMIT
+                return await asyncio.to_thread(_answer, kept.result, wanted, most, tool.shown.output_schema)
         except ToolcribError as error:
             return error_as_tool_result(error)
 
@@ -133,16 +135,17 @@ def _wanted(arguments: Mapping[str, Any]) -> _Wanted:
     return wanted
 
 
-def _may_read(kept: KeptResult, context: RequestContext[Project]) -> bool:
-    """Whether the agent could make the call now. The answer to an earlier question, ask, still counts."""
+def _readable(kept: KeptResult, context: RequestContext[Project]) -> Tool | None:
+    """The tool, if the agent could make the call now. The answer to an earlier question, ask, still counts."""
     tool = next((one for one in context.project.catalog.of_server(kept.server) if one.name == kept.tool), None)
     if tool is None:
-        return False
+        return None
     try:
         arguments = tool.taken(msgspec.json.decode(kept.arguments or b"{}", type=dict[str, Any]))
-        return context.principal.permission().decide(tool, arguments).verdict is not Verdict.DENY
+        denied = context.principal.permission().decide(tool, arguments).verdict is Verdict.DENY
     except (msgspec.MsgspecError, ToolcribError):
-        return False
+        return None
+    return None if denied else tool
 
 
 def shorten(
@@ -161,17 +164,16 @@ def shorten(
         return None
     rest = f'{reader}(id="{id}"'
     members = {key: value for key, value in found.others.items() if key != "_meta"}
-    most = _page_bytes(limit)
-    if output_schema is not None and found.structured is not NO_DATA and not found.failed:
-        structured = _shortened_data(found.structured, rest, limit // 3, output_schema)
+    if output_schema is not None and _stays_structured(found):
+        structured = _shortened_data(found, rest, limit // 3, output_schema)
         if structured is None:
             return None
         # Many clients show their model only one of the two.
         members["structuredContent"] = Raw(structured)
-        most -= len(structured)
-    most -= sum(map(len, found.links))
+    most = _head_bytes(found, limit, output_schema)
     # Without room for the whole first page, the agent must read it first.
-    page = 2 if most == _page_bytes(page_limit or limit) else 1
+    page = 1 if found.links or most < _head_bytes(found, page_limit or limit, output_schema) else 2
+    most -= sum(map(len, found.links))
     text = _with_notes(found, f"{rest}, page={page})", limit, most)
     content = [Raw(msgspec.json.encode({"type": "text", "text": text})), *found.links, *found.media]
     meta = {**_meta(found), RESULT_KEY: Raw(msgspec.json.encode(id))}
@@ -185,9 +187,18 @@ def _meta(found: ResultText) -> Mapping[str, Raw]:
         return {}
 
 
+def _stays_structured(found: ResultText) -> bool:
+    return found.structured is not NO_DATA and not found.failed
+
+
 def _page_bytes(limit: int) -> int:
     """For the text of a page; the notes below it get the rest."""
     return limit - min(limit // 3, 2400)
+
+
+def _head_bytes(found: ResultText, limit: int, output_schema: Mapping[str, Any] | None) -> int:
+    """For the text of the first page, which the agent gets beside the structured content."""
+    return _page_bytes(limit) - (limit // 3 if output_schema is not None and _stays_structured(found) else 0)
 
 
 def _with_notes(found: ResultText, rest: str, limit: int, most: int) -> str:
@@ -245,8 +256,9 @@ class _Cut:
         return value
 
 
-def _shortened_data(value: Any, rest: str, most: int, schema: Mapping[str, Any]) -> bytes | None:
+def _shortened_data(found: ResultText, rest: str, most: int, schema: Mapping[str, Any]) -> bytes | None:
     """Shorter structured content that the schema allows and that says how to read the rest; None if there is none."""
+    value = found.structured
     if not isinstance(value, dict):
         return None
     for texts, items in ((most // 2, most), *_CUTS):
@@ -255,7 +267,7 @@ def _shortened_data(value: Any, rest: str, most: int, schema: Mapping[str, Any])
             made = cut.of(value)
         except _TooManyValues:
             continue
-        noted = {**made, RESULT_KEY: f'Shortened. The rest: {rest}, path="{_example(value)}")'}
+        noted = {**made, RESULT_KEY: f'Shortened. The rest: {rest}, path="{_example(found.data)}")'}
         if len(encoded := msgspec.json.encode(noted)) <= most:
             if matches(schema, noted):
                 return encoded
@@ -264,7 +276,7 @@ def _shortened_data(value: Any, rest: str, most: int, schema: Mapping[str, Any])
     return None
 
 
-def _answer(result: bytes, wanted: _Wanted, limit: int) -> bytes:
+def _answer(result: bytes, wanted: _Wanted, limit: int, output_schema: Mapping[str, Any] | None) -> bytes:
     found = read_result(result)
     if found is None:
         raise unknown_result(wanted.id)
@@ -272,7 +284,7 @@ def _answer(result: bytes, wanted: _Wanted, limit: int) -> bytes:
     if wanted.path:
         text, data = _at_path(found, wanted.path)
     most = _page_bytes(limit)
-    starts = page_starts(text, most)
+    starts = page_starts(text, most, most if wanted.path else _head_bytes(found, limit, output_schema))
     if wanted.search:
         text, data = "\n".join(matches_in(text, wanted.search, starts)) or "No line contains it.", NO_DATA
         starts = page_starts(text, most)

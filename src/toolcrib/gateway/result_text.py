@@ -61,7 +61,8 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 class ResultText:
     text: str
     data: Any = NO_DATA
-    """What paths apply to: the structured content, or else the JSON in the text."""
+    """What paths apply to: the structured content, or else the JSON in the text, also if the structured content is an
+    object with only this text."""
     structured: Any = NO_DATA
     links: tuple[Raw, ...] = ()
     """Content blocks that link to resources."""
@@ -98,13 +99,15 @@ def read_result(result: bytes) -> ResultText | None:
     if sum(map(len, links)) > _LINKS_BYTES:
         texts += (bytes(link).decode(errors="replace") for link in links)
         links = []
-    text, data = "\n".join(texts), _json_in(texts)
-    value = NO_DATA
+    text, written = "\n".join(texts), _json_in(texts)
+    value, data = NO_DATA, written
     if structured != b"null":
-        value, written = _decoded(structured), data
-        if value is NO_DATA or written not in (value, value.get("result") if isinstance(value, dict) else value):
+        value = _decoded(structured)
+        wrapped = _only_member(value)
+        if value is not NO_DATA and (written is NO_DATA or wrapped != text):
+            data = value
+        if wrapped != text and (written is NO_DATA or written not in (value, wrapped)):
             text += ("\n" if text else "") + structured.decode(errors="replace")
-        data = written if value is NO_DATA else value
     return ResultText(
         text=text,
         data=data,
@@ -114,6 +117,11 @@ def read_result(result: bytes) -> ResultText | None:
         others=fields,
         size=max(size, len(structured)),
     )
+
+
+def _only_member(value: Any) -> Any:
+    """Structured content is an object, so servers wrap other values: `{"result": …}`, `{"content": …}`."""
+    return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else NO_DATA
 
 
 def _sorted(blocks: list[Raw]) -> tuple[list[str], list[Raw], list[Raw]]:
@@ -186,10 +194,12 @@ def page_end(text: str, start: int, most: int) -> int:
     return start + len(piece)
 
 
-def page_starts(text: str, most: int) -> list[int]:
-    starts = [0]
-    while (end := page_end(text, starts[-1], most)) < len(text):
+def page_starts(text: str, most: int, first: int | None = None) -> list[int]:
+    """`first`: the bytes of the first page, if it differs."""
+    starts, room = [0], most if first is None else first
+    while (end := page_end(text, starts[-1], room)) < len(text):
         starts.append(end)
+        room = most
     return starts
 
 
