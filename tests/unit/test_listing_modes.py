@@ -45,6 +45,7 @@ def principal(*denied: str, name: str = "a") -> Principal:
     [
         (None, None, "other", AUTO),
         (None, None, "codex", SEARCH),
+        (None, None, "Codex-mcp-client", SEARCH),
         (THIN, None, "codex", THIN),
         (THIN, FULL, "codex", FULL),
     ],

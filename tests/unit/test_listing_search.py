@@ -73,6 +73,7 @@ ASKED = {
     "execute a program": "shell:run_command",
     "what does config.yml contain": "shell:read_file",
     "weather forecast for Berlin": "forecasts:get_weather",
+    "file a ticket": "tracker:create_issue",
 }
 
 

@@ -401,7 +401,7 @@ class ListingSettings:
 
     mode: ListingMode = ListingMode.AUTO
     clients: Mapping[str, ListingMode] = field(default_factory=lambda: MappingProxyType({}))
-    """By the name with which a client introduces itself."""
+    """By how the name begins with which a client introduces itself, in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)

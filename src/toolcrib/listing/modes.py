@@ -24,7 +24,11 @@ def wanted_mode(
     own: ListingMode | None, settings: ListingSettings, *, client: str, requested: ListingMode | None = None
 ) -> ListingMode:
     """The mode that is set: by the request, for the agent or its profile (`own`), for the client, for all."""
-    return requested or own or settings.clients.get(client) or settings.mode
+    if found := requested or own:
+        return found
+    name = client.lower()
+    named = (mode for start, mode in settings.clients.items() if name.startswith(start.lower()))
+    return next(named, settings.mode)
 
 
 def resolve_mode(mode: ListingMode, *, client: str, tokens: int) -> ListingMode:

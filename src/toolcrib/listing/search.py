@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import msgspec
 
 from toolcrib.catalog.tool import Tool
-from toolcrib.listing.search_text import query_words, related, words_of
+from toolcrib.listing.search_text import query_words, related, reworded, words_of
 
 _MAX_NAME = 200
 _MAX_TEXT = 4_000
@@ -124,7 +124,7 @@ class SearchIndex:
         scores = self._scores(words, allowed)
         if self.meanings is not None:
             by_words = sorted(scores, key=lambda position: (-scores[position], position))
-            scores = _fused(by_words, self.meanings.ranked(query, allowed))
+            scores = _fused(by_words, self.meanings.ranked(reworded(query), allowed))
         for position in scores.keys() if used else ():
             if count := used.get(self.tools[position].display, 0):
                 scores[position] *= 1 + _USE_BONUS * min(1.0, math.log1p(count) / math.log1p(_MUCH_USED))

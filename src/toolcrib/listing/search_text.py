@@ -83,6 +83,11 @@ _PHRASES = {
     "sign in": "login",
     "to do": "todo",
 }
+_OPENS = re.compile(
+    r"\b(?:open|file|raise|log)(?= (?:an? )?(?:new )?(?:issue|bug|ticket|pull|pr|mr|merge|incident|request)\b)",
+    re.IGNORECASE,
+)
+"""Words that mean to create, in front of these."""
 _PHRASE = re.compile(rf"\b({'|'.join(_PHRASES)})(?=s?\b)", re.IGNORECASE)
 
 # A query's word also finds the others of its groups.
@@ -184,10 +189,15 @@ def _related() -> dict[str, tuple[str, ...]]:
 _RELATED = _related()
 
 
+def reworded(query: str) -> str:
+    """The query, with phrases in the words of tools."""
+    query = _APOSTROPHE.sub("", query[:MAX_QUERY])
+    return _OPENS.sub("create", _PHRASE.sub(lambda phrase: _PHRASES[phrase[1].lower()], query))
+
+
 def query_words(query: str) -> dict[str, float]:
     """The query's stems with their weights, at most a few dozen. Empty if it has only filler words."""
-    query = _APOSTROPHE.sub("", query[:MAX_QUERY])
-    query = _PHRASE.sub(lambda phrase: _PHRASES[phrase[1].lower()], query)
+    query = reworded(query)
     found: dict[str, float] = {}
 
     def add(text: str, weight: float, later: float = 0.0) -> None:
