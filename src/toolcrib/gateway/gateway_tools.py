@@ -23,7 +23,7 @@ from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
 from toolcrib.events import CallOutcome
 from toolcrib.gateway.batch import MakeCall, run_batch
 from toolcrib.gateway.large_results import LargeResults, limit_bytes
-from toolcrib.gateway.messages import error_as_tool_result
+from toolcrib.gateway.messages import ReadLimiter, error_as_tool_result
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
 from toolcrib.listing.cache import is_left_out
@@ -68,6 +68,8 @@ class GatewayTools:
     def __init__(self, crib: Crib, large: LargeResults) -> None:
         self._crib = crib
         self._large = large
+        self._searches = ReadLimiter()
+        """Searches take turns like large messages: many at once would take all threads from other agents."""
 
     async def answer(
         self,
@@ -107,15 +109,17 @@ class GatewayTools:
             raise InvalidArguments(
                 f"There is no server {given.server[:80]!r}.", remedy=f"Choose one of {', '.join(servers)}."
             )
-        hits = await asyncio.to_thread(
-            index.find,
-            given.query[:_LONGEST_QUERY],
-            # Asked again when the hits are known: the permission may change meanwhile.
-            shown=shows,
-            server=given.server,
-            limit=given.limit,
-            used=self._crib.services.favorites.uses,
-        )
+        async with self._searches.of(context.principal.name) as turn:
+            with turn.pause_after():
+                hits = await asyncio.to_thread(
+                    index.find,
+                    given.query[:_LONGEST_QUERY],
+                    # Asked again when the hits are known: the permission may change meanwhile.
+                    shown=shows,
+                    server=given.server,
+                    limit=given.limit,
+                    used=self._crib.services.favorites.uses,
+                )
         hits = list(filter(_shows(context), hits))
         if context.session is not None:
             self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])

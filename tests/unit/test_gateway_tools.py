@@ -1,0 +1,51 @@
+"""The gateway's tools, with agents that share one daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts.gateway_harness import GatewayHarness, opened
+from toolcrib.listing.search import SearchIndex
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[GatewayHarness]:
+    async with opened(tmp_path) as harness:
+        yield harness
+
+
+async def find(harness: GatewayHarness, token: str, query: str) -> str:
+    exchange = await harness.modern("tools/call", token, name="crib_find", arguments={"query": query})
+    text: str = exchange.json["result"]["content"][0]["text"]
+    return text
+
+
+async def test_one_agents_searches_leave_threads_to_the_others(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, real, running = threading.Event(), SearchIndex.find, []
+
+    def slow(self: SearchIndex, query: str, **more: Any) -> Any:
+        if query == "slow":
+            running.append(query)
+            released.wait(60)
+        return real(self, query, **more)
+
+    monkeypatch.setattr(SearchIndex, "find", slow)
+    ann, bob = await harness.agent("ann"), await harness.agent("bob")
+    searches = [asyncio.create_task(find(harness, ann, "slow")) for _ in range(40)]
+    try:
+        for _ in range(5):
+            assert "slow_ask" in await asyncio.wait_for(find(harness, bob, "ask"), 30)
+        assert len(running) == 1
+    finally:
+        for search in searches[1:]:
+            search.cancel()
+        released.set()
+        await asyncio.gather(*searches, return_exceptions=True)
