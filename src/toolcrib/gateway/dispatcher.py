@@ -75,6 +75,8 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 _LISTING_WAIT_SECONDS = 2.0
 """Clients give up on a server after five."""
+_SMALLEST_SHARE = 600
+"""Bytes for a result in a batch: some text, and how to read the rest."""
 _OWN_PARAMS = frozenset({"name", "arguments", "_meta"})
 """The params of tools/call that Toolcrib reads."""
 
@@ -394,7 +396,7 @@ class Dispatcher:
     ) -> bytes:
         """The result as the agent gets it, in its `share` of what its client takes."""
         limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
-        limit = max(SMALLEST_LIMIT, limit // share) if limit else 0
+        limit = max(_SMALLEST_SHARE, limit // share) if limit else 0
         return await self._large.shortened(result, tool, arguments, context, limit)
 
     async def _call_in_batch(

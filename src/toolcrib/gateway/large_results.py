@@ -86,7 +86,7 @@ class LargeResults:
         self, result: bytes, tool: Tool, arguments: bytes, context: RequestContext[Project], limit: int
     ) -> bytes:
         """The result itself if it fits or cannot be kept."""
-        if not SMALLEST_LIMIT <= limit < len(result) or context.reader is not ReaderKind.MODEL:
+        if not 0 < limit < len(result) or context.reader is not ReaderKind.MODEL:
             return result
         id, agent = new_id(), context.principal.name
         async with self._turn(agent, result):
@@ -100,11 +100,14 @@ class LargeResults:
         """The answer of `crib_result`."""
         try:
             wanted = _wanted(arguments)
-            kept = await self._kept.open(context.principal.name, wanted.id)
-            if not _may_read(kept, context):
-                raise unknown_result(wanted.id)
-            async with self._turn(context.principal.name, kept.result):
-                return await asyncio.to_thread(_answer, kept.result, wanted, limit or len(kept.result) + SMALLEST_LIMIT)
+            # In turn before it is opened, so that many reads at once don't hold as many results in memory.
+            async with self._turns.of(context.principal.name) as turn:
+                with turn.pause_after():
+                    kept = await self._kept.open(context.principal.name, wanted.id)
+                    if not _may_read(kept, context):
+                        raise unknown_result(wanted.id)
+                    most = limit or len(kept.result) + SMALLEST_LIMIT
+                    return await asyncio.to_thread(_answer, kept.result, wanted, most)
         except ToolcribError as error:
             return error_as_tool_result(error)
 
