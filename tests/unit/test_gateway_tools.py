@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from parts.gateway_harness import GatewayHarness, opened
+from toolcrib.catalog.tool import OfferKind
 from toolcrib.listing.search import SearchIndex
 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[GatewayHarness]:
+    (tmp_path / "t").mkdir(mode=0o700)
     async with opened(tmp_path) as harness:
         yield harness
 
@@ -49,3 +51,17 @@ async def test_one_agents_searches_leave_threads_to_the_others(
             search.cancel()
         released.set()
         await asyncio.gather(*searches, return_exceptions=True)
+
+
+@pytest.mark.parametrize("setting", ["listing: search", "listing: {clients: {codex: thin}}", "result_tokens: off"])
+async def test_clients_are_told_when_the_configuration_changes_their_lists(
+    harness: GatewayHarness, tmp_path: Path, setting: str
+) -> None:
+    projects = harness.crib.projects
+    told: asyncio.Queue[frozenset[OfferKind]] = asyncio.Queue()
+    await projects.reload()
+    await asyncio.sleep(0)
+    projects.home.subscribe(told.put_nowait)
+    (tmp_path / "t" / "config.yml").write_text(setting + "\n")
+    await projects.reload()
+    assert await asyncio.wait_for(told.get(), 20) == {OfferKind.TOOL}
