@@ -65,3 +65,28 @@ async def test_clients_are_told_when_the_configuration_changes_their_lists(
     (tmp_path / "t" / "config.yml").write_text(setting + "\n")
     await projects.reload()
     assert await asyncio.wait_for(told.get(), 20) == {OfferKind.TOOL}
+
+
+@pytest.mark.parametrize(
+    ("profile", "tool", "arguments", "expected"),
+    [
+        ("developer", "crib_call", {"tool": "zzz"}, 'There is no tool "zzz". Use crib_find to find tools'),
+        ("developer", "crib_call", {"tool": "slow_whre"}, "Did you mean slow_where"),
+        ("developer", "crib_describe", {"tools": ["zzz"]}, 'There is no tool "zzz". Use crib_find to find tools'),
+        ("nothing", "crib_describe", {"tools": ["slow_ask"]}, 'There is no tool "slow_ask". Use crib_find to find'),
+        ("developer", "crib_batch", {"calls": [{"tool": "crib_find"}]}, "crib_find cannot be part of a batch. Call it"),
+        ("nothing", "crib_find", {"query": "ask"}, "You may use no tools."),
+        (
+            "nothing",
+            "crib_find",
+            {"query": "ask", "server": "slow"},
+            "no server 'slow'. You may use no tools.",
+        ),
+    ],
+)
+async def test_what_cannot_be_done_is_said_with_what_to_do(
+    harness: GatewayHarness, profile: str, tool: str, arguments: Any, expected: str
+) -> None:
+    minted = await harness.crib.services.agents.add("ann", profile=profile)
+    exchange = await harness.modern("tools/call", minted.token, name=tool, arguments=arguments)
+    assert expected in exchange.json["result"]["content"][-1]["text"]

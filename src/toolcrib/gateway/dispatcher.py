@@ -36,7 +36,7 @@ from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
 from toolcrib.gateway.batch import BatchedCall, MadeCall
-from toolcrib.gateway.gateway_tools import GatewayTools, inner_call
+from toolcrib.gateway.gateway_tools import GatewayTools, for_search, inner_call
 from toolcrib.gateway.large_results import SMALLEST_LIMIT, LargeResults, limit_bytes
 from toolcrib.gateway.messages import (
     ClientMessage,
@@ -335,7 +335,7 @@ class Dispatcher:
             # A client that names an unknown tool itself gets the protocol's error for that.
             if named is None:
                 raise
-            return self._repair(error, context, era)
+            return self._repair(for_search(error), context, era)
 
     def _repair(self, error: ToolcribError, context: ProjectRequest, era: Era) -> ServerAnswer:
         """The refusal as a result for the model."""
@@ -408,6 +408,8 @@ class Dispatcher:
         call: BatchedCall,
         share: int,
     ) -> MadeCall:
+        if call.tool in NAMED_GATEWAY_TOOLS:
+            raise InvalidArguments(f"{call.tool} cannot be part of a batch.", remedy="Call it on its own.")
         arguments = msgspec.json.encode(call.arguments)
         request = CallRequest(
             tool=call.tool,

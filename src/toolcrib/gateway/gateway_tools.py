@@ -35,6 +35,7 @@ ProjectRequest = RequestContext[Project]
 
 _LONGEST_QUERY = 1_000
 _HITS = 8
+_NOTHING = "You may use no tools. Ask the owner of this machine to allow some."
 _RULE = "built-in: shows only what the agent may use"
 
 
@@ -51,6 +52,13 @@ class _Describe(msgspec.Struct, forbid_unknown_fields=True):
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
     tool: str
     arguments: Raw = Raw(b"{}")
+
+
+def for_search(error: UnknownTool) -> UnknownTool:
+    """Without suggestions, it says how to find tools that no list may have."""
+    if not error.data.get("nearest"):
+        error.remedy = "Use crib_find to find tools by what they do."
+    return error
 
 
 A = TypeVar("A")
@@ -106,9 +114,8 @@ class GatewayTools:
         shows = _shows(context)
         servers = dict.fromkeys(tool.server for tool in project.catalog.tools if shows(tool))
         if given.server and given.server not in servers:
-            raise InvalidArguments(
-                f"There is no server {given.server[:80]!r}.", remedy=f"Choose one of {', '.join(servers)}."
-            )
+            choice = f"Choose one of {', '.join(servers)}." if servers else _NOTHING
+            raise InvalidArguments(f"There is no server {given.server[:80]!r}.", remedy=choice)
         async with self._searches.of(context.principal.name) as turn:
             with turn.pause_after():
                 hits = await asyncio.to_thread(
@@ -127,6 +134,7 @@ class GatewayTools:
         if not lines:
             shown = [tool for tool in project.catalog.tools if shows(tool)]
             lines = ["No tool matches. Use other words. The servers:", *server_lines(shown, project.offers)]
+            lines = lines if shown else [_NOTHING]
         return _text("\n".join(lines))
 
     def _describe(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
@@ -148,8 +156,8 @@ class GatewayTools:
             tool = project.find(name, permission.shows, style)
             if not permission.shows(tool):
                 raise UnknownTool(f'There is no tool "{name[:100]}".')
-        except ToolcribError as error:
-            return error.text()
+        except UnknownTool as error:
+            return for_search(error).text()
         shown = msgspec.json.decode(tool.render(tool.public(style)), type=dict[str, Raw])
         kept = {key: shown[key] for key in ("name", "description", "inputSchema") if key in shown}
         return msgspec.json.encode(kept).decode()
