@@ -13,6 +13,7 @@ import pytest
 from parts.gateway_harness import GatewayHarness, opened
 from toolcrib.catalog.tool import OfferKind
 from toolcrib.listing.search import SearchIndex
+from toolcrib.policy import rule_from
 
 
 @pytest.fixture
@@ -90,3 +91,22 @@ async def test_what_cannot_be_done_is_said_with_what_to_do(
     minted = await harness.crib.services.agents.add("ann", profile=profile)
     exchange = await harness.modern("tools/call", minted.token, name=tool, arguments=arguments)
     assert expected in exchange.json["result"]["content"][-1]["text"]
+
+
+async def test_a_search_shows_nothing_that_was_forbidden_while_it_ran(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on, real, loop = asyncio.Event(), threading.Event(), SearchIndex.find, asyncio.get_running_loop()
+
+    def slow(self: SearchIndex, query: str, **more: Any) -> Any:
+        found = real(self, query, **more)
+        loop.call_soon_threadsafe(began.set)
+        go_on.wait(30)
+        return found
+
+    monkeypatch.setattr(SearchIndex, "find", slow)
+    search = asyncio.create_task(find(harness, await harness.agent("ann"), "ask"))
+    await began.wait()
+    await harness.crib.services.agents.add_rule("ann", rule_from({"deny": "slow:*"}, where="test"))
+    go_on.set()
+    assert "slow" not in await search

@@ -121,13 +121,14 @@ class GatewayTools:
                 hits = await asyncio.to_thread(
                     index.find,
                     given.query[:_LONGEST_QUERY],
-                    # Asked again when the hits are known: the permission may change meanwhile.
                     shown=shows,
                     server=given.server,
                     limit=given.limit,
                     used=self._crib.services.favorites.uses,
                 )
-        hits = list(filter(_shows(context), hits))
+        # The permission may have changed meanwhile.
+        shows = _shows(context)
+        hits = list(filter(shows, hits))
         if context.session is not None:
             self._crib.services.sessions.searched(context.session, [hit.display for hit in hits])
         lines = [signature(hit, hit.public(project.listings.style)) for hit in hits]
