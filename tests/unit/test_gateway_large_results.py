@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -170,3 +172,32 @@ async def test_our_own_errors_are_not_shortened(scene: Scene) -> None:
     answer = await scene.read(token, "r_000000000000", path="x" * 5000)
     assert answer["isError"] is True
     assert RESULT_KEY not in json.dumps(answer)
+
+
+async def test_the_results_of_a_batch_share_what_the_client_takes(scene: Scene) -> None:
+    token = await scene.harness.agent("ann")
+    made = await scene.call(token, "crib_batch", calls=[{"tool": "slow_where"}] * 5)
+    assert len(json.dumps(made)) <= LIMIT + 600
+    ids = re.findall(r"crib_result\(id=\\?\"(\w+)", json.dumps(made))
+    assert len(ids) == 5
+    assert all([await scene.can_read(token, id) for id in ids])
+
+
+async def test_one_agents_reads_hold_one_result_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = await scene.harness.agent("ann")
+    id = await scene.shortened(token)
+    real, opened_now, most = kept_results.KeptResults.open, 0, 0
+
+    async def counting(self: kept_results.KeptResults, agent: str, id: str) -> kept_results.KeptResult:
+        nonlocal opened_now, most
+        opened_now += 1
+        most = max(most, opened_now)
+        try:
+            return await real(self, agent, id)
+        finally:
+            opened_now -= 1
+
+    monkeypatch.setattr(kept_results.KeptResults, "open", counting)
+    reads = await asyncio.gather(*(scene.call(token, "crib_result", id=id) for _ in range(10)))
+    assert all("line 0" in one["content"][0]["text"] for one in reads)
+    assert most == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,8 +12,8 @@ from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import ListingMode, ListingSettings, NameStyle
 from toolcrib.identity.principal import Principal
-from toolcrib.listing import ListingCache, wanted_mode
-from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, server_lines
+from toolcrib.listing import ListingCache, cache, wanted_mode
+from toolcrib.listing.gateway_tools import NAMED_GATEWAY_TOOLS, gateway_tool_definitions, server_lines
 from toolcrib.listing.modes import DEFERRING_CLIENTS, FULL_UP_TO, THIN_UP_TO, resolve_mode
 from toolcrib.policy import BUILTIN, Permission, Profile, Rule, Verdict
 
@@ -160,3 +161,16 @@ def test_a_servers_line_says_what_it_is_about() -> None:
     )
     catalog = Catalog.build({"hub": raw}, version=1)
     assert server_lines(catalog.tools, OfferCatalog()) == ["hub (4): issue, issues, label"]
+
+
+async def test_agents_that_ask_at_the_same_time_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def counting(*args: Any, **given: Any) -> list[bytes]:
+        made.append(args)
+        return gateway_tool_definitions(*args, **given)
+
+    monkeypatch.setattr(cache, "gateway_tool_definitions", counting)
+    listings, catalog = ListingCache(NameStyle.SERVER), catalog_of(files=3)
+    lists = await asyncio.gather(*(listings.listed(catalog, principal(), THIN) for _ in range(20)))
+    assert len(made) == len(set(lists)) == 1

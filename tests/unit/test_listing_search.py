@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,24 @@ def test_a_query_without_meaning_finds_the_servers_tools_in_order_or_nothing(que
 )
 def test_a_hostile_query_is_cut_and_still_answered(query: str) -> None:
     assert "shell:read_file" in found(INDEX, query)
+
+
+def test_a_server_of_nothing_but_new_words_does_not_fill_the_memory() -> None:
+    letters = str.maketrans("0123456789", "abcfghijkl")
+    listed = {
+        "hostile": tuple(
+            definition(f"t{n}", " ".join(f"{n:03}{m:03}" for m in range(400)).translate(letters)) for n in range(100)
+        ),
+        "usual": (definition("read", "Zebra."),),
+    }
+    index = SearchIndex.build(Catalog.build(listed, version=1).tools)
+    tracemalloc.start()
+    try:
+        SearchIndex.build(index.tools, previous=index)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
+    assert found(index, "zebra") == ["usual:read"]
 
 
 def test_hostile_definitions_are_searched_as_far_as_they_can_be_read() -> None:

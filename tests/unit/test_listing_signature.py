@@ -33,6 +33,8 @@ def of(*required: str, **properties: Any) -> dict[str, Any]:
 
 
 TEXT, TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+VALUE = {"anyOf": [TEXT, {"type": "array", "items": {"$ref": "#/$defs/V"}}]}
+FORKS = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
 POINT = of("x", x={"type": "number"}, y={"type": "number"})
 
 
@@ -53,6 +55,9 @@ POINT = of("x", x={"type": "number"}, y={"type": "number"})
         (of("p", p={"type": "array", "items": POINT}), "s_t(p: {x: number, …}[])"),
         (of("p", p={"$ref": "#/$defs/P"}) | {"$defs": {"P": POINT}}, "s_t(p: {x: number, …})"),
         (of("p", p={"$ref": "#/$defs/P"}) | {"$defs": {"P": {"$ref": "#/$defs/P"}}}, "s_t(p: any)"),
+        # A value that contains others of its kind, and twice as many forms at each of 60 levels.
+        (of("p", p={"$ref": "#/$defs/V"}) | {"$defs": {"V": VALUE}}, "s_t(p: string|(string|any[])[])"),
+        (of("p", p={"$ref": "#/$defs/0"}) | {"$defs": FORKS}, "s_t(p: any)"),
         (of("p", p=True), "s_t(p: any)"),
         (of("_id", _id=TEXT), "s_t(_id: string)"),
         (of("a\nb", **{"a\nb": TEXT}), "s_t(a b: string)"),

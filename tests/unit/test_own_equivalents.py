@@ -11,7 +11,7 @@ import pytest
 
 from toolcrib.cli import main
 from toolcrib.coding_agents import own_equivalents
-from toolcrib.coding_agents.own_equivalents import EQUIVALENTS, not_needed
+from toolcrib.coding_agents.own_equivalents import EQUIVALENTS, not_needed, without_comments
 from toolcrib.workspace.tools import BY_NAME
 
 pytestmark = pytest.mark.req("BNS-4")
@@ -149,6 +149,11 @@ def test_a_projects_file_that_is_not_a_file_delays_nothing(folder: Path) -> None
     settings.unlink()
     settings.mkdir()
     assert decided("claude", folder) == NONE
+
+
+def test_a_projects_file_of_unfinished_texts_delays_nothing() -> None:
+    quotes = '\\"' * 200_000
+    assert without_comments(quotes) == quotes
 
 
 def test_too_many_files_count_as_unreadable(folder: Path) -> None:

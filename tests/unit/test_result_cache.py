@@ -296,7 +296,6 @@ async def test_a_result_that_a_change_overtook_is_not_served(stage: Stage, slow:
             await go_on.wait()
         return ServerAnswer(result=DONE)
 
-    await stage.ask("web:brief")
     stage.answer = answer
     first = asyncio.create_task(stage.ask(f"web:{slow}"))
     await reached.wait()

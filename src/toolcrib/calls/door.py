@@ -194,7 +194,7 @@ class Door:
             if record.decision.verdict is Verdict.ASK and not request.task:
                 await self._ask(record, _besides(request, params))
                 _refuse_changed(record, request)
-            if tool.cache_seconds or self._results.in_use:
+            if tool.cache_seconds or not tool.reads_only:
                 answer = await self._results.call(self._forward, record, request, params)
             else:
                 answer = await self._forward(record, request, params)

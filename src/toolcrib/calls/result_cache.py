@@ -55,8 +55,6 @@ class _Kept(msgspec.Struct, frozen=True):
 
 class ResultCache:
     def __init__(self) -> None:
-        self.in_use = False
-        """Whether any call could have been answered from here."""
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._size = 0
         self._changes: dict[str, int] = {}
@@ -75,7 +73,6 @@ class ResultCache:
         found = self._instance(record, request, params)
         if found is None:
             return await forward(record, request, params)
-        self.in_use = True
         key, account = _key(record, request, found), _account_of(found)
         if (kept := self._find(key, server, account)) is not None:
             return _answered(record, kept)

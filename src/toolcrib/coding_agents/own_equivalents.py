@@ -25,7 +25,7 @@ from toolcrib.config.paths import home_of
 _MAX_FILE_SIZE = 512 * 1024
 _MAX_FILES = 200
 """In one folder."""
-_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*(?:"|\Z))|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _Settings = Mapping[str, Any]
 
 

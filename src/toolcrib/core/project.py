@@ -409,7 +409,7 @@ class Project(OfferSource):
     def _announce(self) -> None:
         self._announcement = None
         settings = self.config.settings
-        tools = self.catalog.version, self.favorites.version, settings.listing, settings.result_tokens
+        tools = self.catalog.version, self.favorites.version, settings.listing, settings.result_tokens == 0
         now = tools, (self.offers.resources, self.offers.templates), self.offers.prompts
         kinds = OfferKind.TOOL, OfferKind.RESOURCE, OfferKind.PROMPT
         before, self._announced = self._announced or (None,) * len(now), now

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from toolcrib.listing.embeddings import Embeddings
 
 log = logging.getLogger(__name__)
+
+
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="toolcrib-search")
+"""Computes meanings for minutes, one project after another: the usual threads are for work that others wait for."""
 
 
 def load_embeddings(folder: Path) -> Embeddings | None:
@@ -74,7 +79,7 @@ class ToolSearch:
         if before is not None:
             # It stops soon, because its index is no longer the current one.
             await before
-        await asyncio.to_thread(self._compute, index)
+        await asyncio.get_running_loop().run_in_executor(_THREAD, self._compute, index)
 
     def _compute(self, index: SearchIndex) -> None:
         def outdated() -> bool:

@@ -8,13 +8,16 @@ starts when all before it have ended, and those after it wait for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Raw
 
 from toolcrib.errors import InvalidArguments, ToolcribError
 from toolcrib.gateway.messages import error_as_tool_result
+from toolcrib.gateway.result_text import NO_DATA, read_result
 from toolcrib.listing.gateway_tools import MOST_IN_BATCH, GatewayTool
 from toolcrib.listing.json_path import pick
 
@@ -22,11 +25,12 @@ _FROM, _PATH = "$from", "path"
 _MOST_DEPTH = 32
 _MOST_AT_ONCE = 8
 _MOST_SOURCES = 64
-"""References to results in a batch: each may search a large result."""
+"""Parts of results in the arguments of a batch."""
 _MOST_TAKEN = 1024 * 1024
-"""Bytes of earlier results in the arguments of one call. A small batch could multiply a result without limit."""
-_LARGE = 64 * 1024
-"""Bytes above which a result is read off the event loop."""
+"""Bytes of such parts in the arguments of one call: a short request could take a large result very often."""
+_LONGEST_VALUE = 100
+"""Characters of a text that can be a number or another plain value in JSON."""
+_FAILED: Any = object()
 
 
 class BatchedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,20 +43,9 @@ class _Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Result(msgspec.Struct):
-    content: list[dict[str, Any]] = []
-    structured: Any = msgspec.field(name="structuredContent", default=None)
+    content: list[Raw] = []
+    structured: Raw = msgspec.field(name="structuredContent", default=Raw())
     failed: bool = msgspec.field(name="isError", default=False)
-
-    @property
-    def value(self) -> Any:
-        """What a path refers to: the structured content, or the text, parsed if it is JSON."""
-        if self.structured is not None:
-            return self.structured
-        text = "\n".join(str(block["text"]) for block in self.content if isinstance(block.get("text"), str))
-        try:
-            return msgspec.json.decode(text)
-        except (msgspec.MsgspecError, RecursionError):
-            return text
 
 
 _decode_result = msgspec.json.Decoder(_Result).decode
@@ -71,15 +64,13 @@ MakeCall = Callable[[BatchedCall, int], Awaitable[MadeCall]]
 async def run_batch(arguments: bytes, make: MakeCall, reads_only: Callable[[str], bool]) -> bytes:
     """The combined result. `reads_only`: whether a call of this tool can run beside others."""
     calls, taken = await asyncio.to_thread(_checked, arguments)
-    results: list[_Result | None] = [None] * len(calls)
+    values: list[Any] = [_FAILED] * len(calls)
     shown: list[_Result] = [_Result()] * len(calls)
     open_slots = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def one(position: int) -> None:
         async with open_slots:
-            results[position], shown[position] = await _made(
-                calls[position], make, len(calls), results if taken[position] else None
-            )
+            values[position], shown[position] = await _made(calls[position], values, make)
 
     try:
         for group in _groups(calls, taken, reads_only):
@@ -148,61 +139,77 @@ def _groups(
     yield group
 
 
-async def _made(
-    call: BatchedCall, make: MakeCall, shares: int, results: Sequence[_Result | None] | None
-) -> tuple[_Result, _Result]:
-    """The result, and what the agent gets of it. `results`: the earlier ones, if the call takes some."""
+async def _made(call: BatchedCall, values: Sequence[Any], make: MakeCall) -> tuple[Any, _Result]:
+    """What paths of later calls refer to, and what the agent gets."""
+    arguments = call.arguments
     try:
-        if results is not None:
-            call = BatchedCall(call.tool, await asyncio.to_thread(_with_results, call.arguments, results))
-        made = await make(call, shares)
-        result = await _read(made.result)
-        return result, result if made.shown is made.result else await _read(made.shown)
-    except ToolcribError as error:
-        failed = _decode_result(error_as_tool_result(error))
-    except (msgspec.MsgspecError, RecursionError):
-        text = "It has run, but its result cannot be read."
-        failed = _Result(content=[{"type": "text", "text": text}], failed=True)
-    return failed, failed
-
-
-async def _read(result: bytes) -> _Result:
-    return _decode_result(result) if len(result) <= _LARGE else await asyncio.to_thread(_decode_result, result)
-
-
-def _with_results(arguments: dict[str, Any], results: Sequence[_Result | None]) -> Any:
-    try:
-        return _filled(arguments, results, [_MOST_TAKEN])
+        if any(_sources(arguments)):
+            arguments = await asyncio.to_thread(_Filler(values).filled, arguments)
     except InvalidArguments as error:
-        raise InvalidArguments(f"It did not run: {error.message}", remedy=error.remedy) from None
+        return _FAILED, _failure(f"It did not run: {error.text()}")
+    try:
+        made = await make(BatchedCall(call.tool, arguments), len(values))
+    except ToolcribError as error:
+        return _FAILED, _decode_result(error_as_tool_result(error))
+    try:
+        return await asyncio.to_thread(_read, made)
+    except (msgspec.MsgspecError, RecursionError):
+        return _FAILED, _failure("It has run, but its result cannot be read.")
 
 
-def _filled(value: Any, results: Sequence[_Result | None], room: list[int]) -> Any:
-    """The arguments with parts of earlier results in the places that refer to them. `room`: bytes that are left."""
-    if _is_source(value):
-        source = results[value[_FROM]]
-        if source is None or source.failed:
+def _failure(text: str) -> _Result:
+    return _Result(content=[_text(text)], failed=True)
+
+
+def _text(text: str) -> Raw:
+    return Raw(msgspec.json.encode({"type": "text", "text": text}))
+
+
+def _read(made: MadeCall) -> tuple[Any, _Result]:
+    """The value is the structured content, or the text, parsed if it is JSON."""
+    shown = _decode_result(made.shown)
+    if shown.failed:
+        return _FAILED, shown
+    found = read_result(made.result)
+    text = "" if found is None else found.text
+    if found is not None and found.data is not NO_DATA:
+        return found.data, shown
+    if len(text) <= _LONGEST_VALUE:
+        with contextlib.suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(text), shown
+    return text, shown
+
+
+class _Filler:
+    """Puts parts of earlier results in the places that refer to them."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self._left = _MOST_TAKEN
+
+    def filled(self, value: Any) -> Any:
+        if not _is_source(value):
+            if isinstance(value, dict):
+                return {key: self.filled(inner) for key, inner in value.items()}
+            return [self.filled(inner) for inner in value] if isinstance(value, list) else value
+        source = self._values[value[_FROM]]
+        if source is _FAILED:
             raise InvalidArguments(f"Call {value[_FROM]}, whose result it takes, failed.")
-        picked = pick(source.value, str(value.get(_PATH, "$")))
-        room[0] -= len(msgspec.json.encode(picked))
-        if room[0] < 0:
+        part = msgspec.json.encode(pick(source, str(value.get(_PATH, "$"))))
+        self._left -= len(part)
+        if self._left < 0:
             raise InvalidArguments(
                 f"Its arguments would take more than {_MOST_TAKEN:,} bytes of earlier results.",
                 remedy="Take smaller parts of them by a path.",
             )
-        return picked
-    if isinstance(value, dict):
-        return {key: _filled(inner, results, room) for key, inner in value.items()}
-    return [_filled(inner, results, room) for inner in value] if isinstance(value, list) else value
+        return Raw(part)
 
 
 def _combined(calls: Sequence[BatchedCall], results: Sequence[_Result]) -> bytes:
-    content: list[dict[str, Any]] = []
+    content: list[Raw] = []
     for position, (call, result) in enumerate(zip(calls, results, strict=True)):
         failed = " failed" if result.failed else ""
-        content.append({"type": "text", "text": f"# {position} {call.tool}{failed}"})
-        blocks = result.content
-        if not blocks and result.structured is not None:
-            blocks = [{"type": "text", "text": msgspec.json.encode(result.structured).decode()}]
-        content += blocks
+        content.append(_text(f"# {position} {call.tool}{failed}"))
+        structured = bytes(result.structured)
+        content += result.content or ([_text(structured.decode())] if structured else [])
     return msgspec.json.encode({"content": content, "isError": all(result.failed for result in results)})

@@ -36,7 +36,7 @@ from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
 from toolcrib.gateway.asking import declared_capabilities
 from toolcrib.gateway.batch import BatchedCall, MadeCall
-from toolcrib.gateway.gateway_tools import LISTING_WAIT_SECONDS, GatewayTools, inner_call, wait_for_tool
+from toolcrib.gateway.gateway_tools import LISTING_WAIT_SECONDS, GatewayTools, for_search, inner_call, wait_for_tool
 from toolcrib.gateway.large_results import SMALLEST_LIMIT, LargeResults, limit_bytes
 from toolcrib.gateway.messages import (
     ClientMessage,
@@ -335,7 +335,7 @@ class Dispatcher:
             # A client that names an unknown tool itself gets the protocol's error for that.
             if named is None:
                 raise
-            return self._repair(error, context, era)
+            return self._repair(for_search(error), context, era)
 
     def _repair(self, error: ToolcribError, context: ProjectRequest, era: Era) -> ServerAnswer:
         """The refusal as a result for the model."""

@@ -24,7 +24,7 @@ from toolcrib.errors import InvalidArguments, ToolcribError, UnknownTool
 from toolcrib.events import CallOutcome
 from toolcrib.gateway.batch import MakeCall, run_batch
 from toolcrib.gateway.large_results import LargeResults, limit_bytes
-from toolcrib.gateway.messages import error_as_tool_result
+from toolcrib.gateway.messages import ReadLimiter, error_as_tool_result
 from toolcrib.gateway.offer_requests import CALL_WAIT_SECONDS
 from toolcrib.identity.principal import RequestContext
 from toolcrib.identity.usage import KIND_BY_TOOL, TokenKind
@@ -41,6 +41,7 @@ _LONGEST_QUERY = 1_000
 _LONGEST_NAME = 100
 """Characters of a client's name for a tool that an answer repeats."""
 _HITS = 8
+_NOTHING = "You may use no tools. Ask the owner of this machine to allow some."
 _RULE = "built-in: shows only what the agent may use"
 
 
@@ -57,6 +58,13 @@ class _Describe(msgspec.Struct, forbid_unknown_fields=True):
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
     tool: str
     arguments: Raw = Raw(b"{}")
+
+
+def for_search(error: UnknownTool) -> UnknownTool:
+    """Without suggestions, it says how to find tools that no list may have."""
+    if not error.data.get("nearest"):
+        error.remedy = "Use crib_find to find tools by what they do."
+    return error
 
 
 A = TypeVar("A")
@@ -82,6 +90,8 @@ class GatewayTools:
     def __init__(self, crib: Crib, large: LargeResults) -> None:
         self._crib = crib
         self._large = large
+        self._searches = ReadLimiter()
+        """Searches take turns like large messages: many at once would take all threads from other agents."""
 
     async def answer(
         self,
@@ -122,18 +132,18 @@ class GatewayTools:
         shows = _shows(context)
         servers = dict.fromkeys(tool.server for tool in project.catalog.tools if shows(tool))
         if given.server and given.server not in servers:
-            raise InvalidArguments(
-                f"There is no server {given.server[:80]!r}.",
-                remedy=f"Choose one of {', '.join(servers)}." if servers else "",
-            )
-        hits = await asyncio.to_thread(
-            index.find,
-            given.query[:_LONGEST_QUERY],
-            shown=shows,
-            server=given.server,
-            limit=given.limit,
-            used=self._crib.services.favorites.uses,
-        )
+            choice = f"Choose one of {', '.join(servers)}." if servers else _NOTHING
+            raise InvalidArguments(f"There is no server {given.server[:80]!r}.", remedy=choice)
+        async with self._searches.of(context.principal.name) as turn:
+            with turn.pause_after():
+                hits = await asyncio.to_thread(
+                    index.find,
+                    given.query[:_LONGEST_QUERY],
+                    shown=shows,
+                    server=given.server,
+                    limit=given.limit,
+                    used=self._crib.services.favorites.uses,
+                )
         # The permission and the tools may have changed meanwhile.
         catalog, style, shows = project.catalog, project.listings.style, _shows(context)
         named = catalog.by_public(style)
@@ -144,6 +154,7 @@ class GatewayTools:
         if not lines:
             shown = [tool for tool in catalog.tools if shows(tool)]
             lines = ["No tool matches. Use other words. The servers:", *server_lines(shown, project.offers)]
+            lines = lines if shown else [_NOTHING]
         return _text("\n".join(lines))
 
     async def _describe(self, params: Mapping[str, Raw], context: ProjectRequest) -> bytes:
@@ -176,6 +187,8 @@ class GatewayTools:
             tool = project.find(name, permission.shows, style)
             if not permission.shows(tool):
                 raise UnknownTool(f'There is no tool "{name[:_LONGEST_NAME]}".')
+        except UnknownTool as error:
+            return for_search(error).text()
         except ToolcribError as error:
             return error.text()
         shown = msgspec.json.decode(tool.render(tool.public(style)), type=dict[str, Raw])

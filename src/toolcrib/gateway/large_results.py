@@ -105,13 +105,15 @@ class LargeResults:
         """The answer of `crib_result`."""
         try:
             wanted = _wanted(arguments)
-            kept = await self._kept.open(context.principal.name, wanted.id)
-            tool = _readable(kept, context)
-            if tool is None:
-                raise unknown_result(wanted.id)
-            async with self._turn(context.principal.name, kept.result):
-                most = limit or len(kept.result) + SMALLEST_LIMIT
-                return await asyncio.to_thread(_answer, kept.result, wanted, most, tool.shown.output_schema)
+            # In turn before it is opened, so that many reads at once don't hold as many results in memory.
+            async with self._turns.of(context.principal.name) as turn:
+                with turn.pause_after():
+                    kept = await self._kept.open(context.principal.name, wanted.id)
+                    tool = _readable(kept, context)
+                    if tool is None:
+                        raise unknown_result(wanted.id)
+                    most = limit or len(kept.result) + SMALLEST_LIMIT
+                    return await asyncio.to_thread(_answer, kept.result, wanted, most, tool.shown.output_schema)
         except ToolcribError as error:
             return error_as_tool_result(error)
 

@@ -2,7 +2,7 @@
 
 In: a raw result, which a server wrote. Out: `ResultText`; the pages of a text, the shape of a value, the lines that
 contain a word. Everything here runs in a thread, in time that is linear in the size of the result; what would take too
-long to decode is text only. Used by `large_results`.
+long to decode is text only. Used by `large_results` and `batch`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -63,6 +64,8 @@ class ListingCache:
         self.style = style
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
+        self._making = asyncio.Lock()
+        """So that agents that ask at the same time do not take all threads for the same work."""
         self._tokens: OrderedDict[tuple[int, int, str, frozenset[str]], int] = OrderedDict()
 
     def tools(
@@ -108,16 +111,15 @@ class ListingCache:
             if wanted in (ListingMode.AUTO, ListingMode.HANDSHAKE):
                 mode = resolve_mode(wanted, client=client, tokens=self._estimated(catalog, permission, offers, without))
             key = (catalog.version, offers.version, permission.key, f"{mode} {hints.version} {results}", without)
-            array = self._kept.get(key)
-            if array is None:
-                shown = _shown(catalog, permission, without)
-                full = self.tools(catalog, permission, offers=offers, without=without)
-                array = await asyncio.to_thread(
-                    self._in_mode, mode, full, shown, offers, permission, hints, results=results
-                )
-                self._keep(key, array)
-            else:
-                self._kept.move_to_end(key)
+            if key not in self._kept:
+                async with self._making:
+                    if key not in self._kept:
+                        shown = _shown(catalog, permission, without)
+                        full = self.tools(catalog, permission, offers=offers, without=without)
+                        make = partial(self._in_mode, mode, full, shown, offers, permission, hints, results=results)
+                        self._keep(key, await asyncio.to_thread(make))
+            array = self._kept[key]
+            self._kept.move_to_end(key)
             if principal.permission() is permission:
                 return ToolList(array, mode)
 

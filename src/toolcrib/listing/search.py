@@ -13,8 +13,10 @@ import itertools
 import math
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -28,6 +30,10 @@ _MAX_TEXT = 4_000
 _MAX_PARAMETER_TEXT = 200
 _MAX_CHOICES = 32
 _MAX_SCHEMA_NODES = 400
+_MAX_WORDS = 300
+"""Of a tool, those that count most; 741 real tools have at most 239."""
+_MAX_NEW_WORDS = 20_000
+"""Of a server, words that no tool before has. Each takes 400 bytes; 42 real servers have at most 889."""
 
 
 class _Field(NamedTuple):
@@ -89,9 +95,13 @@ class SearchIndex:
         """With it, `find` takes about 10 ms, so a server calls it in a thread."""
         self._documents = tuple(documents)
         self._postings: dict[str, tuple[array[int], array[float]]] = {}
-        for position, document in enumerate(self._documents):
+        new: Counter[str] = Counter()
+        for position, (tool, document) in enumerate(zip(self.tools, self._documents, strict=True)):
             for word, weight in zip(document.words, document.weights, strict=True):
                 if (posting := self._postings.get(word)) is None:
+                    if new[tool.server] == _MAX_NEW_WORDS:
+                        continue
+                    new[tool.server] += 1
                     posting = self._postings[word] = (array("I"), array("f"))
                 posting[0].append(position)
                 posting[1].append(weight)
@@ -219,6 +229,8 @@ def _document(tool: Tool) -> _Document:
         share = part.weight / (1 - part.discount + part.discount * len(words) / part.usual)
         for word in words:
             weights[word] = weights.get(word, 0.0) + share
+    if len(weights) > _MAX_WORDS:
+        weights = dict(heapq.nlargest(_MAX_WORDS, weights.items(), key=itemgetter(1)))
     named = frozenset(server)
     saturated = (
         weight / (_SATURATION + weight) + (_SERVER_BONUS if word in named else 0.0) for word, weight in weights.items()

@@ -26,6 +26,8 @@ _MAX_VALUES = 4
 _MAX_VALUES_LENGTH = 40
 _MAX_DESCRIPTION = 90
 _MAX_REFERENCES = 3
+_MAX_NESTED = 3
+"""Levels of alternatives and lists in a type: schemas can contain themselves."""
 _REST = "…"
 
 
@@ -36,7 +38,8 @@ def signature(tool: Tool, name: str) -> str:
     properties = properties if isinstance(properties, Mapping) else {}
     listed = schema.get("required")
     required = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
-    optional = [one for one in properties if one not in set(required)]
+    named = frozenset(required)
+    optional = [one for one in properties if one not in named]
     shown = [_parameter(f"{_name(one)}: ", properties.get(one), document, _name(one)) for one in required]
     shown += [_parameter(f"{_name(one)}?: ", properties[one], document) for one in optional[:_MAX_OPTIONAL]]
     parts: list[str] = []
@@ -79,10 +82,10 @@ def _clause(tool: Tool, room: float) -> str:
     return text
 
 
-def _type(schema: Any, document: SchemaDocument) -> str:
-    """A schema as a short type, not deeper than one level."""
+def _type(schema: Any, document: SchemaDocument, nested: int = 0) -> str:
+    """A schema as a short type, without the members of objects."""
     schema = _followed(schema, document)
-    if not schema:
+    if not schema or nested > _MAX_NESTED:
         return "any"
     if "const" in schema:
         return _values([schema["const"]])
@@ -90,13 +93,14 @@ def _type(schema: Any, document: SchemaDocument) -> str:
         return _values(values)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(branches := schema.get(key), list):
-            kinds = [_type(branch, document) for branch in branches[:_MAX_VALUES] if branch != {"type": "null"}]
+            real = [branch for branch in branches[:_MAX_VALUES] if branch != {"type": "null"}]
+            kinds = [_type(branch, document, nested + 1) for branch in real]
             return "|".join(dict.fromkeys(kinds)) if 0 < len("|".join(kinds)) <= _MAX_VALUES_LENGTH else "any"
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = "|".join(one for one in kind[:_MAX_VALUES] if isinstance(one, str) and one != "null")
     if kind == "array":
-        item = _type(schema.get("items"), document)
+        item = _type(schema.get("items"), document, nested + 1)
         return f"({item})[]" if "|" in item else f"{item}[]"
     return _name(kind) if isinstance(kind, str) and kind else "any"
 
