@@ -168,6 +168,8 @@ def _text(text: str) -> Raw:
 def _read(made: MadeCall) -> tuple[Any, _Result]:
     """The value is the structured content, or the text, parsed if it is JSON."""
     shown = _decode_result(made.shown)
+    if not all(bytes(block).lstrip().startswith(b"{") for block in shown.content):
+        raise msgspec.ValidationError("a block of the content is not an object")
     if shown.failed:
         return _FAILED, shown
     found = read_result(made.result)

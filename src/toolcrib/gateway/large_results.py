@@ -56,7 +56,7 @@ _BYTES_PER_TOKEN = 3
 """JSON has about 3, English text more than 4."""
 MIN_TOKENS = 1000
 SMALLEST_LIMIT = MIN_TOKENS * _BYTES_PER_TOKEN
-_SMALLEST_SHARE = 1000
+_SMALLEST_SHARE = 600
 """Bytes of a result among others: enough for its id and its beginning."""
 _LARGE = 256 * 1024
 """Bytes above which an agent's results are read one at a time, with pauses."""
