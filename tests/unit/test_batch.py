@@ -73,6 +73,16 @@ async def test_a_wrong_call_in_a_batch_gets_the_schema() -> None:
     ]
 
 
+async def test_a_defect_in_one_call_does_not_lose_the_results_of_the_others() -> None:
+    answer = await Calls(first=text("done"), second=RuntimeError("a defect")).batch(("first", {}), ("second", {}))
+    assert [block["text"] for block in answer["content"]] == [
+        "# 0 first",
+        "done",
+        "# 1 second failed",
+        "Toolcrib failed during this call, which may have run. Its log has the reason.",
+    ]
+
+
 async def test_a_result_without_content_is_shown_as_its_structured_content() -> None:
     answer = await Calls(first={"structuredContent": {"a": 1}}).batch(("first", {}))
     assert json.loads(answer["content"][1]["text"]) == {"a": 1}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from toolcrib.gateway.messages import error_as_tool_result
 from toolcrib.gateway.result_text import NO_DATA, read_result
 from toolcrib.listing.gateway_tools import MOST_IN_BATCH, GatewayTool
 from toolcrib.listing.json_path import pick
+
+log = logging.getLogger(__name__)
 
 _FROM, _PATH = "$from", "path"
 _MOST_DEPTH = 32
@@ -151,6 +154,10 @@ async def _made(call: BatchedCall, values: Sequence[Any], make: MakeCall) -> tup
         made = await make(BatchedCall(call.tool, arguments), len(values))
     except ToolcribError as error:
         return _FAILED, _decode_result(error_as_tool_result(error))
+    except Exception:
+        # The other calls have run, or still run: their results must not be lost.
+        log.exception("a call of %r in a batch failed", call.tool[:100])
+        return _FAILED, _failure("Toolcrib failed during this call, which may have run. Its log has the reason.")
     try:
         return await asyncio.to_thread(_read, made)
     except (msgspec.MsgspecError, RecursionError):
