@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.errors import InvalidArguments, ToolcribError
-from toolcrib.gateway.messages import error_as_tool_result
+from toolcrib.gateway.messages import Rejected, error_as_tool_result
 from toolcrib.gateway.result_text import NO_DATA, read_result
 from toolcrib.listing.gateway_tools import MOST_IN_BATCH, GatewayTool
 from toolcrib.listing.json_path import pick
@@ -81,7 +81,6 @@ async def run_batch(arguments: bytes, make: MakeCall, reads_only: Callable[[str]
                 for position in group:
                     tasks.create_task(one(position))
     except ExceptionGroup as failed:
-        # The agent's token expired, for instance.
         raise failed.exceptions[0] from None
     return await asyncio.to_thread(_combined, calls, shown)
 
@@ -154,6 +153,9 @@ async def _made(call: BatchedCall, values: Sequence[Any], make: MakeCall) -> tup
         made = await make(BatchedCall(call.tool, arguments), len(values))
     except ToolcribError as error:
         return _FAILED, _decode_result(error_as_tool_result(error))
+    except Rejected:
+        # The agent's token expired, for instance.
+        raise
     except Exception:
         # The other calls have run, or still run: their results must not be lost.
         log.exception("a call of %r in a batch failed", call.tool[:100])
