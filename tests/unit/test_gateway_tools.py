@@ -332,6 +332,13 @@ WRONG_CALLS: list[tuple[Json, str]] = [
 ]
 
 
+async def test_arguments_may_be_a_json_text(scene: Scene) -> None:
+    client = await scene.client("a")
+    assert "isError" not in await client.call("crib_call", tool="desk_write", arguments='{"note": "x"}')
+    assert (await client.call("crib_call", tool="desk_write", arguments="[]"))["isError"]
+    assert scene.desk.names == ["write"]
+
+
 @every_era
 async def test_a_wrong_crib_call_tells_the_model_what_to_do(scene: Scene, era: str) -> None:
     client = await scene.client("a", era)

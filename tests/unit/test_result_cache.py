@@ -226,7 +226,8 @@ async def test_a_call_that_needs_approval_is_always_sent(stage: Stage) -> None:
 
 async def test_callers_that_send_meta_share_results_only_with_themselves(stage: Stage) -> None:
     await stage.ask(agent="a", meta={"tenant": 1})
-    assert age_of(await stage.ask(agent="a", meta={"progressToken": 2})) == 0
+    assert age_of(await stage.ask(agent="a", meta={"tenant": 1, "progressToken": 2})) == 0
+    assert age_of(await stage.ask(agent="a", meta={"tenant": 2})) is None
     assert age_of(await stage.ask(agent="b", meta={"tenant": 1})) is None
     assert age_of(await stage.ask(agent="a")) is None
 

@@ -141,10 +141,16 @@ def _answered(record: CallRecord, kept: _Kept) -> ServerAnswer:
 
 def _key(record: CallRecord, request: CallRequest, instance: CallTarget) -> _Key:
     """References, so that neither a tool nor an instance lives longer because of its results. A tool belongs to one
-    project. Servers may heed `_meta`, so calls that have any share results only with the same agent's."""
+    project. Servers may heed `_meta`, so calls that have any share results only with the same agent's and the same."""
     tool = record.tool
-    caller = record.agent if request.meta else ""
-    return weakref.ref(tool), weakref.ref(instance), record.permission.key, caller, _digest(record.checked)
+    meta = {key: value for key, value in request.meta.items() if key not in _OF_ONE_CALL}
+    caller = record.agent if meta else ""
+    given = _digest({"arguments": record.checked, "meta": meta})
+    return weakref.ref(tool), weakref.ref(instance), record.permission.key, caller, given
+
+
+_OF_ONE_CALL = frozenset({"claudecode/toolUseId", "progressToken"})
+"""Keys of `_meta` that are different for each call, and mean nothing to servers."""
 
 
 def _digest(arguments: Mapping[str, Any]) -> bytes:

@@ -389,9 +389,9 @@ class Dispatcher:
         return answer
 
     async def _shortened(
-        self, result: bytes, tool: Tool, arguments: bytes, context: ProjectRequest, shares: int = 1
+        self, result: bytes, tool: Tool, arguments: bytes, context: ProjectRequest, shares: int = 0
     ) -> bytes:
-        """The result as the agent gets it, in one of the `shares` of what its client takes."""
+        """The result as the agent gets it; in a batch, in one of the `shares` of what its client takes."""
         limit = limit_bytes(context.client, context.project.config.settings.result_tokens)
         made = await self._large.shortened(result, tool, arguments, context, limit, shares)
         if made is not result and context.session is not None:

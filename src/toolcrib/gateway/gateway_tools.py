@@ -75,7 +75,19 @@ def inner_call(params: Mapping[str, Raw]) -> tuple[str, dict[str, Raw]]:
     given = _read(GatewayTool.CALL, params, _Call, '{"tool": "NAME", "arguments": {…}}')
     if NAMED_GATEWAY_TOOLS.get(given.tool) is GatewayTool.CALL:
         raise InvalidArguments(f"{given.tool} does not call itself.", remedy="Give the name of another tool.")
-    return given.tool, {**params, "arguments": given.arguments}
+    return given.tool, {**params, "arguments": _unquoted(given.arguments)}
+
+
+def _unquoted(arguments: Raw) -> Raw:
+    """Models often write the arguments as a JSON text."""
+    if bytes(arguments)[:1] != b'"':
+        return arguments
+    try:
+        text = msgspec.json.decode(arguments, type=str).encode()
+        return Raw(msgspec.json.encode(msgspec.json.decode(text, type=dict[str, Raw])))
+    except (msgspec.MsgspecError, RecursionError):
+        # The check of the arguments reports it.
+        return arguments
 
 
 async def wait_for_tool(project: Project, name: str) -> None:

@@ -86,16 +86,18 @@ class LargeResults:
         self._turns = ReadLimiter()
 
     async def shortened(
-        self, result: bytes, tool: Tool, arguments: bytes, context: RequestContext[Project], limit: int, shares: int = 1
+        self, result: bytes, tool: Tool, arguments: bytes, context: RequestContext[Project], limit: int, shares: int = 0
     ) -> bytes:
-        """The result itself if it fits or cannot be kept. It gets one of so many `shares` of the limit."""
-        share = max(limit // shares, min(limit, _SMALLEST_SHARE))
+        """The result itself if it fits or cannot be kept. In a batch, it gets one of so many `shares` of the limit."""
+        share = max(limit // (shares or 1), min(limit, _SMALLEST_SHARE))
         if not 0 < share < len(result) or context.reader is not ReaderKind.MODEL:
             return result
         id, agent = new_id(), context.principal.name
         async with self._turn(agent, result):
             reader = listed_name(GatewayTool.RESULT, context.project.listings.style)
-            made = await asyncio.to_thread(shorten, result, id, share, tool.shown.output_schema, reader, limit)
+            # A batch has no structured content, so there is none to check.
+            schema = None if shares else tool.shown.output_schema
+            made = await asyncio.to_thread(shorten, result, id, share, schema, reader, limit)
         if made is None:
             return result
         kept = KeptResult(tool.server, tool.name, arguments, result)

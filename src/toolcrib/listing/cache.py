@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from toolcrib.audit.row import estimate_tokens
 from toolcrib.catalog.offers import Offer, OfferCatalog, app_of
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
@@ -25,7 +24,7 @@ from toolcrib.config.model import WORKSPACE, ListingMode, NameStyle
 from toolcrib.identity.principal import Principal, ReaderKind
 from toolcrib.listing.gateway_tools import gateway_tool_definitions
 from toolcrib.listing.hints import NO_HINTS, ListingHints
-from toolcrib.listing.modes import resolve_mode
+from toolcrib.listing.modes import resolve_mode, size_in_tokens
 from toolcrib.listing.thin import Level, thin_definition
 from toolcrib.policy import Permission
 
@@ -66,7 +65,6 @@ class ListingCache:
         self._size = 0
         self._making = asyncio.Lock()
         """So that agents that ask at the same time do not take all threads for the same work."""
-        self._tokens: OrderedDict[tuple[int, int, str, frozenset[str]], int] = OrderedDict()
 
     def tools(
         self,
@@ -109,7 +107,8 @@ class ListingCache:
             permission = principal.permission()
             mode = wanted
             if wanted in (ListingMode.AUTO, ListingMode.HANDSHAKE):
-                mode = resolve_mode(wanted, client=client, tokens=self._estimated(catalog, permission, offers, without))
+                full = self.tools(catalog, permission, offers=offers, without=without)
+                mode = resolve_mode(wanted, client=client, tokens=size_in_tokens(full))
             key = (catalog.version, offers.version, permission.key, f"{mode} {hints.version} {results}", without)
             if key not in self._kept:
                 async with self._making:
@@ -144,19 +143,6 @@ class ListingCache:
             shown = [by_name[name] for name in hints.listed(by_name.__contains__)]
         made = [_thin(tool, tool.public(self.style), offers, permission, hints) for tool in shown]
         return b"[" + b",".join([*added, *made] if mode is ListingMode.SEARCH else [*made, *added]) + b"]"
-
-    def _estimated(
-        self, catalog: Catalog, permission: Permission, offers: OfferCatalog, without: frozenset[str]
-    ) -> int:
-        """The tokens of the full list. Always an estimate, so that the mode doesn't depend on an installed extra."""
-        key = (catalog.version, offers.version, permission.key, without)
-        found = self._tokens.get(key)
-        if found is None:
-            found = estimate_tokens(self.tools(catalog, permission, offers=offers, without=without))
-            self._tokens[key] = found
-            if len(self._tokens) > _MAX_CACHED:
-                self._tokens.popitem(last=False)
-        return found
 
     def offers(
         self, catalog: OfferCatalog, permission: Permission, kind: OfferList, reader: ReaderKind = ReaderKind.MODEL

@@ -17,7 +17,7 @@ from toolcrib.config.model import ListingMode, NameStyle
 from toolcrib.listing.cache import hinted_definition
 from toolcrib.listing.gateway_tools import gateway_tool_definitions, server_lines
 from toolcrib.listing.hints import NO_HINTS, ListingHints
-from toolcrib.listing.modes import resolve_mode
+from toolcrib.listing.modes import resolve_mode, size_in_tokens
 
 MODES = (ListingMode.FULL, ListingMode.THIN, ListingMode.SEARCH)
 
@@ -76,7 +76,7 @@ def cost_of(
             mode: _tokens(gateway_tool_definitions(mode, style, (), offers)) if tools else 0 for mode in MODES
         },
         estimated=counted is None or counted.estimated,
-        auto=resolve_mode(ListingMode.AUTO, client="", tokens=estimate_tokens(whole)),
+        auto=resolve_mode(ListingMode.AUTO, client="", tokens=size_in_tokens(whole)),
     )
 
 
