@@ -28,7 +28,7 @@ from toolcrib import Crib
 
 __all__ = ["nothing_left_behind"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-9", "BNS-4")]
+pytestmark = [pytest.mark.req("KSI-4"), pytest.mark.slow, pytest.mark.req("KSI-9", "BNS-4")]
 
 ERAS = ("modern", "legacy")
 MODES = ("full", "thin", "search")

@@ -32,6 +32,8 @@ from toolcrib.testing.server import ScriptedModel, serving
 
 __all__ = ["nothing_left_behind"]
 
+pytestmark = pytest.mark.req("KSI-4")
+
 EVERY = [
     (name, offering, mode)
     for name, setup in runs.ALL.items()

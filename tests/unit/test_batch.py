@@ -11,6 +11,8 @@ import pytest
 from toolcrib.errors import InvalidArguments
 from toolcrib.gateway.batch import BatchedCall, MadeCall, run_batch
 
+pytestmark = pytest.mark.req("KSI-10")
+
 
 class Calls:
     """Each tool returns the result under its name; others return nothing. Keeps the arguments of each."""
@@ -58,8 +60,10 @@ async def test_a_short_batch_cannot_make_huge_arguments() -> None:
     calls = Calls(first=text("x" * 600_000))
     answer = await calls.batch(("first", {}), ("second", {"x": [{"$from": 0}] * 2}), ("third", {"x": {"$from": 0}}))
     assert list(calls.arguments) == ["first", "third"]
-    assert "It did not run: It takes more than 1 MB of other results." in json.dumps(answer)
-    with pytest.raises(InvalidArguments, match="more than 100 parts of results"):
+    assert "It did not run: Its arguments would take more than 1,048,576 bytes of earlier results." in json.dumps(
+        answer
+    )
+    with pytest.raises(InvalidArguments, match="takes results in 101 places"):
         await calls.batch(("first", {}), ("second", {"x": [{"$from": 0}] * 60}), ("third", {"x": [{"$from": 0}] * 41}))
 
 

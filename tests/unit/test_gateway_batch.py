@@ -15,6 +15,8 @@ __all__ = ["scene"]
 
 every_era = pytest.mark.parametrize("era", ["modern", "legacy"])
 
+pytestmark = pytest.mark.req("KSI-10")
+
 
 @every_era
 async def test_reads_overlap_and_changes_run_alone_and_in_order(scene: Scene, era: str) -> None:

@@ -70,6 +70,8 @@ EVERYDAY = [
     for name, (about, schema) in SCHEMAS.items()
 ]
 
+pytestmark = pytest.mark.req("KSI-4")
+
 
 def desks() -> list[Desk]:
     found = [Desk("everyday", *EVERYDAY)]

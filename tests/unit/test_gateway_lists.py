@@ -22,7 +22,7 @@ from toolcrib.listing import search
 
 __all__ = ["scene"]
 
-pytestmark = pytest.mark.req("KSI-9")
+pytestmark = pytest.mark.req("KSI-4", "KSI-9")
 
 MODES = ("full", "thin", "search")
 LINES = "".join(f"line {number}\n" for number in range(2000))

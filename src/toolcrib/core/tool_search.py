@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-_THREAD = ThreadPoolExecutor(1, thread_name_prefix="toolcrib-search")
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="toolcrib-meanings")
 """Computes meanings for minutes, one project after another: the usual threads are for work that others wait for."""
 
 
