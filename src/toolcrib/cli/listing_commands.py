@@ -11,18 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table, working
-from toolcrib.cli.perform import paths, perform
-from toolcrib.commands.listing import FindParameters, described_cost, described_hits
-from toolcrib.config.model import ListingMode, NameStyle
+from toolcrib.cli.output import ColumnPriorities, counted, hint, printed, say, table
+from toolcrib.cli.perform import perform
 from toolcrib.config.paths import working_folder
-from toolcrib.core.saved_catalog import read_saved
-from toolcrib.core.tool_search import load_embeddings
 from toolcrib.errors import UsageError
-from toolcrib.listing.cost import cost_of
-from toolcrib.listing.search import SearchIndex
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -46,7 +39,11 @@ _BAR_TITLE = "full █ thin ▒"
 def cost(*, agent: AsAgent = None, catalog: SavedLists = None, as_json: AsJson = False) -> int:
     """Show what the tools of each server cost in each listing mode."""
     _refuse_both(agent, catalog)
-    result = perform("listing:cost", _given(agent=agent)) if catalog is None else _saved_cost(catalog)
+    result = (
+        perform("listing:cost", _given(agent=agent))
+        if catalog is None
+        else _saved_lists().saved_cost(_absolute(catalog))
+    )
     found = printed(result, as_json=as_json)
     if not found["servers"]:
         say("No tools.")
@@ -95,19 +92,10 @@ def _refuse_both(agent: str | None, catalog: str | None) -> None:
         raise UsageError("Saved lists have no agents.", remedy="Give either --agent or --catalog.")
 
 
-def _saved_cost(catalog: str) -> dict[str, Any]:
-    report = cost_of(read_saved(_absolute(catalog)).tools, OfferCatalog(), NameStyle.SERVER)
-    return {**described_cost(report), "listing": str(ListingMode.AUTO), "used": []}
+def _saved_lists() -> Any:
+    import toolcrib.cli.saved_lists as saved_lists  # noqa: PLC0415, PLR0402 - catalogs and the search; not needed to ask the daemon
 
-
-def _saved_hits(catalog: str, params: dict[str, Any]) -> dict[str, Any]:
-    tools = read_saved(_absolute(catalog)).tools
-    index = SearchIndex.build(tools)
-    with working("comparing meanings …"):
-        embeddings = load_embeddings(paths().search_cache)
-        if embeddings is not None:
-            index.meanings = embeddings.meanings(tools)
-    return described_hits(index, tools, NameStyle.SERVER, FindParameters(**params), {})
+    return saved_lists
 
 
 def _absolute(path: str) -> Path:
@@ -171,7 +159,7 @@ def find(
     """Find tools as an agent in search mode would."""
     _refuse_both(agent, catalog)
     params = _given(agent=agent, server=server, limit=limit, query=" ".join(query))
-    result = perform("tool:find", params) if catalog is None else _saved_hits(catalog, params)
+    result = perform("tool:find", params) if catalog is None else _saved_lists().saved_hits(_absolute(catalog), params)
     found = printed(result, as_json=as_json)
     if not found["hits"]:
         say(f"None of {counted(found['tools'], 'tool')} matches." if found["tools"] else "There are no tools.")

@@ -1,20 +1,29 @@
-"""Saved answers to tools/list → a catalog, without any server.
+"""What saved answers to tools/list cost, and the search in them, without any server.
 
-In: a JSON file with `server` and `tools`, an answer to tools/list itself, or a folder of such files. Out: their tools
-as one `Catalog`, or an error that names the file. Used by the command line.
+In: a JSON file with `server` and `tools`, an answer to tools/list itself, or a folder of such files. Out: the results
+of `listing:cost` and `tool:find` for their tools, or an error that names the file. `listing_commands` imports it late.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from toolcrib.catalog.names import GATEWAY_LIMIT
+from toolcrib.catalog.offers import OfferCatalog
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.cli.output import working
+from toolcrib.cli.perform import paths
+from toolcrib.commands.listing import FindParameters, described_cost, described_hits
+from toolcrib.config.model import ListingMode, NameStyle
+from toolcrib.core.tool_search import load_embeddings
 from toolcrib.errors import ConfigError, NotFound
+from toolcrib.listing.cost import cost_of
+from toolcrib.listing.search import SearchIndex
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +36,21 @@ class _Saved(msgspec.Struct):
     tools: list[Raw] | None = None
     result: _Saved | None = None
     next_cursor: str | None = msgspec.field(name="nextCursor", default=None)
+
+
+def saved_cost(place: Path) -> dict[str, Any]:
+    report = cost_of(read_saved(place).tools, OfferCatalog(), NameStyle.SERVER)
+    return {**described_cost(report), "listing": str(ListingMode.AUTO), "used": []}
+
+
+def saved_hits(place: Path, params: dict[str, Any]) -> dict[str, Any]:
+    tools = read_saved(place).tools
+    index = SearchIndex.build(tools)
+    with working("comparing meanings …"):
+        embeddings = load_embeddings(paths().search_cache)
+        if embeddings is not None:
+            index.meanings = embeddings.meanings(tools)
+    return described_hits(index, tools, NameStyle.SERVER, FindParameters(**params), {})
 
 
 def read_saved(path: Path) -> Catalog:
